@@ -7,6 +7,7 @@ backward ``gather_bwd``, collects the parameters of the next group ahead of its 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -63,7 +64,7 @@ def _copies(order: IssueOrder, layers: int) -> list[Token]:
     return [token.shifted(copy * order.stride) for copy in copies for token in order.tokens]
 
 
-def bucket(t: Templates, token: Token, stride: int, gradients: list[str]) -> list[OpTemplate]:
+def bucket(t: Templates, token: Token, stride: int, gradients: Iterable[str]) -> list[OpTemplate]:
     """Return the sum of ``stride`` layers' gradients over the replicas; it belongs to the last."""
     reads = tuple(Ref(layer, name) for layer in range(stride) for name in gradients)
     ops = reduction(t, "dp", stride * t.shapes.layer_parameters, reads, "grad.dp")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property, lru_cache
 from typing import Final, NamedTuple
 
 from simulator.buckets import (
@@ -37,7 +38,7 @@ from simulator.schedules import fixed_order
 from simulator.shapes import Shapes
 from simulator.sharding import check_shardable, recomputed_layers
 from simulator.specs import ClusterSpec, ModelSpec, Recompute, Workload
-from simulator.templates import Templates
+from simulator.templates import Templates, shared_by
 
 MAX_SPAN: Final = 4
 """By how many repetitions a stored order may move a token."""
@@ -60,6 +61,10 @@ def build_schedule(
     check_plan_fits(plan, model, workload, cluster)
     shapes = Shapes(model=model, workload=workload, cluster=cluster, plan=plan)
     return Builder(shapes, order or _own_order(plan, workload.recompute)).schedule()
+
+
+built_once = lru_cache(maxsize=16)(build_schedule)
+"""Durations are no part of a schedule, so what-ifs and drawn machines play the same ones again."""
 
 
 def check_layer_order(
@@ -129,11 +134,12 @@ class Builder:
             last = first_micro + count == micros
             segments = self._micro(first=first_micro == 0, last=last)
             if last:
-                segments.append(self._step())
+                segments += _segment(self._step())
             parts.append(Repeat(segments=tuple(segments), count=count, first_micro=first_micro))
         return Schedule(
             parts=tuple(parts), value_bytes=self.value_bytes, micros=micros,
             launch_order=self.shapes.workload.implementation.launch_order,
+            shared=self._templates.shared,
         )  # fmt: skip
 
     def _micro(self, *, first: bool, last: bool) -> list[Segment]:
@@ -148,6 +154,7 @@ class Builder:
         return Fragments(
             shapes=self.shapes, chains=self.chains, value_bytes=self.value_bytes,
             accumulate_first=not first or self.shapes.workload.implementation.zero_grads,
+            shared=self._templates.shared,
         )  # fmt: skip
 
     def forward(self, fragments: Fragments, *, first: bool) -> list[Segment]:
@@ -158,11 +165,12 @@ class Builder:
             stack = math.ceil(self.layers / order.stride) * order.stride
             order = with_gathers(order, min(stack, self._bucket_layers(order.stride)), "gather")
         edges = Edges(templates=fragments, gathers=gathers)
-        ahead = zero_grads(self._templates) if first else []
-        ahead += edges.parameters() if gathers and shapes.embedding else []
+        t = self._templates
+        ahead = t.once(("zero_grads",), lambda: zero_grads(t)) if first else []
+        ahead = [*ahead, *(edges.parameters() if gathers and shapes.embedding else ())]
         ends = Ends(
-            before=lambda token: _moved(edges.instead(EMBEDS, token), token.offset + 1),
-            behind=lambda token: _moved(edges.instead(HEADS, token), token.offset),
+            before=lambda token: fragments.moved(edges.instead(EMBEDS, token), token.offset + 1),
+            behind=lambda token: fragments.moved(edges.instead(HEADS, token), token.offset),
         )
         return [
             *_segment(ahead),
@@ -178,8 +186,10 @@ class Builder:
         forward kept, then of the others. ``last``: of the iteration."""
         edges, segments = Edges(templates=fragments), []
         ends = Ends(
-            before=lambda token: _moved(edges.instead(HEAD_GRADS, token), token.offset),
-            behind=lambda token: _moved(edges.instead(EMBED_GRADS, token), token.offset - 1),
+            before=lambda token: fragments.moved(edges.instead(HEAD_GRADS, token), token.offset),
+            behind=lambda token: fragments.moved(
+                edges.instead(EMBED_GRADS, token), token.offset - 1
+            ),
         )
         for layers, recomputes in self._stretches():
             order, made = self.order.backward, fragments
@@ -209,7 +219,8 @@ class Builder:
     def _keeping(self, fragments: Fragments) -> Fragments:
         """Return ``fragments`` of layers that are not recomputed."""
         workload = replace(self.shapes.workload, recompute="none", recompute_layers=0)
-        return replace(fragments, shapes=replace(self.shapes, workload=workload))
+        shapes = replace(self.shapes, workload=workload)
+        return replace(fragments, shapes=shapes, shared=shared_by(shapes))
 
     def _pass(
         self, fragments: Fragments, order: IssueOrder, positions: range, *, mirror: int, ends: Ends
@@ -255,16 +266,31 @@ class Builder:
                 ops += edge(token) if edge else []
                 continue
             if token.fragment in GATHERS:
-                ahead.append(gather(fragments, token, min(order.stride, positions.stop - layer)))
+                ahead += self._gather(token, min(order.stride, positions.stop - layer))
                 continue
             ops += ahead
             ahead = []
             if token.fragment == BUCKET:
-                ops += bucket(fragments, token, order.stride, self._final_gradients())
+                ops += self._bucket(token, order.stride)
+            elif gathers:
+                ops += self._awaiting(fragments, token, order.stride)
             else:
-                templates = fragments.templates(token)
-                ops += awaiting(token, order.stride, templates) if gathers else templates
+                ops += fragments.templates(token)
         return (*ops, *ahead)
+
+    def _gather(self, token: Token, layers: int) -> list[OpTemplate]:
+        t = self._templates
+        return t.once(("gather", token, layers), lambda: [gather(t, token, layers)])
+
+    def _bucket(self, token: Token, stride: int) -> list[OpTemplate]:
+        t, gradients = self._templates, self._final_gradients
+        key = "bucket", token, stride, gradients
+        return t.once(key, lambda: bucket(t, token, stride, gradients))
+
+    def _awaiting(self, fragments: Fragments, token: Token, stride: int) -> list[OpTemplate]:
+        templates = fragments.templates(token)
+        key = "awaiting", token, stride, id(templates)
+        return fragments.once(key, lambda: awaiting(token, stride, templates))
 
     # Data-parallel gradients --------------------------------------------------------------------
 
@@ -285,16 +311,23 @@ class Builder:
     def _bucket_layers(self, stride: int) -> int:
         return layers_per_bucket(self.shapes, stride)
 
-    def _final_gradients(self) -> list[str]:
+    @cached_property
+    def _final_gradients(self) -> tuple[str, ...]:
         followed = {before for before in self.chains.values() if before is not None}
         finals = (token for token in self.chains if token not in followed)
-        return list(dict.fromkeys(gradient_name(token) for token in finals))
+        return tuple(dict.fromkeys(gradient_name(token) for token in finals))
 
-    def _step(self) -> Segment:
-        shapes = self.shapes
+    def _step(self) -> list[OpTemplate]:
+        """Return the optimizer's step."""
         per_bucket = self._bucket_layers(self.order.backward.stride) if self._reduces_early else 0
-        names = self._final_gradients()
-        reads, rest = [], 0
+        names = self._final_gradients
+        return self._templates.once(
+            ("step", per_bucket, names), lambda: self._made_step(per_bucket, names)
+        )
+
+    def _made_step(self, per_bucket: int, names: tuple[str, ...]) -> list[OpTemplate]:
+        shapes, rest = self.shapes, 0
+        reads: list[Ref] = []
         for layers, _ in self._stretches():
             left = len(layers) % per_bucket if per_bucket else len(layers)
             rest += left
@@ -303,12 +336,7 @@ class Builder:
         reads += [Ref(self.layers, "grad.head"), Ref(0, "grad.embed")]
         parameters = rest * shapes.layer_parameters + shapes.edge_parameters
         gathers = shapes.reduces and shapes.shards_optimizer and not self._gathers_early
-        ops = optimizer_step(self._templates, parameters, tuple(reads), gathers=gathers)
-        return Segment(templates=tuple(ops))
-
-
-def _moved(ops: list[OpTemplate], layers: int) -> list[OpTemplate]:
-    return [op.shifted(layers) for op in ops]
+        return optimizer_step(self._templates, parameters, tuple(reads), gathers=gathers)
 
 
 def _segment(ops: list[OpTemplate], layer: int = 0) -> list[Segment]:

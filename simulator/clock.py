@@ -28,6 +28,7 @@ import numpy as np
 from simulator.cost import CostModel
 from simulator.kernels import clocks as clock_kernels
 from simulator.kernels.load import call
+from simulator.op_table import listing_of
 from simulator.ops import Fused, Signature
 from simulator.power import FAMILIES, PowerSection
 from simulator.program import Program
@@ -132,7 +133,7 @@ class Burden:
         """Return each signature, whether it computes, and how often it is played: in the passes
         (False) and in the optimizer's step."""
         split: dict[bool, list[tuple[Signature, bool, int]]] = {False: [], True: []}
-        for (signature, lane, in_step), count in self.schedule.counts().items():
+        for (signature, lane, in_step), count in listing_of(self.schedule).counts.items():
             split[in_step].append((signature, lane == COMPUTE, count))
         return split
 

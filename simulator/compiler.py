@@ -16,7 +16,6 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,7 @@ from simulator.contention import Family
 from simulator.cost import CostModel
 from simulator.errors import ScheduleError
 from simulator.idle_lane import IdleTimes
-from simulator.kernels import compiler, player
+from simulator.kernels import compiler, lives, player
 from simulator.kernels.load import call
 from simulator.kernels.program_arrays import (
     Pricing,
@@ -35,9 +34,10 @@ from simulator.kernels.program_arrays import (
     machine_of,
     priced,
 )
+from simulator.op_table import listing_of
 from simulator.ops import Collective, Signature
 from simulator.program import WHOLE, WORK_UNIT, Loop, Program, Step
-from simulator.schedule import COMPUTE, LANES, OpTemplate, Schedule, Segment
+from simulator.schedule import COMPUTE, LANES, Schedule
 from simulator.waves import OPEN, room_beside
 
 if TYPE_CHECKING:
@@ -113,56 +113,19 @@ class _Compiler:
 
     def __init__(self, schedule: Schedule, cost: CostModel) -> None:
         self.schedule, self.cost = schedule, cost
-        self.lanes = max(schedule.lanes()) + 1
-        segments = [segment for part in schedule.parts for segment in part.segments]
-        self.numbers: dict[int, int] = {}
-        self.templates: list[OpTemplate] = []
-        for segment in segments:
-            for template in segment.templates:
-                if id(template) not in self.numbers:
-                    self.numbers[id(template)] = len(self.templates)
-                    self.templates.append(template)
-        self.signatures: dict[Signature, int] = {}
+        self.listing = listing_of(schedule)
+        self.ops, self.refs, self.values = self.listing.with_refs(lives.R_VALUE)
+        self.lanes = max((one.lane for one in self.listing.played), default=COMPUTE) + 1
         self.families: list[dict[Family | None, int]] = [{None: 0} for _ in range(self.lanes)]
-        self._make_ops()
         self._make_signatures()
-
-    def _make_ops(self) -> None:
-        names = {
-            ref.name
-            for template in self.templates if template.lane != COMPUTE
-            for ref in template.writes
-        }  # fmt: skip
-        self.values = {name: number for number, name in enumerate(names)}
-        refs: list[tuple[int, int]] = []
-        ops = []
-        for template in self.templates:
-            number = self.signatures.setdefault(template.signature, len(self.signatures))
-            begins = len(refs)
-            refs += self._refs(template.reads)
-            reads_end = len(refs)
-            if template.lane != COMPUTE:
-                refs += self._refs(template.writes)
-            ops.append((
-                template.lane, number, template.offset, begins, reads_end, reads_end, len(refs)
-            ))  # fmt: skip
-        self.ops = np.array(ops, np.int64).reshape(-1, 7)
-        self.refs = np.array(refs, np.int64).reshape(-1, 2)
-
-    def _refs(self, refs: Iterable[tuple[int, str]]) -> list[tuple[int, int]]:
-        values = self.values
-        return [(values[name], layer) for layer, name in refs if name in values]
 
     def _make_signatures(self) -> None:
         cost, launch = self.cost, self.cost.launch
-        self.lanes_of = [0] * len(self.signatures)
-        for template in self.templates:
-            self.lanes_of[self.signatures[template.signature]] = template.lane
-        needs = [self._needs(one) for one in self.signatures]
+        played = self.listing.played
+        needs = [self._needs(one.signature) for one in played]
         least = min({one for one in needs if one}, default=OPEN)
         rows, numbers, waves = [], [], []
-        for (signature, number), needed in zip(self.signatures.items(), needs, strict=True):
-            lane = self.lanes_of[number]
+        for (signature, lane, _), needed in zip(played, needs, strict=True):
             own = self.families[lane]
             family = own.setdefault(cost.family(signature), len(own))
             duration_ns, idle = cost.awake_ns(signature), cost.idle_times(signature)
@@ -204,23 +167,23 @@ class _Compiler:
         leaves, begins = np.empty((rows + 1, 3), np.int64), np.empty(rows + 2, np.int64)
         counted = np.empty(2 * player.LANES, np.int64)
         parts = []
-        for part in self.schedule.parts:
-            lowest, layers = self._layers(part.segments)
+        for number, (begin, end, count) in enumerate(self.listing.parts):
+            lowest, layers = self.listing.layers(number, self.ops, self.refs)
             state[compiler.S_LOWEST] = lowest
-            written = np.zeros((layers, len(self.values)), np.int64)
-            seen = np.full((len(self.values), 2), compiler.NOTHING, np.int64)
+            written = np.zeros((layers, self.values), np.int64)
+            seen = np.full((self.values, 2), lives.NOTHING, np.int64)
             first = int(state[compiler.S_LEAVES])
-            segments, listed = self._segments(part.segments)
             wrong = call(
-                "compile_part", state, self.ops, self.refs, self.rows, segments, listed, alone,
-                beside, pricing.rates, late, written, steps, waits, leaves, begins, seen, counted,
+                "compile_part", state, self.ops, self.refs, self.rows,
+                self.listing.segments[begin:end], self.listing.listed, alone, beside,
+                pricing.rates, late, written, steps, waits, leaves, begins, seen, counted,
             )  # fmt: skip
-            if wrong != compiler.NOTHING:
+            if wrong != lives.NOTHING:
                 raise ScheduleError(
-                    f"Collective {self.templates[wrong].role!r} reads a result of another comm "
-                    f"lane; put a compute op between them. Lanes: {', '.join(LANES)}."
+                    f"Collective {self.listing.templates[wrong].role!r} reads a result of another "
+                    f"comm lane; put a compute op between them. Lanes: {', '.join(LANES)}."
                 )
-            parts.append((first, int(state[compiler.S_LEAVES]), part.count))
+            parts.append((first, int(state[compiler.S_LEAVES]), count))
         late_rows = np.zeros((int(state[compiler.S_LATE]), player.NUMBER_COLUMNS), np.int64)
         late_rows[:, WHOLE] = late[: len(late_rows)] * WORK_UNIT
         pricing = pricing._replace(numbers=np.concatenate((pricing.numbers, late_rows)))
@@ -230,32 +193,17 @@ class _Compiler:
             np.array(parts, np.int64).reshape(-1, 3),
         )  # fmt: skip
         return Compiled(
-            arrays=arrays, pricing=pricing, signatures=tuple(self.signatures), waves=self.waves
+            arrays=arrays,
+            pricing=pricing,
+            signatures=tuple(one.signature for one in self.listing.played),
+            waves=self.waves,
         )
 
     def _most_rows(self) -> int:
         """Return at most how many steps are written: two an op and repetition."""
-        segments = (segment for part in self.schedule.parts for segment in part.segments)
-        return 2 * sum(segment.count * len(segment.templates) for segment in segments) + 2
-
-    def _segments(self, segments: tuple[Segment, ...]) -> tuple[Ints, Ints]:
-        """Return the rows of a part's segments, and the ops that they list."""
-        rows, begins = [], 0
-        for one in segments:
-            end = begins + len(one.templates)
-            rows.append((begins, end, one.count, one.first, one.stride, one.mirror))
-            begins = end
-        listed = [self.numbers[id(one)] for segment in segments for one in segment.templates]
-        return np.array(rows, np.int64).reshape(-1, 6), np.array(listed, np.int64)
-
-    def _layers(self, segments: tuple[Segment, ...]) -> tuple[int, int]:
-        """Return the lowest layer that a part can name, and the number of layers from there on."""
-        ends = [
-            one.layer(repetition, 0) for one in segments for repetition in (0, one.count - 1)
-        ] or [0]
-        far = int(np.abs(self.ops[:, compiler.O_OFFSET]).max(initial=0))
-        far += int(np.abs(self.refs[:, compiler.R_LAYER]).max(initial=0))
-        return min(ends) - far, max(ends) - min(ends) + 2 * far + 1
+        rows = self.listing.segments
+        ops = rows[:, lives.G_OPS_END] - rows[:, lives.G_OPS]
+        return 2 * int(ops @ rows[:, lives.G_COUNT]) + 2
 
     def _arrays(self, steps: Ints, waits: Ints, leaves: Ints, parts: Ints) -> ProgramArrays:
         cost, launch = self.cost, self.cost.launch
@@ -272,5 +220,5 @@ class _Compiler:
         return ProgramArrays(
             config=config, steps=steps, waits=waits, leaves=leaves, parts=parts,
             curve=curve, counts=counts,
-            lanes_of=tuple(self.lanes_of),
+            lanes_of=tuple(one.lane for one in self.listing.played),
         )  # fmt: skip

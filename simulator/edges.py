@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Final, Literal
 
 from simulator.issue_order import ALL_SLICES, Token
@@ -41,6 +42,19 @@ Await = Literal["dgrad", "wgrad", "nothing"]
 table first, of the table, none."""
 Place = tuple[str, str]
 """Block and fragment of a layer."""
+
+
+def _once(make: Callable[..., list[OpTemplate]]) -> Callable[..., list[OpTemplate]]:
+    """Let ``make``, whose ops depend on the slice and on what else it is told, make them once for
+    all plans."""
+
+    @wraps(make)
+    def kept(edges: Edges, row: int, *told: object) -> list[OpTemplate]:
+        t = edges.templates
+        key = make.__name__, row, t.cut(row), edges.gathers, t.accumulate_first, *told
+        return t.once(key, lambda: make(edges, row, *told))
+
+    return kept
 
 
 @dataclass(kw_only=True)
@@ -80,11 +94,16 @@ class Edges:
 
     def parameters(self) -> list[OpTemplate]:
         """Return the gather of the edges' parameters from the replicas."""
+        return self._parameters(-1)
+
+    @_once
+    def _parameters(self, row: int) -> list[OpTemplate]:
         signature = self.shapes.dp_gather(self.shapes.edge_parameters)
-        return [self.templates.op("embed.dp.ag", -1, signature, (), "params.edges", 0, lane=DP)]
+        return [self.templates.op("embed.dp.ag", row, signature, (), "params.edges", 0, lane=DP)]
 
     # Forward ------------------------------------------------------------------------------------
 
+    @_once
     def look_up(self, row: int) -> list[OpTemplate]:
         """Return the vocabulary-parallel embedding of a slice and its sum over the ranks."""
         s, size = self.shapes, self.shapes.hidden_bytes(row)
@@ -97,6 +116,7 @@ class Edges:
         sums = self.templates.reduced if self._learns_positions else self.templates.summed
         return sums(produced, size)
 
+    @_once
     def embed_post(self, row: int) -> list[OpTemplate]:
         """Return positions and dropout of a slice."""
         s, f, output = self.shapes, self.templates, self.shapes.residual_bytes(row)
@@ -117,6 +137,7 @@ class Edges:
     def _vocab(self) -> int:
         return padded_vocab_size(self.shapes.model, self.shapes.cluster) // self.shapes.cluster.tp
 
+    @_once
     def head_norm(self, row: int) -> list[OpTemplate]:
         """Return the final norm of a slice and the gather of its output."""
         s, f, size = self.shapes, self.templates, self.shapes.residual_bytes(row)
@@ -126,6 +147,7 @@ class Edges:
         )  # fmt: skip
         return [norm, *f.gathered(row, "head.norm.ag", norm.writes[0], f"s{row}.head.norm.ag")]
 
+    @_once
     def logits(self, row: int) -> list[OpTemplate]:
         """Return the LM head of a slice."""
         s, f, tokens = self.shapes, self.templates, self.shapes.tokens(row)
@@ -143,6 +165,7 @@ class Edges:
             ))  # fmt: skip
         return ops
 
+    @_once
     def loss_max(self, row: int) -> list[OpTemplate]:
         """Return the largest logit of each token, over the ranks."""
         s, f, tokens = self.shapes, self.templates, self.shapes.tokens(row)
@@ -188,6 +211,7 @@ class Edges:
     def _loss_input(self, row: int) -> Ref:
         return Ref(0, f"s{row}.fp32.logits" if self._own_logits else f"s{row}.logits")
 
+    @_once
     def _loss_sum(self, row: int) -> list[OpTemplate]:
         s, f, tokens = self.shapes, self.templates, self.shapes.tokens(row)
         sums_bytes = 2 * tokens * LOSS_BYTES
@@ -199,6 +223,7 @@ class Edges:
 
     # Backward -----------------------------------------------------------------------------------
 
+    @_once
     def loss_grad(self, row: int) -> list[OpTemplate]:
         """Return the gradient of a slice's logits, and the gather that its wgrad needs."""
         s, f = self.shapes, self.templates
@@ -223,6 +248,12 @@ class Edges:
 
     def logits_dgrad(self, row: int) -> list[OpTemplate]:
         """Return the gradient of the final norm's output, summed over the ranks."""
+        asked = self._awaited.get(row) == "dgrad"
+        self._awaited[row] = "wgrad"
+        return [*self._logits_dgrad(row), *(self.early_wgrad(row) if asked else ())]
+
+    @_once
+    def _logits_dgrad(self, row: int) -> list[OpTemplate]:
         s, f, norm = self.shapes, self.templates, f"s{row}.head.norm"
         again = f.gathered_ref(Ref(0, norm), f"{norm}.ag_bwd")
         waits = (again,) if f.waits_for_sums and s.shards_tokens else ()
@@ -231,9 +262,7 @@ class Edges:
             "head.logits_dgrad", row, signature, (self._logits_grad(row), *waits),
             f"d.{norm}", s.hidden_bytes(row), weights=(self._table,),
         )  # fmt: skip
-        asked = self._awaited.get(row) == "dgrad"
-        self._awaited[row] = "wgrad"
-        return [*f.summed(dgrad, s.hidden_bytes(row)), *(self.early_wgrad(row) if asked else ())]
+        return f.summed(dgrad, s.hidden_bytes(row))
 
     @property
     def _capped(self) -> bool:
@@ -262,9 +291,12 @@ class Edges:
         if self._awaited.get(row) != "wgrad":
             return []
         self._awaited[row] = "nothing"
-        s, f = self.shapes, self.templates
+        return self._logits_wgrad(row, *self._adding("head", row))
+
+    @_once
+    def _logits_wgrad(self, row: int, name: str, before: tuple[Ref, ...]) -> list[OpTemplate]:
+        s, f, norm = self.shapes, self.templates, f"s{row}.head.norm"
         signature = s.gemm(self._vocab(), s.model.hidden_size, s.tokens(row), "wgrad")
-        norm, (name, before) = f"s{row}.head.norm", self._adding("head", row)
         waits = (f.summed_ref(0, f"d.{norm}"),) if f.waits_for_sums else ()
         whole = f.gathered_ref(Ref(0, norm), f"{norm}.ag_bwd")
         reads = (self._logits_grad(row), whole, *waits)
@@ -275,6 +307,7 @@ class Edges:
             ops[0] = ops[0]._replace(writes=(*ops[0].writes, dummy))
         return ops
 
+    @_once
     def head_norm_bwd(self, row: int) -> list[OpTemplate]:
         """Return the gradient of the stack's output."""
         s, f, size = self.shapes, self.templates, self.shapes.residual_bytes(row)
@@ -285,6 +318,7 @@ class Edges:
                  weights=("w.head.norm",))
         ]  # fmt: skip
 
+    @_once
     def embed_gather(self, row: int) -> list[OpTemplate]:
         """Return the gather of the gradient of a slice's embedding."""
         local = Ref(0, f"d.s{row}.x")
@@ -295,8 +329,11 @@ class Edges:
 
         The first of a step clears the table's gradient, unless a tied head has written it.
         """
-        s, f = self.shapes, self.templates
-        size, (name, before) = s.hidden_bytes(row), self._adding("embed", row)
+        return self._embed_bwd(row, *self._adding("embed", row))
+
+    @_once
+    def _embed_bwd(self, row: int, name: str, before: tuple[Ref, ...]) -> list[OpTemplate]:
+        s, f, size = self.shapes, self.templates, self.shapes.hidden_bytes(row)
         clears = self._dense or not (f.accumulate_first or s.model.tie_word_embeddings)
         cleared = self._table_bytes if clears and not before else 0
         scaled = size * s.model.scaled_embeddings
@@ -310,11 +347,13 @@ class Edges:
 
     def dense_embedding_grad(self) -> list[OpTemplate]:
         """Return the sum of a gradient that the embedding made apart into the table's."""
-        if not (self._dense and self.shapes.embedding):
-            return []
+        return self._dense_add(-1) if self._dense and self.shapes.embedding else []
+
+    @_once
+    def _dense_add(self, row: int) -> list[OpTemplate]:
         signature = self.shapes.gradient_sum(self._vocab() * self.shapes.model.hidden_size)
         reads = (Ref(0, "grad.embed.dense"),)
-        return [self.templates.op("embed_bwd.add", -1, signature, reads, "grad.embed", 0)]
+        return [self.templates.op("embed_bwd.add", row, signature, reads, "grad.embed", 0)]
 
     @property
     def _dense(self) -> bool:

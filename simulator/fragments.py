@@ -14,8 +14,7 @@ the order of accumulation. ``again.s0.attn.norm`` is a value that backward recom
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from typing import Final, NamedTuple
+from functools import cached_property
 
 from simulator.core_attention import core_attention, core_attention_bwd
 from simulator.issue_order import (
@@ -32,33 +31,7 @@ from simulator.overlap import Overlap, overlap_of
 from simulator.overlapped import Linear, gather_gemm, reserved, sum_gemm
 from simulator.recomputation import RECOMPUTED_PREFIX, Recomputation
 from simulator.schedule import OpTemplate, Ref
-from simulator.shapes import Shapes
 from simulator.templates import Templates
-
-
-class Made(NamedTuple):
-    """The templates of a token, and the sizes of the values that they write."""
-
-    templates: list[OpTemplate]
-    value_bytes: dict[str, int]
-
-
-LAYERS_KEPT: Final = 8
-"""Kinds of layers whose templates are kept, for the plans that come next."""
-
-
-@lru_cache(maxsize=LAYERS_KEPT)
-def _made_of(layer: tuple[object, ...]) -> dict[tuple[object, ...], Made]:
-    """Return the templates that were made of a kind of layer, by token and slice."""
-    return {}
-
-
-def _layer_of(shapes: Shapes) -> tuple[object, ...]:
-    """Return what the templates of all tokens depend on, apart from how a plan cuts them."""
-    plan = shapes.plan
-    mode = plan.strategy, plan.comm_ctas, plan.sequence_parallel, plan.tp_comm_overlap
-    slicing = plan.slice_dim, plan.slice_balance, plan.slices_sequences
-    return shapes.model, shapes.workload, shapes.cluster, *mode, *slicing
 
 
 @dataclass(kw_only=True)
@@ -68,8 +41,8 @@ class Fragments(Templates):
     chains: dict[Token, Token | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._cache: dict[tuple[Token, Token | None], list[OpTemplate]] = {}
-        self._shared = _made_of(_layer_of(self.shapes))
 
     def templates(self, token: Token) -> list[OpTemplate]:
         """Return the op templates of ``token``, in issue order."""
@@ -81,25 +54,15 @@ class Fragments(Templates):
 
     def _made(self, token: Token, before: Token | None) -> list[OpTemplate]:
         """Return the templates of ``token``; plans with the same slice and pieces share them."""
-        key = token, before, self.accumulate_first, *self._cut(token)
-        made = self._shared.get(key)
-        if made is None:
-            sizes, self.value_bytes = self.value_bytes, {}
-            templates = [
-                op.shifted(token.offset) for op in self._new(token._replace(offset=0), before)
-            ]
-            made = self._shared[key] = Made(templates, self.value_bytes)
-            self.value_bytes = sizes
-        self.value_bytes.update(made.value_bytes)
-        return made.templates
-
-    def _cut(self, token: Token) -> tuple[int, ...]:
-        """Return what the templates of a token depend on of a plan's slices."""
         plan, block = self.shapes.plan, token.block
         pieces = getattr(plan, f"{block}_col_slices"), getattr(plan, f"{block}_dgrad_slices")
-        if plan.slices_sequences or token.slice == ALL_SLICES:
-            return plan.row_slices, *pieces
-        return self.shapes.tokens(token.slice), *pieces
+
+        def make() -> list[OpTemplate]:
+            made = self._new(token._replace(offset=0), before)
+            return [op.shifted(token.offset) for op in made]
+
+        key = token, before, self.accumulate_first, *self.cut(token.slice), *pieces
+        return self.once(key, make)
 
     def _new(self, token: Token, before: Token | None) -> list[OpTemplate]:
         if token.fragment.endswith("_wgrad"):

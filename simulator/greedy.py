@@ -19,9 +19,7 @@ group from the middle of the stack, far from both ends, is an issue order for an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -32,17 +30,16 @@ from simulator.issue_order import (
     ALL_SLICES,
     BLOCKS,
     FORWARD_FRAGMENTS,
-    BlockFragments,
     IssueOrder,
     LayerOrder,
     Token,
     backward_fragments,
+    pieces,
     slice_tokens,
 )
-from simulator.kernels import planner
+from simulator.kernels import lives, planner
 from simulator.kernels.load import call
-from simulator.ops import Signature
-from simulator.schedule import COMPUTE
+from simulator.op_table import OpTable, table_of
 from simulator.shapes import Shapes
 
 if TYPE_CHECKING:
@@ -62,130 +59,148 @@ SHORT: Final = frozenset({"norm", "residual", "norm_bwd", "residual_bwd"})
 
 def plan_order(shapes: Shapes, cost: CostModel) -> LayerOrder:
     """Return the greedy order of ``shapes.plan`` on the machine that ``cost`` describes."""
-    backward = backward_fragments(shapes.workload.recompute)
-    return LayerOrder(
-        forward=_plan_issue_order(_graph(shapes, cost, FORWARD_FRAGMENTS, 1)),
-        backward=_plan_issue_order(_graph(shapes, cost, backward, -1)),
-    )
+    builder = Fragments(shapes=shapes)
+    passes = (_Pass(builder, cost, backward=False), _Pass(builder, cost, backward=True))
+    forward, backward = (plan_issue_order(one.graph()) for one in passes)
+    return LayerOrder(forward=forward, backward=backward)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Graph:
-    """One layer's fragments and their dependencies.
-
-    ``parents[i]``: (layers back, fragment, whether its all-reduce must be done); ``children[i]``
-    the same with layers ahead. ``compute_ns``, ``comm_ns``: durations. ``gathers``: slices gather
-    their tokens. ``holds``: a collective that cannot start holds the compute behind it.
-    """
+class _Slice(NamedTuple):
+    """One slice's fragments of a block. ``rows``: as ``kernels.planner`` has them, without
+    durations and dependencies; ``ops``: rows of the op table; ``owners``: each one's fragment."""
 
     tokens: tuple[Token, ...]
-    compute_ns: tuple[int, ...]
-    comm_ns: tuple[int, ...]
-    parents: tuple[tuple[tuple[int, int, bool], ...], ...]
-    children: tuple[tuple[tuple[int, int, bool], ...], ...]
-    is_wgrad: tuple[bool, ...]
-    gathers: bool
-    last_slice: int
+    rows: NDArray[np.int64]
+    ops: NDArray[np.int64]
+    owners: NDArray[np.int64]
+
+
+class Graph(NamedTuple):
+    """One layer's fragments and their dependencies, as ``kernels.planner`` has them. ``holds``: a
+    collective that cannot start holds the compute behind it."""
+
+    tokens: tuple[Token, ...]
+    rows: NDArray[np.int64]
+    children: NDArray[np.int64]
+    backs: NDArray[np.int64]
     holds: bool
 
-    @cached_property
-    def rows(self) -> NDArray[np.int64]:
-        """The fragments as rows of ``kernels.planner``."""
-        likes: dict[tuple[str, str, int], int] = {}
-        shifts, rows = _shifts(self), []
-        parents_end = children_end = 0
-        for index, token in enumerate(self.tokens):
-            like = likes.setdefault((token.block, token.fragment, token.piece), index)
-            urgent = self.gathers and token.fragment.removesuffix(AGAIN) in SHORT
-            parents, children = parents_end, children_end
-            parents_end += len(self.parents[index])
-            children_end += len(self.children[index])
-            rows.append((
-                self.compute_ns[index], self.comm_ns[index], self.is_wgrad[index], urgent,
-                token.slice, shifts[index], like, parents, parents_end, children, children_end,
-            ))  # fmt: skip
-        return np.array(rows, np.int64)
 
-    @cached_property
-    def backs(self) -> NDArray[np.int64]:
-        """By how many layers each parent is back."""
-        return np.array([back for one in self.parents for back, _, _ in one], np.int64)
+class _Pass:
+    """The fragments of a layer in a pass."""
 
-    @cached_property
-    def children_rows(self) -> NDArray[np.int64]:
-        """The children as rows of ``kernels.planner``."""
-        rows = [child for one in self.children for child in one]
-        return np.array(rows, np.int64).reshape(len(rows), 3)
+    def __init__(self, builder: Fragments, cost: CostModel, *, backward: bool) -> None:
+        shapes = builder.shapes
+        self.builder, self.cost, self.backward = builder, cost, backward
+        self.plan = shapes.plan
+        self.gathers = shapes.shards_tokens and shapes.communicates
+        self.last_slice = self.plan.rows_back[-1] if backward else self.plan.row_slices - 1
+        ordered = shapes.workload.implementation.launch_order == "ordered"
+        self.holds = ordered and cost.contention.admits_late
 
+    def graph(self) -> Graph:
+        """Return the fragments with their durations and dependencies."""
+        blocks = BLOCKS[::-1] if self.backward else BLOCKS
+        slices, likes, begins, count = list[_Slice](), list[int](), list[int](), 0
+        for block in blocks:
+            like = count
+            for row in range(self.plan.row_slices):
+                slices.append(self._slice(block, row))
+                likes.append(like)
+                begins.append(count)
+                count += len(slices[-1].tokens)
+        rows = np.concatenate([one.rows for one in slices])
+        rows[:, planner.LIKE] += np.repeat(likes, [len(one.rows) for one in slices])
+        owners = np.concatenate([one.owners for one in slices])
+        owners += np.repeat(begins, [len(one.owners) for one in slices])
+        table = table_of(self.builder.shared)
+        all_ops, refs = table.tables()
+        ops = all_ops[np.concatenate([one.ops for one in slices])]
+        most = int((ops[:, lives.O_READS_END] - ops[:, lives.O_READS]).sum())
+        children, backs = np.empty((most, planner.LINK), np.int64), np.empty(most, np.int64)
+        writers = np.full((table.values, planner.LINK), planner.NONE, np.int64)
+        links = call(
+            "link", ops, refs, owners, self._durations(table, ops), writers,
+            np.empty((most, planner.LINK + 1), np.int64), rows, children, backs,
+            -1 if self.backward else 1,
+        )  # fmt: skip
+        tokens = tuple(token for one in slices for token in one.tokens)
+        return Graph(tokens, rows, children[:links], backs[:links], self.holds)
 
-def _layer_tokens(shapes: Shapes, fragments: BlockFragments) -> tuple[Token, ...]:
-    plan = shapes.plan
-    blocks = BLOCKS if fragments is FORWARD_FRAGMENTS else BLOCKS[::-1]
-    tokens: dict[Token, None] = {}
-    for block in blocks:
-        for row in range(plan.row_slices):
-            for token in slice_tokens(plan, block, fragments[block], row):
-                if plan.merge_wgrad and token.fragment.endswith("_wgrad"):
-                    token = token._replace(slice=ALL_SLICES)
-                tokens[token] = None
-    return tuple(tokens)
+    def _durations(self, table: OpTable, ops: NDArray[np.int64]) -> NDArray[np.int64]:
+        numbers, places = np.unique(ops[:, lives.O_SIGNATURE], return_inverse=True)
+        signatures = [table.played[number].signature for number in numbers.tolist()]
+        durations = [self.cost.duration_ns(signature) for signature in signatures]
+        return np.array(durations, np.int64)[places]
 
+    def _slice(self, block: str, row: int) -> _Slice:
+        """Return what is made once for all plans that cut a slice alike."""
+        builder, plan = self.builder, self.plan
+        merges = plan.merge_wgrad and self.backward
+        key = (
+            _Slice, block, row, self.backward, row == self.last_slice, *builder.cut(row),
+            pieces(plan, block, "proj"), pieces(plan, block, "_dgrad"),
+            *(builder.cut(ALL_SLICES) if merges else ()),
+        )  # fmt: skip
+        found = builder.shared.get(key)
+        if found is None:
+            found = builder.shared[key] = self._made(block, row, merges=merges)
+        made: _Slice = found
+        return made
 
-def _graph(shapes: Shapes, cost: CostModel, fragments: BlockFragments, sign: int) -> _Graph:
-    tokens = _layer_tokens(shapes, fragments)
-    ordered = shapes.workload.implementation.launch_order == "ordered"
-    builder = Fragments(shapes=shapes)
-    templates = [builder.templates(token) for token in tokens]
-    durations: dict[Signature, int] = {}
-    writers = {}
-    compute, comm = [0] * len(tokens), [0] * len(tokens)
-    for index, ops in enumerate(templates):
-        for op in ops:
-            if op.signature not in durations:
-                durations[op.signature] = cost.duration_ns(op.signature)
-            spent = compute if op.lane == COMPUTE else comm
-            spent[index] += durations[op.signature]
-            for ref in op.writes:
-                writers[ref.name] = (index, ref.layer, op.lane != COMPUTE)
-    parents: list[dict[tuple[int, int], bool]] = [{} for _ in tokens]
-    children: list[dict[tuple[int, int], bool]] = [{} for _ in tokens]
-    for index, ops in enumerate(templates):
-        for op in ops:
-            for ref in op.reads:
-                if ref.name not in writers:
+    def _made(self, block: str, row: int, *, merges: bool) -> _Slice:
+        fragments = FORWARD_FRAGMENTS
+        if self.backward:
+            fragments = backward_fragments(self.builder.shapes.workload.recompute)
+        tokens, rows, ops, owners = list[Token](), list[tuple[int, ...]](), list[int](), list[int]()
+        table = table_of(self.builder.shared)
+        for like, fragment in enumerate(slice_tokens(self.plan, block, fragments[block], row)):
+            token, is_wgrad = fragment, fragment.fragment.endswith("_wgrad")
+            if merges and is_wgrad:
+                if row:
                     continue
-                writer, layer, reduced = writers[ref.name]
-                back = (layer - ref.layer) * sign
-                if writer != index or back:
-                    parents[index][back, writer] = reduced
-                    children[writer][back, index] = reduced
-    return _Graph(
-        tokens=tokens,
-        compute_ns=tuple(compute),
-        comm_ns=tuple(comm),
-        parents=tuple(tuple((b, i, r) for (b, i), r in p.items()) for p in parents),
-        children=tuple(tuple((b, i, r) for (b, i), r in c.items()) for c in children),
-        is_wgrad=tuple(token.fragment.endswith("_wgrad") for token in tokens),
-        gathers=shapes.shards_tokens and shapes.communicates,
-        last_slice=shapes.plan.row_slices - 1 if sign > 0 else shapes.plan.rows_back[-1],
-        holds=ordered and cost.contention.admits_late,
-    )
+                token = token._replace(slice=ALL_SLICES)
+            urgent = self.gathers and token.fragment.removesuffix(AGAIN) in SHORT
+            made = self.builder.templates(token)
+            ops += table.rows(made, self.builder.value_bytes)
+            owners += [len(tokens)] * len(made)
+            tokens.append(token)
+            rows.append((0, 0, is_wgrad, urgent, token.slice, self._shift(token), like, 0, 0, 0, 0))
+        made_rows = np.array(rows, np.int64).reshape(-1, planner.COLUMNS)
+        return _Slice(tuple(tokens), made_rows, np.array(ops, np.int64), np.array(owners, np.int64))
+
+    def _shift(self, token: Token) -> int:
+        """Return by how many layers a fragment's group is later than its layer.
+
+        The last fragments belong to the next layer's group. Where slices gather their tokens, those
+        of all slices but the last one stay in their layer's group, with the next layer's first
+        gathers: so a slice's gather is in flight while the last slice computes. What those need is
+        recomputed before them.
+        """
+        place = token.block, token.fragment
+        again = token.fragment.endswith(AGAIN)
+        ahead = self.gathers and (
+            again or (token.slice != self.last_slice and place in LAST | FIRST)
+        )
+        return (place in LAST) - ahead
 
 
-def _plan_issue_order(graph: _Graph) -> IssueOrder:
+def plan_issue_order(graph: Graph) -> IssueOrder:
     """Return the chosen group's issue order. A wgrad may be issued a group late, and not the same
     ones are late in each group: a wgrad that the group issues twice stays at its first place, one
     that it does not issue comes last."""
     chosen: dict[int, Token] = {}
-    for group, layer, index in issue_layers(graph, find_paths(graph), CHOSEN):
-        if group == CHOSEN and index not in chosen:
-            chosen[index] = graph.tokens[index]._replace(offset=layer - CHOSEN)
+    issued = issue_layers(graph, find_paths(graph), CHOSEN)
+    for _, layer, index in issued[issued[:, planner.GROUP] == CHOSEN].tolist():
+        if index not in chosen:
+            token = graph.tokens[index]
+            chosen[index] = token if layer == CHOSEN else token.shifted(layer - CHOSEN)
     for index, token in enumerate(graph.tokens):
         chosen.setdefault(index, token)
     return IssueOrder(tokens=tuple(chosen.values()))
 
 
-def find_paths(graph: _Graph) -> NDArray[np.int64]:
+def find_paths(graph: Graph) -> NDArray[np.int64]:
     """Return the longest remaining path of each node (ns), numbered layer × fragments + fragment.
 
     Every slice counts with the durations of the slowest one, so that uneven slices stay in step.
@@ -193,46 +208,24 @@ def find_paths(graph: _Graph) -> NDArray[np.int64]:
     count = len(graph.tokens)
     paths = np.zeros(DEPTH * count, np.int64)
     scratch = np.empty((4, count), np.int64)
-    ordered = call(
-        "find_paths", graph.rows, graph.children_rows, graph.backs, DEPTH, paths, scratch
-    )
+    ordered = call("find_paths", graph.rows, graph.children, graph.backs, DEPTH, paths, scratch)
     assert ordered == count, "a layer's fragments form no cycle"
     return paths
 
 
 def issue_layers(
-    graph: _Graph, paths: NDArray[np.int64], last_group: int = DEPTH + 1
-) -> list[list[int]]:
+    graph: Graph, paths: NDArray[np.int64], last_group: int = DEPTH + 1
+) -> NDArray[np.int64]:
     """Return [group in progress, layer, fragment] of the nodes of DEPTH equal layers, in issue
     order, up to the end of ``last_group``."""
     nodes = DEPTH * len(graph.tokens)
     state = np.zeros(planner.S_SIZE, np.int64)
     state[planner.HOLDS], state[planner.DEPTH] = graph.holds, DEPTH
-    state[planner.REDUCES] = any(graph.comm_ns)
+    state[planner.REDUCES] = graph.rows[:, planner.COMM].any()
     missing, ready_at = np.empty(nodes, np.int64), np.empty(nodes, np.int64)
     lists, issued = np.empty((4, nodes), np.int64), np.empty((nodes, 3), np.int64)
     done = call(
-        "issue_layers", graph.rows, graph.children_rows, graph.backs, state, paths, missing,
-        ready_at, lists, issued, last_group,
+        "issue_layers", graph.rows, graph.children, graph.backs, state, paths, missing, ready_at,
+        lists, issued, last_group,
     )  # fmt: skip
-    found: list[list[int]] = issued[:done].tolist()
-    return found
-
-
-def _shifts(graph: _Graph) -> list[int]:
-    """Return by how many layers each fragment's group is later than its layer.
-
-    The last fragments belong to the next layer's group. Where slices gather their tokens, those of
-    all slices but the last one stay in their layer's group, with the next layer's first gathers:
-    so a slice's gather is in flight while the last slice computes. What those need is recomputed
-    before them.
-    """
-    shifts = []
-    for token in graph.tokens:
-        place = (token.block, token.fragment)
-        again = token.fragment.endswith(AGAIN)
-        ahead = graph.gathers and (
-            again or (token.slice != graph.last_slice and place in LAST | FIRST)
-        )
-        shifts.append((place in LAST) - ahead)
-    return shifts
+    return issued[:done]

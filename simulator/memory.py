@@ -2,41 +2,35 @@
 
 A value lives from the op that writes it to the last op that reads it, in issue order. A value
 written in place takes no extra memory. Weights, main gradients and optimizer state always exist.
-Each layer of a kind (kept, or recomputed in backward) adds the same to the peak of every phase, so
-short stacks determine the peak of a deep one.
+The values of one micro-batch are counted: ``kernels.lives`` goes through all its ops.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from functools import lru_cache
+from collections.abc import Iterator
 from itertools import product
 from typing import Final, NamedTuple
 
-from simulator.build import build_schedule
+import numpy as np
+
+from simulator.build import built_once
 from simulator.case import Case
 from simulator.edges import Edges
-from simulator.issue_order import LayerOrder, without_recomputation
+from simulator.issue_order import LayerOrder
+from simulator.kernels import lives
+from simulator.kernels.load import call
+from simulator.op_table import Listing, listing_of
 from simulator.ordering import order_of
 from simulator.overlap import buffers_of
 from simulator.plan import MAX_ROW_SLICES, SlicePlan, row_problem
-from simulator.recomputation import RECOMPUTED_SUFFIX
-from simulator.schedule import OpTemplate, Schedule, Segment
+from simulator.schedule import Schedule
 from simulator.shapes import Shapes
-from simulator.sharding import recomputed_layers
 from simulator.slicing import SEQUENCE_ROW_SLICES, searched_slicings
-from simulator.specs import ClusterSpec, ModelSpec, Recompute, Workload
 from simulator.templates import Templates
 
-Specs = tuple[ModelSpec, Workload, ClusterSpec]
-
-SHORT: Final = 4
-"""Layers of each kind in the shorter stack; others have one more. Orders span three at most."""
 TURN: Final = 1
 """Index of the loss's sums among the phases: forward, these, backward, backward that recomputes."""
-IN_PLACE: Final = (".ar", ".rope", ".qk_norm", ".own")
-"""Ends of the names of values that are in their predecessor's memory, or it in theirs."""
+PHASES: Final = 4
 WORKSPACE_BYTES: Final = 32 << 20
 """cuBLAS's workspace on Hopper and later, as PyTorch sets it (ATen/cuda/CublasHandlePool.cpp)."""
 GATHERED_LAYERS: Final = 2
@@ -103,7 +97,7 @@ def _strategy_bytes(case: Case, shapes: Shapes) -> int:
 
 def unpiped_memory(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Memory:
     """Return the memory at its peak of a rank with all layers."""
-    live = max(_peaks(_specs(case), plan, order or order_of(case, plan)))
+    live = max(live_peaks(_schedule(case, plan, order or order_of(case, plan))))
     return held_parameters(case, case.shapes(plan))._replace(
         activations=live.whole - live.logits, logits=live.logits
     )
@@ -129,7 +123,7 @@ def head_bytes(case: Case) -> Iterator[int]:
         )  # fmt: skip
         if row_problem(plan, case.workload, case.cluster):
             continue
-        turn = _peaks(_specs(case), plan, order_of(case, plan))[TURN]
+        turn = live_peaks(_schedule(case, plan, order_of(case, plan)))[TURN]
         held = max(turn.whole, _turned_bytes(case, plan, turn))
         yield sum(held_parameters(case, case.shapes(plan))) + held
 
@@ -158,61 +152,21 @@ def _turned_bytes(case: Case, plan: SlicePlan, turn: Live) -> int:
     )  # fmt: skip
 
 
-def _specs(case: Case) -> Specs:
-    return case.model, case.workload, case.cluster
+def _schedule(case: Case, plan: SlicePlan, order: LayerOrder) -> Schedule:
+    return built_once(case.model, case.workload, case.cluster, plan, order)
 
 
-@lru_cache(maxsize=64)
-def _peaks(specs: Specs, plan: SlicePlan, order: LayerOrder) -> tuple[Live, ...]:
-    """Return the peaks of live values of the whole stack, one for each phase. How fast the machine
-    is does not matter, so what-ifs ask for the same ones again."""
-    model, workload, _ = specs
-    again = recomputed_layers(model, workload)
-    counts = (model.num_hidden_layers - again, again)
-    short = tuple(min(count, SHORT) for count in counts)
-    base = _phases(specs, plan, order, *short)
-    peaks = base
-    for kind, count in enumerate(counts):
-        more = count - short[kind]
-        if more:
-            longer = list(short)
-            longer[kind] += 1
-            grown = _phases(specs, plan, order, *longer)
-            peaks = [
-                Live(*(p + more * (b - a) for p, a, b in zip(peak, before, after, strict=True)))
-                for peak, before, after in zip(peaks, base, grown, strict=True)
-            ]
-    return tuple(peaks)
-
-
-def _phases(specs: Specs, plan: SlicePlan, order: LayerOrder, kept: int, again: int) -> list[Live]:
-    """Return the peaks of live values in the forward pass, the loss's sums, and backward of
-    ``kept`` layers and of ``again`` recomputed ones."""
-    model, workload, cluster = specs
-    recompute: Recompute = workload.recompute if again else "none"
-    once = replace(
-        workload, grad_accumulation=1, recompute=recompute,
-        recompute_layers=again if kept else 0,
-    )  # fmt: skip
-    schedule = build_schedule(
-        replace(model, num_hidden_layers=kept + again),
-        once,
-        cluster,
-        plan,
-        order if again or workload.recompute == "none" else _keeping(order),
-    )
-    return live_peaks(schedule)
-
-
-def _keeping(order: LayerOrder) -> LayerOrder:
-    return replace(order, backward=without_recomputation(order.backward))
-
-
-def live_peaks(schedule: Schedule) -> list[Live]:
+def live_peaks(schedule: Schedule) -> tuple[Live, ...]:
     """Return one micro-batch's peaks of live values: before, in and behind the loss's sums, and
     from the first recomputed layer on."""
-    phases = _with_phases(schedule.parts[0].segments)
-    return [phase.peak for phase in lifetimes(phases, 4, schedule.value_bytes)]
+    found = schedule.programs.get(Live)
+    if found is None:
+        listing = listing_of(schedule)
+        phases = _phases(listing, len(schedule.parts[0].segments))
+        peaks = tuple(one.peak for one in lifetimes(listing, phases, PHASES))
+        found = schedule.programs[Live] = peaks
+    made: tuple[Live, ...] = found
+    return made
 
 
 class Phase(NamedTuple):
@@ -222,66 +176,30 @@ class Phase(NamedTuple):
     held: Live
 
 
-def lifetimes(
-    segments: list[tuple[int, Segment]], phases: int, sizes: Mapping[str, int]
-) -> list[Phase]:
-    """Return the live values of each phase of (phase, segment), in issue order."""
-    placed = [
-        (phase, template, layer)
-        for phase, segment in segments
-        for template, layer in _expand(segment)
-    ]
-    last_read: dict[tuple[int, str], int] = {}
-    for index, (_, template, layer) in enumerate(placed):
-        for ref in (*template.reads, *template.writes):
-            last_read[layer + ref.layer, _storage(ref.name)] = index
-    freed: dict[int, list[tuple[int, int]]] = {}
-    live = logits = 0
-    peaks, held = [Live(0, 0)] * phases, [Live(0, 0)] * phases
-    for index, (phase, template, layer) in enumerate(placed):
-        for ref in template.writes:
-            size = sizes[ref.name]
-            if size:
-                of_logits = size if ref.name.endswith((".logits", ".uncapped")) else 0
-                live, logits = live + size, logits + of_logits
-                last = last_read[layer + ref.layer, _storage(ref.name)]
-                freed.setdefault(last, []).append((size, of_logits))
-        peaks[phase] = max(peaks[phase], Live(live, logits))
-        for size, of_logits in freed.pop(index, ()):
-            live, logits = live - size, logits - of_logits
-        held[phase] = Live(live, logits)
-    return [Phase(*both) for both in zip(peaks, held, strict=True)]
+def lifetimes(listing: Listing, phases: list[int], count: int) -> list[Phase]:
+    """Return the live values of each of ``count`` phases, those of a part's segments."""
+    ops, refs, storages = listing.with_refs(lives.R_STORAGE)
+    lowest, layers = listing.layers(0, ops, refs)
+    segments = listing.segments[: len(phases)]
+    played = (segments[:, lives.G_OPS_END] - segments[:, lives.G_OPS]) @ segments[:, lives.G_COUNT]
+    found = np.zeros((count, lives.PHASE_COLUMNS), np.int64)
+    call(
+        "live_bytes", ops, refs, segments, listing.listed, np.array(phases, np.int64), lowest,
+        np.empty((layers, storages), np.int64), np.zeros((played, 2), np.int64), found,
+    )  # fmt: skip
+    return [Phase(Live(*row[:2]), Live(*row[2:])) for row in found.tolist()]
 
 
-@lru_cache(maxsize=1 << 16)
-def _storage(name: str) -> str:
-    """Return the value whose memory ``name`` uses: in-place results end as IN_PLACE says.
-
-    Gradients of logits overwrite them.
-    """
-    if name.startswith("d.") and name.endswith((".logits", ".uncapped")):
-        name = f"{name[2:].rpartition('.')[0]}.logits"
-    while name.endswith(IN_PLACE):
-        name = name.rpartition(".")[0]
-    return name
-
-
-def _with_phases(segments: tuple[Segment, ...]) -> list[tuple[int, Segment]]:
-    phase, phased = 0, []
-    for segment in segments:
-        if segment.templates[0].role == "loss.sum":
+def _phases(listing: Listing, segments: int) -> list[int]:
+    """Return the phase of each of a micro-batch's segments."""
+    phase, found = 0, []
+    marks = listing.ops[listing.listed, lives.O_MARK]
+    for begin, end in listing.segments[:segments, : lives.G_COUNT].tolist():
+        if marks[begin] == lives.SUMS:
             phase = TURN
-        elif any(RECOMPUTED_SUFFIX in template.role for template in segment.templates):
-            phase = 3
+        elif (marks[begin:end] == lives.RECOMPUTES).any():
+            phase = PHASES - 1
         elif phase == TURN:
-            phase = 2
-        phased.append((phase, segment))
-    return phased
-
-
-def _expand(segment: Segment) -> list[tuple[OpTemplate, int]]:
-    return [
-        (template, segment.layer(repetition, template.offset))
-        for repetition in range(segment.count)
-        for template in segment.templates
-    ]
+            phase = TURN + 1
+        found.append(phase)
+    return found

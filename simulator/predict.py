@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 
 from simulator import clock
-from simulator.build import build_schedule
+from simulator.build import built_once
 from simulator.case import Case
 from simulator.clock import Played, UnsureClocks, settle
 from simulator.compiler import compile_program
@@ -20,9 +19,6 @@ from simulator.program import Program
 from simulator.schedule import Schedule
 from simulator.timeline import Timeline
 from simulator.totals import Totals
-
-_built = lru_cache(maxsize=16)(build_schedule)
-"""Durations are no part of a schedule, so what-ifs and drawn machines play the same ones again."""
 
 
 def played(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Played:
@@ -48,7 +44,7 @@ def scheduled(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> S
     if case.cluster.pp > 1:
         return busiest_schedule(case, plan, order)
     chosen = order or order_of(case, plan)
-    return _built(case.model, case.workload, case.cluster, plan, chosen)
+    return built_once(case.model, case.workload, case.cluster, plan, chosen)
 
 
 def scheduled_at(

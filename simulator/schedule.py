@@ -7,7 +7,6 @@ values relative to their layer; ``Schedule.ops`` yields the fully named ops.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -104,17 +103,20 @@ class Schedule:
 
     ``value_bytes`` maps a value's name to its size; 0 means that it aliases another value (an
     all-reduce works in place) or is only an event. ``micros`` is the number of micro-batches;
-    ``launch_order`` says who is first on a GPU (``simulator.implementation``).
+    ``launch_order`` says who is first on a GPU (``simulator.implementation``). ``shared``: what
+    schedules of the same kind of layer have in common (``simulator.templates``).
     """
 
     parts: tuple[Repeat, ...]
     value_bytes: dict[str, int] = field(hash=False, compare=False)
     micros: int = 1
     launch_order: LaunchOrder = "comm_first"
+    shared: dict[object, Any] = field(default_factory=dict, hash=False, compare=False, repr=False)
 
     @cached_property
     def programs(self) -> dict[object, Any]:
-        """Programs that the schedule was compiled to, by what they depend on of a machine."""
+        """The schedule as arrays, and the programs that it was compiled to, by what they depend on
+        of a machine."""
         return {}
 
     def __len__(self) -> int:
@@ -137,16 +139,6 @@ class Schedule:
             once = [t for s in part.segments for _ in range(s.count) for t in s.templates]
             for _ in range(part.count):
                 yield from once
-
-    def counts(self) -> Counter[tuple[Signature, int, bool]]:
-        """Return how often each (signature, lane, whether in the optimizer's step) is played."""
-        counts: Counter[tuple[Signature, int, bool]] = Counter()
-        for part in self.parts:
-            for segment in part.segments:
-                for t in segment.templates:
-                    key = (t.signature, t.lane, t.role.startswith(STEP))
-                    counts[key] += part.count * segment.count
-        return counts
 
     def lanes(self) -> tuple[int, ...]:
         """Return the lanes in use, compute first."""

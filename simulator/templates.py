@@ -2,11 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 from simulator.ops import Gemm, Signature
 from simulator.schedule import COMPUTE, TP, OpTemplate, Ref
 from simulator.shapes import Shapes
+
+
+class Made(NamedTuple):
+    """Templates that were made, and the sizes of the values that they write."""
+
+    templates: list[OpTemplate]
+    value_bytes: dict[str, int]
+
+
+LAYERS_KEPT: Final = 8
+"""Kinds of layers whose templates are kept, for the plans that come next."""
+
+
+@lru_cache(maxsize=LAYERS_KEPT)
+def _shared_by(layer: tuple[object, ...]) -> dict[object, Any]:
+    """Return what plans with a kind of layer share: what was made, by all that it depends on."""
+    return {}
+
+
+def shared_by(shapes: Shapes) -> dict[object, Any]:
+    """Return what plans share whose templates depend on the same, apart from how they cut them."""
+    plan = shapes.plan
+    mode = plan.strategy, plan.comm_ctas, plan.sequence_parallel, plan.tp_comm_overlap
+    slicing = plan.slice_dim, plan.slice_balance, plan.slices_sequences
+    ends = shapes.embedding, shapes.head
+    return _shared_by((shapes.model, shapes.workload, shapes.cluster, *mode, *slicing, *ends))
 
 
 @dataclass(kw_only=True)
@@ -14,12 +43,51 @@ class Templates:
     """Maker of op templates; ``value_bytes`` collects the sizes of written values.
 
     ``accumulate_first``: the micro-batch adds to the gradients of an earlier micro-batch, or to
-    cleared ones.
+    cleared ones. ``shared``: what was made for all plans with such shapes.
     """
 
     shapes: Shapes
     accumulate_first: bool = False
     value_bytes: dict[str, int] = field(default_factory=dict)
+    shared: dict[object, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.shared:
+            self.shared = shared_by(self.shapes)
+
+    def once(
+        self, key: tuple[object, ...], make: Callable[[], list[OpTemplate]]
+    ) -> list[OpTemplate]:
+        """Return what ``make`` makes, which depends on the shapes and on ``key``, and enter its
+        sizes. It is made once for all plans."""
+        made = self.shared.get(key)
+        if made is None:
+            sizes, self.value_bytes = self.value_bytes, {}
+            made = self.shared[key] = Made(make(), self.value_bytes)
+            self.value_bytes = sizes
+        self.value_bytes.update(made.value_bytes)
+        templates: list[OpTemplate] = made.templates
+        return templates
+
+    def moved(self, ops: list[OpTemplate], layers: int) -> list[OpTemplate]:
+        """Return ops that were made once, so many layers later in the pass; so are these."""
+        if not layers:
+            return ops
+        found = []
+        for op in ops:
+            key = id(op), layers
+            pair = self.shared.get(key)
+            if pair is None:
+                pair = self.shared[key] = op, op.shifted(layers)
+            found.append(pair[1])
+        return found
+
+    def cut(self, row: int) -> tuple[int, ...]:
+        """Return what templates of a slice depend on of a plan's row slices."""
+        plan = self.shapes.plan
+        if plan.slices_sequences or row < 0:
+            return plan.row_slices, self.shapes.tokens(row)
+        return (self.shapes.tokens(row),)
 
     def op(
         self, role: str, row: int, signature: Signature, reads: tuple[Ref, ...],

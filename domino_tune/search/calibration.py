@@ -20,6 +20,7 @@ from domino_tune.base.cores import Ahead, in_turn
 from simulator.calibration import MOST_FACTOR, PARTS
 from simulator.case import Case
 from simulator.draws import Draw, family_of
+from simulator.op_table import listing_of
 from simulator.ops import Fused
 from simulator.plan import SlicePlan
 from simulator.predict import played, predict
@@ -286,7 +287,7 @@ def _prior_widths(runs: Sequence[MeasuredRun]) -> dict[str, float]:
     laws = [run.case.power for run in runs if run.case.power is not None]
     for run in runs:
         found = played(run.case, run.plan)
-        for (signature, _, _), count in found.schedule.counts().items():
+        for (signature, _, _), count in listing_of(found.schedule).counts.items():
             for one in signature if isinstance(signature, Fused) else (signature,):
                 part, estimate = part_of[family_of(one)], found.cost.estimate(one)
                 spent[part] += count * estimate.duration_us

@@ -17,6 +17,7 @@ from domino_tune.verbs.resolve import Chosen, baseline_plan
 from simulator.case import Case
 from simulator.clock import Played
 from simulator.draws import FAMILIES, OWN_SHARE, PLAN_ERROR, Draw, Family, families_of
+from simulator.op_table import listing_of
 from simulator.ops import Signature
 from simulator.overlap import RIVAL_NAMES, RUNS_IN
 from simulator.peak import peak_bytes
@@ -213,7 +214,8 @@ def _running_ns(case: Case, makespan_ns: int) -> int:
 def _families(case: Case, run: Played) -> list[Family]:
     """Return the families whose errors may move a plan's time."""
     fit = run.cost.contention.fit
-    found = {family for one, _, _ in run.schedule.counts() for family in families_of(one)}
+    played_once = listing_of(run.schedule).played
+    found = {family for one in played_once for family in families_of(one.signature)}
     if fit is not None and not run.cost.contention.is_off:
         found |= {"contention", "contention_of_collectives"}
     if run.cost.launch.mode != "none":
@@ -239,7 +241,7 @@ def _own_shares(found: Played, share_per_ns: float) -> dict[Signature, float]:
     """Return by how much the own error of each signature moves the logarithm of the time."""
     spent = {
         signature: count * found.cost.duration_ns(signature)
-        for (signature, _, _), count in found.schedule.counts().items()
+        for (signature, _, _), count in listing_of(found.schedule).counts.items()
     }
     return {
         signature: OWN_SHARE * found.cost.estimate(signature).error * time_ns * share_per_ns

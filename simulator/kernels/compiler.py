@@ -12,6 +12,24 @@ from typing import Any, Final
 import numpy as np
 
 from simulator.kernels.kernel import kernel
+from simulator.kernels.lives import (
+    G_COUNT,
+    G_MIRROR,
+    G_OPS,
+    G_OPS_END,
+    G_STRIDE,
+    NOTHING,
+    O_LANE,
+    O_OFFSET,
+    O_READS,
+    O_READS_END,
+    O_SIGNATURE,
+    O_WRITES,
+    O_WRITES_END,
+    R_LAYER,
+    R_VALUE,
+    layer_of,
+)
 from simulator.kernels.player import (
     COUNT,
     FIRST,
@@ -35,11 +53,8 @@ from simulator.kernels.player import (
 
 Array = Any
 
-# Columns of ops, of the values that they read and write, of signatures, and of segments.
-O_LANE, O_SIGNATURE, O_OFFSET, O_READS, O_READS_END, O_WRITES, O_WRITES_END = range(7)
-R_VALUE, R_LAYER = range(2)
+# Columns of signatures.
 N_LAUNCH, N_ROOM, N_NEEDS, N_IN_TWO, N_SAVED, N_WAKE, N_TIME, N_FAMILY = range(8)
-G_OPS, G_OPS_END, G_COUNT, G_FIRST, G_STRIDE, G_MIRROR = range(6)
 SIGNATURE_COLUMNS: Final = 8
 
 # Entries of ``s``: what was issued and waited for, the lengths of the tables, and the skew's count.
@@ -57,15 +72,6 @@ S_ROWS: Final = PER + LANES
 S_SIZE: Final = S_ROWS + LANES
 
 FAR: Final = 1 << 40
-NOTHING: Final = -1
-
-
-@kernel("i2 i i i")
-def layer_of(segments: Array, segment: int, repetition: int, offset: int) -> int:
-    """Return the layer of an op in a repetition (``Segment.layer``)."""
-    position = segments[segment, G_FIRST] + repetition * segments[segment, G_STRIDE] + offset
-    mirror = segments[segment, G_MIRROR]
-    return int(position if mirror < 0 else mirror - position)
 
 
 @kernel("i1 i2 i2 i2 i1 i i2")

@@ -23,10 +23,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from simulator.kernels import clocks, compiler, pipeline, planner, player
+from simulator.kernels import clocks, compiler, lives, periodic, pipeline, planner, player
 from simulator.kernels.kernel import KERNELS, Compiled, Kernel
 
-MODULES: Final = (clocks, compiler, pipeline, planner, player)
+MODULES: Final = (clocks, compiler, lives, periodic, pipeline, planner, player)
 """The modules that have kernels: importing them enters these."""
 FOLDER_VARIABLE: Final = "DOMINO_TUNE_KERNELS"
 """Environment variable: the folder of compiled code."""

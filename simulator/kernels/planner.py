@@ -10,6 +10,15 @@ from __future__ import annotations
 from typing import Any, Final
 
 from simulator.kernels.kernel import kernel
+from simulator.kernels.lives import (
+    O_LANE,
+    O_READS,
+    O_READS_END,
+    O_WRITES,
+    O_WRITES_END,
+    R_LAYER,
+    R_VALUE,
+)
 
 Array = Any
 
@@ -19,6 +28,7 @@ COMPUTE, COMM, WGRAD, URGENT, SLICE, SHIFT, LIKE, PARENTS, PARENTS_END, CHILDREN
 )
 COLUMNS: Final = 11
 AHEAD, CHILD, REDUCED = range(3)
+LINK: Final = 3
 GROUP, LAYER, INDEX = range(3)
 
 # Entries of ``s``.
@@ -27,6 +37,54 @@ UPCOMING, WAITING, READY, WGRADS = range(4)
 COUNT: Final = 8
 S_SIZE: Final = COUNT + 4
 NONE: Final = -1
+
+
+@kernel("i2 i2 i1 i1 i2 i2 i2 i2 i1 i", entry=True)
+def link(
+    ops: Array, refs: Array, owners: Array, durations: Array, writers: Array, links: Array,
+    graph: Array, children: Array, backs: Array, sign: int,
+) -> int:  # fmt: skip
+    """Put the durations of a layer's fragments and their dependencies into ``graph``, ``children``
+    and ``backs``; return the number of these. ``owners``: each op's fragment, in rising order;
+    ``writers``: of each value the fragment, the layer, and whether a collective; NONE at first.
+    ``links``: scratch. ``sign``: 1 where later layers have larger numbers, else −1."""
+    for op in range(ops.shape[0]):
+        collective = ops[op, O_LANE] != 0
+        graph[owners[op], COMM if collective else COMPUTE] += durations[op]
+        for ref in range(ops[op, O_WRITES], ops[op, O_WRITES_END]):
+            value = refs[ref, R_VALUE]
+            writers[value, 0], writers[value, 1] = owners[op], refs[ref, R_LAYER]
+            writers[value, 2] = collective
+    count = begin = op = 0
+    for owner in range(graph.shape[0]):
+        begin = count
+        while op < ops.shape[0] and owners[op] == owner:
+            for ref in range(ops[op, O_READS], ops[op, O_READS_END]):
+                writer = writers[refs[ref, R_VALUE], 0]
+                back = (writers[refs[ref, R_VALUE], 1] - refs[ref, R_LAYER]) * sign
+                if writer == NONE or (writer == owner and back == 0):
+                    continue
+                at = begin
+                while at < count and (links[at, 0] != writer or links[at, 1] != back):
+                    at += 1
+                links[at, 0], links[at, 1], links[at, 2] = writer, back, owner
+                links[at, 3] = writers[refs[ref, R_VALUE], 2]
+                count = max(count, at + 1)
+            op += 1
+        graph[owner, PARENTS], graph[owner, PARENTS_END] = begin, count
+    for at in range(count):
+        backs[at] = links[at, 1]
+        graph[links[at, 0], CHILDREN_END] += 1
+    begin = 0
+    for owner in range(graph.shape[0]):
+        begin += graph[owner, CHILDREN_END]
+        graph[owner, CHILDREN] = graph[owner, CHILDREN_END] = begin - graph[owner, CHILDREN_END]
+    for at in range(count):
+        place = graph[links[at, 0], CHILDREN_END]
+        graph[links[at, 0], CHILDREN_END] += 1
+        children[place, AHEAD], children[place, CHILD] = links[at, 1], links[at, 2]
+        children[place, REDUCED] = links[at, 3]
+    return count
 
 
 @kernel("i2 i2 i1 i i1 i2", entry=True)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 from simulator.case import Case
 from simulator.chunks import Chunk, joined
 from simulator.memory import Live, Memory, Phase, held_parameters, lifetimes
+from simulator.op_table import listing_of
 from simulator.ordering import order_of
 from simulator.pipeline.build import Pass, Piece, Pieces
 from simulator.pipeline.orders import held_by_first
 from simulator.plan import SlicePlan
-from simulator.schedule import Segment
+from simulator.schedule import Repeat
 
 Phases = dict[str, Phase]
 """Live values of a chunk's passes: of ``F``, ``B`` and, where it is apart, ``W``."""
@@ -94,13 +97,14 @@ def _held(pieces: Pieces, chunk: Chunk) -> Phases:
         if pieces.splits_backward
         else {"F": "forward", "B": "backward"}
     )
-    segments: list[tuple[int, Segment]] = []
-    sizes: dict[str, int] = {}
-    for number, part in enumerate(parts.values()):
-        schedule = pieces.schedule(Piece(chunk, part, False))
-        segments += [(number, segment) for segment in schedule.parts[0].segments]
-        sizes |= schedule.value_bytes
-    phases = dict(zip(parts, lifetimes(segments, len(parts), sizes), strict=True))
+    schedules = [pieces.schedule(Piece(chunk, part, False)) for part in parts.values()]
+    segments = [one.parts[0].segments for one in schedules]
+    sizes = {name: size for one in schedules for name, size in one.value_bytes.items()}
+    passes = (Repeat(segments=tuple(chain(*segments))),)
+    whole = replace(schedules[0], parts=passes, value_bytes=sizes)
+    phased = [number for number, several in enumerate(segments) for _ in several]
+    found = lifetimes(listing_of(whole), phased, len(parts))
+    phases = dict(zip(parts, found, strict=True))
     received = pieces.whole.residual_bytes(-1)
     if not chunk.embedding:
         phases["F"] = _more(phases["F"], received, received)

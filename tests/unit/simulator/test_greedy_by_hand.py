@@ -7,38 +7,41 @@ behind its ``fc2``. Nodes: 0, 1 fc2; 2, 3 residual; 4, 5 weight gradients, each 
 
 from __future__ import annotations
 
-from simulator.greedy import _Graph, _plan_issue_order, find_paths, issue_layers
+import numpy as np
+
+from simulator.greedy import LAST, Graph, find_paths, issue_layers, plan_issue_order
 from simulator.issue_order import Token
 
 FC2 = (10, 10)
 RESIDUAL = (4, 4)
 
 
-def graph(comm_ns: int, fc2: tuple[int, int] = FC2, *, holds: bool = False) -> _Graph:
+def graph(comm_ns: int, fc2: tuple[int, int] = FC2, *, holds: bool = False) -> Graph:
     """The layer, with all-reduces of ``comm_ns``; ``holds`` where launches are ordered."""
     names = ("fc2", "residual", "fc1_wgrad")
-    return _Graph(
-        tokens=tuple(Token("mlp", name, row) for name in names for row in (0, 1)),
-        compute_ns=(*fc2, *RESIDUAL, 6, 6),
-        comm_ns=(comm_ns, comm_ns, 0, 0, 0, 0),
-        parents=(
-            ((1, 2, False),), ((1, 3, False),), ((0, 0, True),), ((0, 1, True),),
-            ((0, 0, False),), ((0, 1, False),),
-        ),
-        children=(
-            ((0, 2, True), (0, 4, False)), ((0, 3, True), (0, 5, False)),
-            ((1, 0, False),), ((1, 1, False),), (), (),
-        ),
-        is_wgrad=(False, False, False, False, True, True),
-        gathers=False,
-        last_slice=1,
-        holds=holds,
+    tokens = tuple(Token("mlp", name, row) for name in names for row in (0, 1))
+    compute, comm = (*fc2, *RESIDUAL, 6, 6), (comm_ns, comm_ns, 0, 0, 0, 0)
+    backs = (1, 1, 0, 0, 0, 0)
+    children = (
+        ((0, 2, True), (0, 4, False)), ((0, 3, True), (0, 5, False)), ((1, 0, False),),
+        ((1, 1, False),), (), (),
     )  # fmt: skip
+    rows, listed = list[tuple[int, ...]](), list[tuple[int, int, bool]]()
+    for index, token in enumerate(tokens):
+        begin = len(listed)
+        listed += children[index]
+        is_wgrad, is_last = token.fragment.endswith("_wgrad"), ("mlp", token.fragment) in LAST
+        rows.append((
+            compute[index], comm[index], is_wgrad, False, token.slice, is_last, index // 2 * 2,
+            index, index + 1, begin, len(listed),
+        ))  # fmt: skip
+    made = [np.array(one, np.int64) for one in (rows, listed, backs)]
+    return Graph(tokens, made[0], made[1], made[2], holds)
 
 
-def played(layer: _Graph) -> list[tuple[int, ...]]:
+def played(layer: Graph) -> list[tuple[int, ...]]:
     """(group in progress, layer, fragment) of all nodes, in issue order."""
-    return [tuple(node) for node in issue_layers(layer, find_paths(layer))]
+    return [tuple(node) for node in issue_layers(layer, find_paths(layer)).tolist()]
 
 
 def test_long_all_reduces_are_waited_for_with_weight_gradients() -> None:
@@ -55,7 +58,7 @@ def test_long_all_reduces_are_waited_for_with_weight_gradients() -> None:
         (3, 2, 5),
     ]  # fmt: skip
     assert len(found) == 6 * 6
-    assert _plan_issue_order(graph(25)).to_strings() == [
+    assert plan_issue_order(graph(25)).to_strings() == [
         "mlp.fc1_wgrad:1-1", "mlp.residual:0-1", "mlp.fc2:0+0", "mlp.fc1_wgrad:0+0",
         "mlp.residual:1-1", "mlp.fc2:1+0",
     ]  # fmt: skip
@@ -71,7 +74,7 @@ def test_weight_gradients_that_fill_nothing_come_before_the_layer_after_next() -
         (2, 0, 4), (2, 0, 5), (2, 1, 2), (2, 2, 0), (2, 1, 3), (2, 2, 1),
         (3, 1, 4), (3, 1, 5),
     ]  # fmt: skip
-    assert _plan_issue_order(graph(1)).to_strings() == [
+    assert plan_issue_order(graph(1)).to_strings() == [
         "mlp.fc1_wgrad:0-2", "mlp.fc1_wgrad:1-2", "mlp.residual:0-1", "mlp.fc2:0+0",
         "mlp.residual:1-1", "mlp.fc2:1+0",
     ]  # fmt: skip
@@ -89,7 +92,7 @@ def test_a_weight_gradient_goes_before_a_collective_that_could_not_start() -> No
 
 def test_where_nothing_is_reduced_weight_gradients_come_at_once() -> None:
     """Each behind its own fc2; the last one of a layer belongs to the next group."""
-    assert _plan_issue_order(graph(0)).to_strings() == [
+    assert plan_issue_order(graph(0)).to_strings() == [
         "mlp.fc1_wgrad:1-1", "mlp.residual:0-1", "mlp.fc2:0+0", "mlp.fc1_wgrad:0+0",
         "mlp.residual:1-1", "mlp.fc2:1+0",
     ]  # fmt: skip
@@ -113,4 +116,4 @@ def test_the_slice_that_is_furthest_behind_goes_first() -> None:
     assert played(layer)[:2] == [(0, 0, 0), (0, 0, 1)]
     paths = find_paths(layer)
     paths[1] += 1
-    assert issue_layers(layer, paths)[:2] == [[0, 0, 1], [0, 0, 0]]
+    assert issue_layers(layer, paths)[:2].tolist() == [[0, 0, 1], [0, 0, 0]]

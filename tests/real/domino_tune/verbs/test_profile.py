@@ -20,6 +20,7 @@ from domino_tune.store.plans import load_plan
 from domino_tune.store.profiles import load_profile, save_profile
 from simulator.build import build_schedule
 from simulator.cost import CostModel
+from simulator.op_table import listing_of
 from simulator.profile import Profile
 from tests.conftest import REPOSITORY
 from tests.support.probing import TINY
@@ -111,7 +112,7 @@ def test_every_verb_takes_the_profile(
     assert shares["measured"] > 0
     made, cost = load_plan(plan), CostModel(load_profile(at_home / "profiles" / "here.json"))
     schedule = build_schedule(made.model, made.workload, made.cluster, made.plan, made.order)
-    sources = {cost.estimate(signature).source for signature, _, _ in schedule.counts()}
+    sources = {cost.estimate(one.signature).source for one in listing_of(schedule).played}
     assert sources == {"measured"}
     simulated = json.loads(said(capsys, "simulate", "--plan", plan, "--json")[0])
     assert simulated["iteration_ms"] == pytest.approx(made.predicted.iteration_ms, abs=1e-6)
