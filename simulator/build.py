@@ -228,18 +228,20 @@ class Builder:
         """Return the segments of an order along ``positions`` of a pass: whole repetitions become a
         loop. ``ends`` makes the ops one position before and behind them."""
         stride, offsets = order.stride, [t.offset for t in order.tokens]
-        if any(token.fragment in GATHERS for token in order.tokens):
+        gathers = any(token.fragment in GATHERS for token in order.tokens)
+        if gathers:
             offsets.append(2 * stride - 1)  # the last layer that a whole repetition gathers
         low, high, count = min(offsets), max(offsets), len(positions)
         first = -((high + (ends.before is not None)) // stride)
         last = (count - 1 - low + (ends.behind is not None)) // stride
         whole = range(-(low // stride), (count - 1 - high) // stride + 1)
+        plain = [self._inside(fragments, token, stride, gathers=gathers) for token in order.tokens]
         segments = []
         repetition = first
         while repetition <= last:
             times = len(whole) if whole and repetition == whole.start else 1
             start = positions.start + repetition * stride
-            inside = self._repetition(fragments, order, start, positions, ends)
+            inside = self._repetition(plain, order, start, positions, ends)
             if inside:
                 segments.append(
                     Segment(
@@ -250,32 +252,40 @@ class Builder:
             repetition += times
         return segments
 
+    def _inside(
+        self, fragments: Fragments, token: Token, stride: int, *, gathers: bool
+    ) -> list[OpTemplate]:
+        """Return the ops of a token of a layer; of gathers none, which depend on the layer.
+        ``gathers``: the order has any."""
+        if token.fragment in GATHERS:
+            return []
+        if token.fragment == BUCKET:
+            return self._bucket(token, stride)
+        if gathers:
+            return self._awaiting(fragments, token, stride)
+        return fragments.templates(token)
+
     def _repetition(
-        self, fragments: Fragments, order: IssueOrder, start: int, positions: range, ends: Ends
-    ) -> tuple[OpTemplate, ...]:
+        self, plain: list[list[OpTemplate]], order: IssueOrder, start: int, positions: range,
+        ends: Ends,
+    ) -> tuple[OpTemplate, ...]:  # fmt: skip
         """Return the ops of the repetition that begins with layer ``start`` of the pass, with those
-        of ``ends`` for the layers next to ``positions``, and none for layers beyond."""
-        gathers = any(token.fragment in GATHERS for token in order.tokens)
+        of ``ends`` for the layers next to ``positions``, and none for layers beyond. ``plain``: of
+        each token."""
         at_ends = {positions.start - 1: ends.before, positions.stop: ends.behind}
         ops: list[OpTemplate] = []
         ahead: list[OpTemplate] = []  # gathers, which embedding and head do not need
-        for token in order.tokens:
+        for token, inside in zip(order.tokens, plain, strict=True):
             layer = start + token.offset
             if layer not in positions:
                 edge = at_ends.get(layer)
                 ops += edge(token) if edge else []
-                continue
-            if token.fragment in GATHERS:
+            elif token.fragment in GATHERS:
                 ahead += self._gather(token, min(order.stride, positions.stop - layer))
-                continue
-            ops += ahead
-            ahead = []
-            if token.fragment == BUCKET:
-                ops += self._bucket(token, order.stride)
-            elif gathers:
-                ops += self._awaiting(fragments, token, order.stride)
             else:
-                ops += fragments.templates(token)
+                ops += ahead
+                ops += inside
+                ahead = []
         return (*ops, *ahead)
 
     def _gather(self, token: Token, layers: int) -> list[OpTemplate]:

@@ -17,7 +17,7 @@ alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -108,6 +108,16 @@ def compile_schedule(schedule: Schedule, cost: CostModel) -> Compiled:
     return _Compiler(schedule, cost).compiled()
 
 
+class _Made(NamedTuple):
+    """What a signature gives to a program: its row for ``kernels.compiler``, and the works of its
+    parts, both without its family; its waves and its family."""
+
+    row: tuple[int, ...]
+    works: tuple[int, ...]
+    waves: int
+    family: Family
+
+
 class _Compiler:
     """The tables of a schedule, as ``kernels.compiler`` takes them."""
 
@@ -120,30 +130,44 @@ class _Compiler:
         self._make_signatures()
 
     def _make_signatures(self) -> None:
-        cost, launch = self.cost, self.cost.launch
-        played = self.listing.played
+        played, compiled = self.listing.played, self.cost.compiled
         needs = [self._needs(one.signature) for one in played]
         least = min({one for one in needs if one}, default=OPEN)
         rows, numbers, waves = [], [], []
         for (signature, lane, _), needed in zip(played, needs, strict=True):
+            made = compiled.get((signature, least))
+            if made is None:
+                made = compiled[signature, least] = self._made(signature, needed, least)
             own = self.families[lane]
-            family = own.setdefault(cost.family(signature), len(own))
-            duration_ns, idle = cost.awake_ns(signature), cost.idle_times(signature)
-            launch_ns = launch.of(signature) if launch.mode != "none" else 0
-            inline_ns = launch_ns if launch.mode == "inline" else 0
-            if isinstance(signature, Collective):  # a lane that is awake goes on by itself
-                idle = idle._replace(wake_ns=idle.wake_ns + inline_ns)
-            else:
-                duration_ns += inline_ns
-            count, room = room_beside(signature, cost.contention, least)
-            first_ns = duration_ns * (count - 1) // count
-            rows.append((launch_ns, room, needed, first_ns > 0, *idle, duration_ns, family))
-            numbers.append((duration_ns, first_ns, duration_ns - first_ns, family))
-            waves.append(count)
+            family = own.setdefault(made.family, len(own))
+            rows.append((*made.row, family))
+            numbers.append((*made.works, family))
+            waves.append(made.waves)
         self.rows = np.array(rows, np.int64).reshape(-1, compiler.SIGNATURE_COLUMNS)
         self.pricing_rows = np.array(numbers, np.int64).reshape(-1, player.NUMBER_COLUMNS)
-        self.pricing_rows[:, : player.FAMILY] *= WORK_UNIT
         self.waves = np.array(waves, np.int64)
+
+    def _made(self, signature: Signature, needed: int, least: int) -> _Made:
+        """Return a signature's rows, which are made once for a machine. ``least``: the fewest SMs
+        that a collective of the schedule needs."""
+        cost, launch = self.cost, self.cost.launch
+        duration_ns, idle = cost.awake_ns(signature), cost.idle_times(signature)
+        launch_ns = launch.of(signature) if launch.mode != "none" else 0
+        inline_ns = launch_ns if launch.mode == "inline" else 0
+        if isinstance(signature, Collective):  # a lane that is awake goes on by itself
+            idle = idle._replace(wake_ns=idle.wake_ns + inline_ns)
+        else:
+            duration_ns += inline_ns
+        count, room = room_beside(signature, cost.contention, least)
+        first_ns = duration_ns * (count - 1) // count
+        return _Made(
+            row=(launch_ns, room, needed, first_ns > 0, *idle, duration_ns),
+            works=tuple(
+                part * WORK_UNIT for part in (duration_ns, first_ns, duration_ns - first_ns)
+            ),
+            waves=count,
+            family=cost.family(signature),
+        )
 
     def _needs(self, signature: Signature) -> int:
         if not isinstance(signature, Collective) or signature.needs_no_room:

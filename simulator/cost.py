@@ -6,7 +6,7 @@ import copy
 import math
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from simulator.contention import (
     CollectiveFamily,
@@ -88,7 +88,8 @@ SECTION_OF: Final[dict[str, str]] = {
 class CostModel:
     """Durations, contention and launch costs of one profile under one set of changes.
 
-    ``clock_mhz``: the GPU's clock; 0 for the durations as they were timed. Raise
+    ``clock_mhz``: the GPU's clock; 0 for the durations as they were timed. ``compiled``: what
+    ``simulator.compiler`` made of signatures. Raise
     MissingSectionError if an op needs a section that the profile lacks.
     """
 
@@ -107,7 +108,9 @@ class CostModel:
         self._estimates: dict[Signature, Estimate] = {}
         self._durations_ns: dict[Signature, int] = {}
         self._timed_mhz: dict[Signature, float] = {}
+        self._timed: dict[Signature, tuple[float, float, float, float]] = {}
         self._at_clocks: dict[int, AtClock] = {}
+        self.compiled: dict[object, Any] = {}
         fit = _contention_fit(profile)
         self.contention = Contention(fit, strength=changes.contention)
         self.launch = launch_of(profile, cuda_graph, changes.compute_speed)
@@ -206,7 +209,7 @@ class CostModel:
     def beside(self, fit: ContentionFit) -> CostModel:
         """Return the same costs under another law of contention."""
         other = copy.copy(self)
-        other._at_clocks = {}
+        other._at_clocks, other.compiled = {}, {}
         other.contention = Contention(fit, strength=self.changes.contention)
         return other
 
@@ -301,6 +304,7 @@ class Drawn(CostModel):
         self.draw = draw
         self._nominal = nominal
         self._estimates, self._durations_ns, self._timed_mhz, self._at_clocks = {}, {}, {}, {}
+        self._timed, self.compiled = {}, {}
         fit = nominal.contention.fit
         self.contention = Contention(
             fit and draw.contention(fit), strength=nominal.changes.contention
@@ -341,7 +345,7 @@ class AtClock(CostModel):
         self.clock_mhz = clock_mhz
         self.timed_cost = timed
         self._power: PowerSection = timed.power or timed.profile.section("power")
-        self._estimates, self._durations_ns = {}, {}
+        self._estimates, self._durations_ns, self.compiled = {}, {}, {}
         self._energies_j: dict[Signature, float] = {}
 
     def estimate(self, signature: Signature) -> Estimate:
@@ -366,10 +370,14 @@ class AtClock(CostModel):
 
     def timed(self, signature: Signature) -> tuple[float, float, float, float]:
         """Return what decides time and draw of an op at any clock: its timing (us), the clock of
-        that, the elasticity and the watts above idle at boost."""
-        law = self._power.family(signature.kind)
-        timed_us = self.timed_cost.estimate(signature).duration_us
-        return timed_us, self.timed_mhz(signature), law.elasticity, law.draw_w
+        that, the elasticity and the watts above idle at boost. It is looked up once for all."""
+        found = self._timed.get(signature)
+        if found is None:
+            law = self._power.family(signature.kind)
+            timed_us = self.timed_cost.estimate(signature).duration_us
+            found = timed_us, self.timed_mhz(signature), law.elasticity, law.draw_w
+            self._timed[signature] = found
+        return found
 
     def at_clock(self, clock_mhz: int) -> AtClock:
         """Return the same costs at another clock."""

@@ -13,8 +13,10 @@ the order of accumulation. ``again.s0.attn.norm`` is a value that backward recom
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Final
 
 from simulator.core_attention import core_attention, core_attention_bwd
 from simulator.issue_order import (
@@ -33,6 +35,11 @@ from simulator.recomputation import RECOMPUTED_PREFIX, Recomputation
 from simulator.schedule import OpTemplate, Ref
 from simulator.templates import Templates
 
+SEE_COLUMNS: Final = frozenset({"proj", "fc2", "residual", "residual_bwd"})
+"""Fragments whose templates depend on the column pieces of their block's row-parallel GEMM."""
+SEE_DGRADS: Final = frozenset({"qkv_dgrad", "fc1_dgrad", "qkv_wgrad", "fc1_wgrad", "norm_bwd"})
+"""Those whose templates depend on the pieces of its column-parallel dgrad."""
+
 
 @dataclass(kw_only=True)
 class Fragments(Templates):
@@ -40,28 +47,20 @@ class Fragments(Templates):
 
     chains: dict[Token, Token | None] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._cache: dict[tuple[Token, Token | None], list[OpTemplate]] = {}
-
     def templates(self, token: Token) -> list[OpTemplate]:
-        """Return the op templates of ``token``, in issue order."""
-        key = token, self.chains.get(token)
-        templates = self._cache.get(key)
-        if templates is None:
-            templates = self._cache[key] = self._made(*key)
-        return templates
-
-    def _made(self, token: Token, before: Token | None) -> list[OpTemplate]:
-        """Return the templates of ``token``; plans with the same slice and pieces share them."""
+        """Return the op templates of ``token``, in issue order; plans with the same slice and
+        pieces share them."""
+        before = self.chains.get(token)
         plan, block = self.shapes.plan, token.block
-        pieces = getattr(plan, f"{block}_col_slices"), getattr(plan, f"{block}_dgrad_slices")
+        kind = token.fragment.removesuffix(AGAIN)
+        columns = getattr(plan, f"{block}_col_slices") if kind in SEE_COLUMNS else 0
+        dgrads = getattr(plan, f"{block}_dgrad_slices") if kind in SEE_DGRADS else 0
 
         def make() -> list[OpTemplate]:
             made = self._new(token._replace(offset=0), before)
             return [op.shifted(token.offset) for op in made]
 
-        key = token, before, self.accumulate_first, *self.cut(token.slice), *pieces
+        key = token, before, self.accumulate_first, *self.cut(token.slice), columns, dgrads
         return self.once(key, make)
 
     def _new(self, token: Token, before: Token | None) -> list[OpTemplate]:
@@ -79,19 +78,7 @@ class Fragments(Templates):
         return [self.recomputation.reading(op, token.fragment) for op in built]
 
     def _plain(self, token: Token) -> list[OpTemplate]:
-        build = {
-            "norm": self._norm,
-            "qkv": self._column_parallel, "fc1": self._column_parallel,
-            "core_attn": self._core_attn, "act": self._act,
-            "proj": self._row_parallel, "fc2": self._row_parallel,
-            "residual": self._residual,
-            "residual_bwd": self._residual_bwd,
-            "proj_dgrad": self._row_parallel_dgrad, "fc2_dgrad": self._row_parallel_dgrad,
-            "core_attn_bwd": self._core_attn_bwd, "act_bwd": self._act_bwd,
-            "qkv_dgrad": self._column_parallel_dgrad, "fc1_dgrad": self._column_parallel_dgrad,
-            "norm_bwd": self._norm_bwd,
-        }[token.fragment]  # fmt: skip
-        return build(token.block, token.slice, token.piece)
+        return MAKERS[token.fragment](self, token.block, token.slice, token.piece)
 
     # Recomputation ------------------------------------------------------------------------------
 
@@ -382,6 +369,20 @@ class Fragments(Templates):
     @property
     def _activation(self) -> str:
         return "swiglu" if self.shapes.model.gated_mlp else self.shapes.model.hidden_act
+
+
+MAKERS: Final[Mapping[str, Callable[[Fragments, str, int, int], list[OpTemplate]]]] = {
+    "norm": Fragments._norm,
+    "qkv": Fragments._column_parallel, "fc1": Fragments._column_parallel,
+    "core_attn": Fragments._core_attn, "act": Fragments._act,
+    "proj": Fragments._row_parallel, "fc2": Fragments._row_parallel,
+    "residual": Fragments._residual, "residual_bwd": Fragments._residual_bwd,
+    "proj_dgrad": Fragments._row_parallel_dgrad, "fc2_dgrad": Fragments._row_parallel_dgrad,
+    "core_attn_bwd": Fragments._core_attn_bwd, "act_bwd": Fragments._act_bwd,
+    "qkv_dgrad": Fragments._column_parallel_dgrad, "fc1_dgrad": Fragments._column_parallel_dgrad,
+    "norm_bwd": Fragments._norm_bwd,
+}  # fmt: skip
+"""Fragment -> what makes its templates of a block, a slice and a piece; wgrads apart."""
 
 
 def gradient_name(token: Token) -> str:

@@ -148,6 +148,7 @@ def pieces(plan: SlicePlan, block: str, fragment: str) -> int:
     return count
 
 
+@cache
 def is_cut(block: str, fragment: str) -> bool:
     """Return whether this fragment may be cut into column pieces."""
     cut = (ROW_PARALLEL[block], f"{COLUMN_PARALLEL[block]}_dgrad")
@@ -265,15 +266,15 @@ def wgrad_chains(order: IssueOrder) -> dict[Token, Token | None]:
 
 def check_issue_order(order: IssueOrder, plan: SlicePlan, fragments: BlockFragments) -> None:
     """Raise ScheduleError unless every fragment of every slice is issued once per layer."""
-    expected = set()
-    for phase in range(order.stride):
-        for block in BLOCKS:
-            for row in range(plan.row_slices):
-                for token in slice_tokens(plan, block, fragments[block], row):
-                    if plan.merge_wgrad and token.fragment.endswith("_wgrad"):
-                        token = token._replace(slice=ALL_SLICES)
-                    expected.add((token._replace(offset=0), phase))
-    got = [(t._replace(offset=0), t.offset % order.stride) for t in order.tokens]
+    expected = {
+        (token._replace(slice=ALL_SLICES) if merges else token, phase)
+        for block in BLOCKS
+        for row in range(plan.row_slices)
+        for token in slice_tokens(plan, block, fragments[block], row)
+        for merges in (plan.merge_wgrad and token.fragment.endswith("_wgrad"),)
+        for phase in range(order.stride)
+    }
+    got = [(t.shifted(-t.offset) if t.offset else t, t.offset % order.stride) for t in order.tokens]
     if len(got) != len(set(got)) or set(got) != expected:
         wrong = sorted({str(t) for t, _ in expected.symmetric_difference(got)}) or ["a repeat"]
         raise ScheduleError(

@@ -6,7 +6,7 @@ a list of their rows. Values, the memory that they are in, and signatures are nu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -57,17 +57,16 @@ class OpTable:
         """The number of values that are known."""
         return len(self._values)
 
-    def rows(self, templates: Iterable[OpTemplate], sizes: Mapping[str, int]) -> list[int]:
+    def rows(self, templates: Sequence[OpTemplate], sizes: Mapping[str, int]) -> list[int]:
         """Return the rows of ops; new ones are entered, with the bytes of the values that they
         write."""
-        rows, found = self._rows, []
-        for template in templates:
-            row = rows.get(id(template))
-            if row is None:
-                row = rows[id(template)] = len(self._ops)
-                self._enter(template, sizes)
-            found.append(row)
-        return found
+        rows, ids = self._rows, list(map(id, templates))
+        if not rows.keys() >= set(ids):
+            for template in templates:
+                if id(template) not in rows:
+                    rows[id(template)] = len(self._ops)
+                    self._enter(template, sizes)
+        return [rows[one] for one in ids]
 
     def entered(self, rows: Iterable[int]) -> tuple[OpTemplate, ...]:
         """Return the ops of rows."""

@@ -95,6 +95,8 @@ def settled_after(
             if seen[value, 0] == NOTHING:
                 seen[value, 0] = segment
             seen[value, 1] = segment
+    if segments[segment, G_COUNT] <= 2:
+        return int(segments[segment, G_COUNT])
     latest = 0
     for at in range(begin, end):
         op = listed[at]

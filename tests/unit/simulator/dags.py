@@ -42,6 +42,7 @@ class TableCost(CostModel):
         self.skew = skew
         self.resume = resume
         self.idle = idle or {}
+        self.compiled = {}
 
     def duration_ns(self, signature: Signature) -> int:
         return self.durations[signature]
