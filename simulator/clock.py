@@ -148,7 +148,7 @@ class Burden:
     def _sum(self, clock_mhz: int, *, in_step: bool) -> Load:
         rows, ops = self._rows[in_step]
         drawn_j = np.empty(len(FAMILIES))
-        alone_ns = call("load_at", rows, ops, self._law_values(1.0), clock_mhz, drawn_j)
+        alone_ns = call("load_at", rows, ops, self._law_values, clock_mhz, drawn_j)
         drawn = dict(zip(FAMILIES, drawn_j.tolist(), strict=True))
         for signature, count in self._fused[in_step]:
             cost = self.cost.at_clock(clock_mhz)
@@ -167,9 +167,11 @@ class Burden:
             beside_ns = passes_ns - self.load(played_mhz).alone_ns
 
         if not self._fused[False]:
+            law = self._law_values.copy()
+            law[clock_kernels.TIMES] = times
             place = call(
-                "find_clock", *self._rows[False], self._law_values(times), np.empty(len(FAMILIES)),
-                clocks[0], -clocks.step, len(clocks), beside_ns,
+                "find_clock", *self._rows[False], law, np.empty(len(FAMILIES)), clocks[0],
+                -clocks.step, len(clocks), beside_ns,
             )  # fmt: skip
             return clocks[place]
 
@@ -207,9 +209,10 @@ class Burden:
             np.array(ops, np.float64).reshape(len(ops), 4),
         )
 
-    def _law_values(self, times: float) -> NDArray[np.float64]:
+    @cached_property
+    def _law_values(self) -> NDArray[np.float64]:
         law = self.law
-        return np.array([law.boost_mhz, law.exponent, law.idle_w, law.cap_w, times], np.float64)
+        return np.array([law.boost_mhz, law.exponent, law.idle_w, law.cap_w, 1.0])
 
     def power(self, clock_mhz: int, makespan_ns: int) -> Power:
         """Return what an iteration draws that took ``makespan_ns`` at a clock."""

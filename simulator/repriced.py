@@ -77,11 +77,13 @@ class Repriced:
             return own
         durations = self._durations(cost) + self._inline_ns(cost)
         first = durations * (waves - 1) // waves
-        works = np.stack((durations, first, durations - first), axis=1) * WORK_UNIT
+        numbers = np.stack(
+            (durations, first, durations - first, own.numbers[:, player.FAMILY]), axis=1
+        )
+        numbers[:, : player.FAMILY] *= WORK_UNIT
         if not cost.families_vary and cost.contention is self.cost.contention:
-            numbers = np.concatenate((works, own.numbers[:, player.FAMILY :]), axis=1)
             return own._replace(numbers=numbers)
-        return self._with_families(works, cost)
+        return self._with_families(numbers, cost)
 
     def _durations(self, cost: CostModel) -> NDArray[np.int64]:
         signatures = self._compiled.signatures
@@ -89,9 +91,9 @@ class Repriced:
             return np.array([cost.duration_ns(one) for one in signatures], np.int64)
         if self._timed_for is not cost.timed_cost:
             ops = [(0.0,) * 4 if isinstance(one, Fused) else cost.timed(one) for one in signatures]
-            self._timed_for, self._timed = cost.timed_cost, np.array(ops, np.float64)
+            self._timed_for, self._timed = cost.timed_cost, np.array(ops, np.float64).reshape(-1, 4)
         durations = np.empty(len(signatures), np.int64)
-        call("durations_at", self._timed.reshape(-1, 4), cost.clock_mhz, durations)
+        call("durations_at", self._timed, cost.clock_mhz, durations)
         for number in self._fused:
             durations[number] = cost.duration_ns(signatures[number])
         return durations
@@ -105,20 +107,15 @@ class Repriced:
     def _inline_ns(self, cost: CostModel) -> NDArray[np.int64]:
         """Return the launch costs inside the ops."""
         launch, made = cost.launch, self._compiled
-        inline = [0] * len(made.signatures)
-        if launch.mode == "inline":
-            lanes = made.arrays.lanes_of
-            inline = [
-                launch.of(one) if lane == COMPUTE else 0
-                for one, lane in zip(made.signatures, lanes, strict=True)
-            ]
+        if launch.mode != "inline":
+            return np.zeros(len(made.signatures), np.int64)
+        played = zip(made.signatures, made.arrays.lanes_of, strict=True)
+        inline = [launch.of(one) if lane == COMPUTE else 0 for one, lane in played]
         return np.array(inline, np.int64)
 
-    def _with_families(self, works: NDArray[np.int64], cost: CostModel) -> Pricing:
+    def _with_families(self, numbers: NDArray[np.int64], cost: CostModel) -> Pricing:
         made = self._compiled
         families: list[dict[Family | None, int]] = [{None: 0} for _ in made.pricing.families]
-        numbers = np.empty((len(works), player.NUMBER_COLUMNS), np.int64)
-        numbers[:, : player.FAMILY] = works
         for number, signature in enumerate(made.signatures):
             own = families[made.arrays.lanes_of[number]]
             numbers[number, player.FAMILY] = own.setdefault(cost.family(signature), len(own))

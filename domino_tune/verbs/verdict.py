@@ -191,10 +191,11 @@ def _draw_logs(
     alone_ns = {name: _running_ns(short, run.totals.makespan_ns) for name, run in runs.items()}
     unknown = {one.name: one.draw for one in unknowns_of(case)}
     draws = {family: Draw({family: 1.0}) for family in FAMILIES} | unknown
+    machines = {name: short.drawn(draw) for name, draw in draws.items()}
     asked = [
         (drawn, name) for name, run in runs.items() for drawn in (*_families(short, run), *unknown)
     ]
-    found = ahead(lambda item: _time_ns(short, plans[item[1]], draws[item[0]]), asked)
+    found = ahead(lambda item: _time_ns(machines[item[0]], plans[item[1]]), asked)
     changed: dict[str, dict[str, float]] = {}
     for (drawn, name), time_ns in found:
         changes = changed.setdefault(drawn, dict.fromkeys(plans, 0.0))
@@ -232,9 +233,8 @@ def _short(case: Case) -> Case:
     return replace(one, workload=replace(one.workload, grad_accumulation=micros))
 
 
-def _time_ns(case: Case, one: Chosen, draw: Draw) -> int:
-    """Return the time on a machine that is as ``draw`` says."""
-    return predict(case.drawn(draw), one.plan, one.order).makespan_ns
+def _time_ns(case: Case, one: Chosen) -> int:
+    return predict(case, one.plan, one.order).makespan_ns
 
 
 def _own_shares(found: Played, share_per_ns: float) -> dict[Signature, float]:

@@ -23,6 +23,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from simulator.kernels import clocks, compiler, lives, periodic, pipeline, planner, player
 from simulator.kernels.kernel import KERNELS, Compiled, Kernel
 
@@ -48,12 +50,17 @@ def call(name: str, *arguments: Any) -> int:
     function = _functions()[name]
     given: list[Any] = []
     for argument in arguments:
-        if isinstance(argument, int | float):
-            given.append(argument)
-        else:
-            given.append(argument.ctypes.data)
+        if isinstance(argument, np.ndarray):
+            # An eighth of the time of ``argument.ctypes``; it refuses what is not contiguous.
+            given.append(_address(_first_byte(argument)) if argument.size else None)
             given += argument.shape
+        else:
+            given.append(argument)
     return function(*given)
+
+
+_address: Final = ctypes.addressof
+_first_byte: Final[Callable[[Any], ctypes.c_char]] = ctypes.c_char.from_buffer
 
 
 def prepare() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
@@ -119,11 +119,19 @@ class ProgramArrays:
             assert status == player.NO_ROOM, "compute waits for what was never issued"
             queued *= 4
 
+    @cached_property
+    def _plays(self) -> tuple[Floats, float]:
+        """How often each part of a signature is played, and the time of all launches (ns)."""
+        numbers = self.steps[:, player.NUMBER]
+        plays = np.zeros((int(numbers.max(initial=-1)) + 1, player.NUMBER_COLUMNS))
+        np.add.at(plays, (numbers, self.steps[:, player.PART]), self.counts)
+        return plays, float(self.counts @ self.steps[:, player.LAUNCH])
+
     def _check_size(self, pricing: Pricing) -> None:
-        works = pricing.numbers[self.steps[:, player.NUMBER], self.steps[:, player.PART]]
-        launches = self.steps[:, player.LAUNCH]
-        most_ns = float(self.counts @ works) / WORK_UNIT * float(pricing.rates.max()) / SCALE
-        if most_ns + float(self.counts @ launches) >= MOST_NS:
+        plays, launches_ns = self._plays
+        works = float((plays * pricing.numbers[: len(plays)]).sum())
+        most_ns = works / WORK_UNIT * float(pricing.rates.max()) / SCALE
+        if most_ns + launches_ns >= MOST_NS:
             raise InputError(
                 "The iteration may take longer than 73 years, more nanoseconds than 64 bits hold; "
                 "ask for a smaller job, or for changes of the machine that slow it less."
