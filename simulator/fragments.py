@@ -57,8 +57,7 @@ class Fragments(Templates):
         dgrads = getattr(plan, f"{block}_dgrad_slices") if kind in SEE_DGRADS else 0
 
         def make() -> list[OpTemplate]:
-            made = self._new(token._replace(offset=0), before)
-            return [op.shifted(token.offset) for op in made]
+            return [op.shifted(token.offset) for op in self._new(token, before)]
 
         key = token, before, self.accumulate_first, *self.cut(token.slice), columns, dgrads
         return self.once(key, make)

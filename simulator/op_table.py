@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -38,6 +37,14 @@ class Played(NamedTuple):
     in_step: bool
 
 
+class _Value(NamedTuple):
+    """The number of a value, that of the value whose memory it uses, and whether it is logits."""
+
+    number: int
+    storage: int
+    is_logits: bool
+
+
 class OpTable:
     """The ops that were entered, each once. ``played``: of the signatures' numbers; ``values``:
     how many there are."""
@@ -45,7 +52,7 @@ class OpTable:
     def __init__(self) -> None:
         self.played: list[Played] = []
         self._played: dict[Played, int] = {}
-        self._values: dict[str, int] = {}
+        self._values: dict[str, _Value] = {}
         self._rows: dict[int, int] = {}
         self._entered: list[OpTemplate] = []  # which keeps their ids
         self._ops: list[tuple[int, ...]] = []
@@ -100,11 +107,17 @@ class OpTable:
         ))  # fmt: skip
 
     def _ref(self, ref: Ref, size: int) -> tuple[int, ...]:
-        value, storage = self._number(ref.name), self._number(_storage(ref.name))
-        return value, ref.layer, storage, size, size if ref.name.endswith(LOGITS) else 0
+        value = self._values.get(ref.name) or self._value(ref.name)
+        return value.number, ref.layer, value.storage, size, size * value.is_logits
 
-    def _number(self, name: str) -> int:
-        return self._values.setdefault(name, len(self._values))
+    def _value(self, name: str) -> _Value:
+        storage = _storage(name)
+        number = len(self._values)
+        if storage != name:
+            number = (self._values.get(storage) or self._value(storage)).number
+        found = _Value(len(self._values), number, name.endswith(LOGITS))
+        self._values[name] = found
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +215,6 @@ def _list(schedule: Schedule) -> Listing:
     )  # fmt: skip
 
 
-@lru_cache(maxsize=1 << 16)
 def _storage(name: str) -> str:
     """Return the value whose memory ``name`` uses: in-place results end as IN_PLACE says.
 
