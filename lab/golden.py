@@ -46,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = {}
     for name, verb, arguments in cases():
         if options.only in (None, verb):
-            found[name] = {"ask": {"verb": verb, **arguments}, **answer(verb, arguments)}
+            asked = json.loads(json.dumps({"verb": verb, **arguments}))
+            found[name] = {"ask": asked, **answer(verb, arguments)}
             print(name, file=sys.stderr, flush=True)
     if options.write:
         FILE.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
@@ -67,14 +68,20 @@ def cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def answer(verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the digest of an answer and what tells most of it, or the text of a refusal."""
+    """Return the digest of an answer, less its seconds, and what tells most of it, or the text of a
+    refusal."""
     try:
         result = getattr(domino_tune, verb)(**arguments)
     except DominoTuneError as refused:
         return {"refused": str(refused)}
-    whole = json.loads(json.dumps(to_json(result), sort_keys=True))
+    whole = json.loads(json.dumps(to_json(result)), object_hook=_without_seconds)
     digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
     return {"digest": digest, **{name: whole[name] for name in NUMBERS if name in whole}}
+
+
+def _without_seconds(told: dict[str, Any]) -> dict[str, Any]:
+    """Return an object without the time that its answer took."""
+    return {name: value for name, value in told.items() if name != "seconds"}
 
 
 def drawn(verb: str, rng: random.Random) -> dict[str, Any]:
@@ -87,7 +94,7 @@ def drawn(verb: str, rng: random.Random) -> dict[str, Any]:
     }  # fmt: skip
     if whole:
         job["global_batch_size"] = rng.choice((32, 64))
-        return job | {"gpus": 8 if verb == "tune_layouts" else (8, 16)}
+        return job | ({"gpus": 8} if verb == "tune_layouts" else {"sweep": "gpus=8,16"})
     job |= {"tp": rng.choice((2, 4, 8)), "micro_batch_size": rng.choice((1, 2, 4, 8))}
     if verb == "tune":
         return job | {"overrides": ("num_hidden_layers=4",)} | _options(rng)
@@ -95,7 +102,7 @@ def drawn(verb: str, rng: random.Random) -> dict[str, Any]:
     if verb == "whatif":
         job["change"] = (
             rng.choice((
-                "link_bandwidth=2x", "link_bandwidth=0.5x", "gpu_flops=1.5x", "contention=0",
+                "link_bandwidth=2x", "link_bandwidth=0.5x", "gpu_flops=1.5x", "contention=off",
                 "memory_bandwidth=0.7x", "link_latency=3x",
             )),
         )  # fmt: skip
