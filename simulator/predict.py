@@ -8,14 +8,13 @@ from simulator import clock
 from simulator.build import built_once
 from simulator.case import Case
 from simulator.clock import Played, UnsureClocks, settle
-from simulator.compiler import compile_program
 from simulator.cost import CostModel
 from simulator.engine import play
 from simulator.issue_order import LayerOrder
 from simulator.ordering import order_of
 from simulator.pipeline.predict import busiest_schedule, played_pipeline
 from simulator.plan import SlicePlan
-from simulator.program import Program
+from simulator.repriced import Repriced, repriced
 from simulator.schedule import Schedule
 from simulator.timeline import Timeline
 from simulator.totals import Totals
@@ -47,12 +46,9 @@ def scheduled(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> S
     return built_once(case.model, case.workload, case.cluster, plan, chosen)
 
 
-def scheduled_at(
-    case: Case, plan: SlicePlan, order: LayerOrder | None, cost: CostModel
-) -> tuple[Schedule, Program]:
-    """Return schedule and program of ``plan`` at the clock of ``cost``."""
-    schedule = scheduled(case, plan, order)
-    return schedule, compile_program(schedule, cost)
+def plays_of(case: Case, plan: SlicePlan, order: LayerOrder | None, cost: CostModel) -> Repriced:
+    """Return the schedule of ``plan``, compiled for machines like that of ``cost``."""
+    return repriced(scheduled(case, plan, order), cost)
 
 
 def predict(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Totals:

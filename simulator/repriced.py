@@ -16,7 +16,7 @@ from simulator.contention import Family
 from simulator.cost import AtClock, CostModel
 from simulator.kernels import player
 from simulator.kernels.load import call
-from simulator.kernels.program_arrays import Pricing, priced
+from simulator.kernels.program_arrays import Pricing, ProgramArrays, priced
 from simulator.ops import Fused
 from simulator.program import WORK_UNIT, Program
 from simulator.schedule import COMPUTE, Schedule
@@ -64,11 +64,15 @@ class Repriced:
 
     def totals(self, cost: CostModel) -> Totals:
         """Return the sums of a play on the machine of ``cost``."""
-        made = self._compiled
+        arrays, pricing = self.arrays(cost)
+        return Totals.of(arrays.play(pricing))
+
+    def arrays(self, cost: CostModel) -> tuple[ProgramArrays, Pricing]:
+        """Return the program as arrays, and its pricing on the machine of ``cost``."""
         if cost is not self.cost and _is_host(cost):
             made = compile_schedule(self.schedule, cost)
-            return Totals.of(made.arrays.play(made.pricing))
-        return Totals.of(made.arrays.play(self.pricing(cost)))
+            return made.arrays, made.pricing
+        return self._compiled.arrays, self.pricing(cost)
 
     def pricing(self, cost: CostModel) -> Pricing:
         """Return the durations and slowdowns of the program's signatures."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from simulator.kernels.program_arrays import State, arrays_of
-from simulator.program import Program
+from simulator.kernels.program_arrays import State
 
 
 class Totals(NamedTuple):
@@ -30,12 +29,3 @@ class Totals(NamedTuple):
     def with_constant(self, constant_ns: int) -> Totals:
         """Return the sums of an iteration that takes a constant more, in which nothing runs."""
         return self._replace(makespan_ns=self.makespan_ns + constant_ns)
-
-
-def totals(program: Program, *, shortcut: bool = True) -> Totals:
-    """Play ``program`` and return its sums; ``shortcut`` skips repetitions with an equal state.
-
-    Raise InputError if it could take longer than 64-bit nanoseconds hold.
-    """
-    arrays, pricing = arrays_of(program)
-    return Totals.of(arrays.play(pricing, shortcut=shortcut))

@@ -16,7 +16,7 @@ from simulator.cost import Changes, CostModel
 from simulator.engine import play
 from simulator.issue_order import LayerOrder
 from simulator.plan import SlicePlan
-from simulator.predict import scheduled_at
+from simulator.predict import plays_of
 from simulator.schedule import COMPUTE
 from simulator.timeline import Timeline
 
@@ -54,7 +54,8 @@ def at_speed(case: Case, one: Candidate, run: Played, speed: float) -> Timeline:
     """Return the timeline of a machine whose compute has ``speed``, at the predicted clock."""
     now = replace(case, changes=Changes(compute_speed=speed))
     cost = now.cost_at(run.power.clock_mhz if run.power else None)
-    return play(*scheduled_at(now, one.plan, one.order, cost))
+    plays = plays_of(now, one.plan, one.order, cost)
+    return play(plays.schedule, plays.program(cost))
 
 
 def plan_paces(

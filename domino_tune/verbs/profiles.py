@@ -96,7 +96,7 @@ def _trust(profile: Profile, model: str, tp: int, seq_length: int, batch: int) -
         run = played(case, SlicePlan(row_slices=2))
     except DominoTuneError as reason:
         return Trust(case=name, level=None, note=str(reason))
-    timeline = record(run.schedule, run.program)
+    timeline = record(run.plays, run.cost)
     found = confidence_of(timeline, run.cost, unsure_clocks(case, run))
     return Trust(
         case=name,

@@ -28,6 +28,7 @@ from domino_tune.verbs.verdict import verdict_of
 from simulator.case import Case
 from simulator.clock import Played
 from simulator.confidence import Confidence, confidence_of
+from simulator.cost import CostModel
 from simulator.engine import play
 from simulator.errors import InfeasiblePlanError
 from simulator.memory import Memory
@@ -35,8 +36,9 @@ from simulator.model_flops import flops_per_gpu, mfu
 from simulator.peak import stage_memory
 from simulator.pipeline.predict import PlayedPipeline, played_pipeline
 from simulator.plan import NO_COMM, SlicePlan
-from simulator.predict import played, scheduled_at, unsure_clocks
+from simulator.predict import played, plays_of, unsure_clocks
 from simulator.record import record
+from simulator.repriced import Repriced
 from simulator.timeline import Timeline
 from simulator.units import GIB, MS_PER_NS
 from simulator.unknowns import Wider, highest, wider
@@ -106,16 +108,18 @@ def simulate_plan(case: Case, chosen: Chosen, *, judged: Ahead | None = None) ->
         name: _variant(case, one.plan.label, runs[name], max(peaks[name], key=sum))
         for name, one in plans.items()
     }
-    drawn = {
-        name: (run.schedule, run.program)
+    plays = {
+        name: run.plays
         if shown is case
-        else scheduled_at(shown, plans[name].plan, plans[name].order, run.cost)
+        else plays_of(shown, plans[name].plan, plans[name].order, run.cost)
         for name, run in runs.items()
     }
-    timelines = Timelines({name: partial(play, *made) for name, made in drawn.items()})
+    timelines = Timelines({
+        name: partial(_played, plays[name], run.cost) for name, run in runs.items()
+    })  # fmt: skip
     made_plans = {name: one.plan for name, one in plans.items()}
-    schedule, program = drawn[CHOSEN]
-    timeline, run = record(schedule, program), runs[CHOSEN]
+    run = runs[CHOSEN]
+    timeline = record(plays[CHOSEN], run.cost)
     confidence = confidence_of(timeline, run.cost, unsure_clocks(case, run))
     unknown = wider(case, chosen.plan, chosen.order)
     return _result(
@@ -123,6 +127,10 @@ def simulate_plan(case: Case, chosen: Chosen, *, judged: Ahead | None = None) ->
         _pipeline(case, piped.get(CHOSEN)), peaks[CHOSEN],
         verdict_of(case, chosen, judged) if judged else None, left_out,
     )  # fmt: skip
+
+
+def _played(plays: Repriced, cost: CostModel) -> Timeline:
+    return play(plays.schedule, plays.program(cost))
 
 
 def _rows(case: Case, chosen: Chosen) -> tuple[dict[str, Chosen], list[str]]:

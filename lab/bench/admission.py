@@ -19,6 +19,7 @@ from domino_tune.store.profiles import load_profile
 from lab.bench.baselines import case_of
 from lab.bench.cases import time_ms
 from lab.bench.facts import REPOSITORY
+from lab.by_hand import record
 from lab.fits.common import records
 from lab.fits.contention import (
     FAMILIES,
@@ -38,7 +39,6 @@ from simulator.implementation import LAUNCH_ORDERS
 from simulator.ops import Gemm, Pointwise
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.program import FIRST, REST, WORK_UNIT, Loop, Program, Step
-from simulator.record import record
 from simulator.schedule import COMPUTE, TP, OpTemplate, Repeat, Schedule, Segment
 from simulator.waves import Waves, waves_of
 

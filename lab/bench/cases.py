@@ -49,13 +49,13 @@ def fastest(case: Case, plans: Iterable[SlicePlan]) -> tuple[int, SlicePlan]:
 def recorded(case: Case, plan: SlicePlan) -> Timeline:
     """Return the timeline that the fast engine plays."""
     found = played(case, plan)
-    return record(found.schedule, found.program)
+    return record(found.plays, found.cost)
 
 
 def interval(case: Case, plan: SlicePlan) -> Confidence:
     """Return how sure the time of an iteration is."""
     found = played(case, plan)
-    timeline = record(found.schedule, found.program)
+    timeline = record(found.plays, found.cost)
     return confidence_of(timeline, found.cost, unsure_clocks(case, found))
 
 

@@ -6,11 +6,11 @@ signature. So another clock, or a drawn machine, is another table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from simulator.contention import SCALE, Contention, Family
 from simulator.errors import InputError
 from simulator.kernels import player
 from simulator.kernels.load import call
-from simulator.program import WORK_UNIT, Loop, Program, Step
+from simulator.program import WORK_UNIT
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -85,18 +85,32 @@ class ProgramArrays:
             tuple(state[player.LANE_NS : player.LANE_NS + lanes].tolist()),
         )
 
-    def record(self, pricing: Pricing) -> list[list[tuple[int, int]]]:
-        """Return (start, end) of each lane's steps in ns, in issue order."""
-        lanes = self.steps[:, player.LANE]
-        sizes = [int(self.counts[lanes == lane].sum()) for lane in range(player.LANES)]
+    def record(self, pricing: Pricing) -> tuple[list[int], list[int]]:
+        """Return the starts and the ends of ops in ns, in issue order. A wait for later ranks is
+        the beginning of the op behind it, a REST the end of the op before it."""
+        steps = self.steps[self._unrolled]
+        sizes = np.bincount(steps[:, player.LANE], minlength=player.LANES)
         begins = np.concatenate(([0], np.cumsum(sizes)))
         self.config[player.C_SPANS : player.C_SPANS + player.LANES] = begins[:-1]
-        spans = np.empty((int(begins[-1]), 2), np.int64)
-        self._play(pricing, False, spans)
-        return [
-            list(map(tuple, spans[begins[lane] : begins[lane + 1]].tolist()))
-            for lane in range(player.LANES)
-        ]
+        by_lane = np.empty((len(steps), 2), np.int64)
+        self._play(pricing, False, by_lane)
+        spans = np.empty_like(by_lane)
+        spans[np.argsort(steps[:, player.LANE], kind="stable")] = by_lane
+        waits = pricing.numbers[steps[:, player.NUMBER], player.FAMILY] == 0
+        rests = steps[:, player.PART] == player.REST
+        starts = np.where(np.roll(waits, 1), np.roll(spans[:, 0], 1), spans[:, 0])
+        ends = np.where(np.roll(rests, -1), np.roll(spans[:, 1], -1), spans[:, 1])
+        ops = ~(waits | rests)
+        return starts[ops].tolist(), ends[ops].tolist()
+
+    @property
+    def _unrolled(self) -> Ints:
+        """The rows of all steps in the order in which they are played."""
+        rows: list[Ints] = []
+        for first, last, count in self.parts.tolist():
+            leaves = self.leaves[first:last].tolist()
+            rows += [np.tile(np.arange(a, b), times) for a, b, times in leaves] * count
+        return np.concatenate(rows) if rows else np.empty(0, np.int64)
 
     def _play(self, pricing: Pricing, shortcut: bool, spans: Ints) -> Ints:
         self._check_size(pricing)
@@ -138,92 +152,6 @@ class ProgramArrays:
             )
 
 
-def arrays_of(program: Program) -> tuple[ProgramArrays, Pricing]:
-    """Return a program as arrays, and its durations."""
-    lines = _Lines(program)
-    for count, leaves in _parts(program.root):
-        lines.add_part(count, leaves)
-    return lines.arrays(), lines.pricing()
-
-
-def _parts(root: Loop) -> list[tuple[int, Sequence[Loop]]]:
-    """Return (count, leaves) of each part: loops of steps are leaves, loops of these are parts."""
-    if _is_leaf(root):
-        return [(1, (root,))]
-    loops = cast("tuple[Loop, ...]", root.body)
-    if all(_is_leaf(loop) for loop in loops):
-        return [(root.count, loops)]
-    return [part for loop in loops for part in _parts(loop)] * root.count
-
-
-def _is_leaf(loop: Loop) -> bool:
-    return not loop.body or isinstance(loop.body[0], Step)
-
-
-class _Lines:
-    """Collects the rows of a program's arrays."""
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        self.steps: list[tuple[int, ...]] = []
-        self.waits: list[tuple[int, int]] = []
-        self.leaves: list[tuple[int, int, int]] = []
-        self.parts: list[tuple[int, int, int]] = []
-        self.counts: list[int] = []
-        self.rows: dict[tuple[int, int, int], int] = {}
-        self.numbers: list[list[int]] = [[0, 0, 0, 0] for _ in program.signatures]
-        self.lanes_of = [0] * len(program.signatures)
-        self.families: list[list[Family | None]] = [[None] for _ in range(program.lanes)]
-
-    def add_part(self, count: int, leaves: Sequence[Loop]) -> None:
-        first = len(self.leaves)
-        for leaf in leaves:
-            begin = len(self.steps)
-            for step in cast("tuple[Step, ...]", leaf.body):
-                self._add_step(step)
-            self.counts += [count * leaf.count] * len(leaf.body)
-            self.leaves.append((begin, len(self.steps), leaf.count))
-        self.parts.append((first, len(self.leaves), count))
-
-    def _add_step(self, step: Step) -> None:
-        lane, work, family, waits, launch_ns, room, needs, part, number, idle = step
-        if number < 0:  # a wait for later ranks has no signature
-            number = self.rows.setdefault((work, family, lane), len(self.numbers))
-            if number == len(self.numbers):
-                self.numbers.append([0, 0, 0, 0])
-                self.lanes_of.append(lane)
-        row = self.numbers[number]
-        row[part] = work
-        row[player.FAMILY] = _place(self.families[lane], self.program.families[family])
-        self.lanes_of[number] = lane
-        begin = len(self.waits)
-        self.waits += waits
-        self.steps.append(
-            (lane, number, launch_ns, room, needs, part, begin, len(self.waits), *idle)
-        )
-
-    def arrays(self) -> ProgramArrays:
-        program = self.program
-        config, curve = machine_of(
-            program.lanes, program.queue_depth, program.launch_order, program.most_idle_ns,
-            program.resume,
-        )  # fmt: skip
-        return ProgramArrays(
-            config=config,
-            steps=_table(self.steps, player.STEP_COLUMNS),
-            waits=_table(self.waits, 2),
-            leaves=_table(self.leaves, 3),
-            parts=_table(self.parts, 3),
-            curve=curve,
-            counts=np.array(self.counts, np.float64),
-            lanes_of=tuple(self.lanes_of),
-        )
-
-    def pricing(self) -> Pricing:
-        numbers = _table(self.numbers, player.NUMBER_COLUMNS)
-        return priced(numbers, self.families, self.program.contention)
-
-
 def machine_of(
     lanes: int, queue_depth: int, order: LaunchOrder, most_idle_ns: int, resume: ResumeFit | None
 ) -> tuple[Ints, Floats]:
@@ -247,17 +175,6 @@ def priced(
     """Return the pricing of ``numbers`` with the families of each lane in their order."""
     lanes = tuple(map(tuple, families))
     return Pricing(numbers, _rates(contention, lanes), lanes)
-
-
-def _place(families: list[Any], family: Family | None) -> int:
-    """Return the place of a family among those of its lane, where it is put if it is new."""
-    if family not in families:
-        families.append(family)
-    return families.index(family)
-
-
-def _table(rows: Sequence[Sequence[int]], columns: int) -> Ints:
-    return np.array(rows, np.int64).reshape(len(rows), columns)
 
 
 @lru_cache(maxsize=256)

@@ -41,7 +41,7 @@ class TableCost(CostModel):
         self.launch = launch
         self.skew = skew
         self.resume = resume
-        self.idle = idle or {}
+        self.idle, self.idle_lane = idle or {}, None
         self.compiled = {}
 
     def duration_ns(self, signature: Signature) -> int:

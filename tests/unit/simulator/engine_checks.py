@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from lab.by_hand import record, totals
 from simulator.compiler import compile_program
 from simulator.contention import Contention
 from simulator.engine import play
 from simulator.op_spans import spans_of_ops
 from simulator.program import Program
-from simulator.record import record
+from simulator.record import record as of_schedule
+from simulator.repriced import repriced
 from simulator.schedule import COMPUTE, Op, Schedule, Segment
 from simulator.timeline import Timeline
-from simulator.totals import Totals, totals
+from simulator.totals import Totals
 from tests.unit.simulator.admission_scheduler import admission_schedule
 from tests.unit.simulator.dags import random_dag
 from tests.unit.simulator.list_scheduler import Placed, covered_ns, list_schedule
@@ -80,7 +82,7 @@ def check_dag(seed: int) -> None:
     expected = list_schedule(ops, durations, launches, depth, dag.cost.resume, idle)
     program = compile_program(dag.schedule, dag.cost)
     timeline = play(dag.schedule, program)
-    assert record(dag.schedule, program) == timeline
+    assert of_schedule(repriced(dag.schedule, dag.cost), dag.cost) == timeline
     got = [Placed(*span) for span in zip(timeline.start_ns, timeline.end_ns, strict=True)]
     assert got == expected
     whole = totals_of([op.lane for op in ops], expected, program.lanes)
@@ -95,7 +97,7 @@ def check_contended_dag(seed: int) -> None:
     whole = totals(program, shortcut=False)
     timeline = play(dag.schedule, program)
     assert whole == _timeline_totals(timeline, program)
-    assert record(dag.schedule, program) == timeline
+    assert of_schedule(repriced(dag.schedule, dag.cost), dag.cost) == timeline
     assert totals(program) == whole
     flat = compile_program(unrolled(dag.schedule), dag.cost)
     assert flat.root.steps() == program.root.steps()

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from lab.by_hand import totals
 from simulator.case import Case
 from simulator.clock import Burden
 from simulator.compiler import compile_program
@@ -19,7 +20,6 @@ from simulator.presets import MODELS
 from simulator.profile import Profile
 from simulator.repriced import Repriced
 from simulator.specs import ClusterSpec, Workload
-from simulator.totals import totals
 from tests.unit.simulator.cases import bundled_profile, hot_profile, uneven_profile
 
 SLICED = SlicePlan(row_slices=2, sequence_parallel=True)
