@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -46,8 +47,8 @@ class _Value(NamedTuple):
 
 
 class OpTable:
-    """The ops that were entered, each once. ``played``: of the signatures' numbers; ``values``:
-    how many there are."""
+    """The ops that were entered, each once, by threads one at a time. ``played``: of the
+    signatures' numbers."""
 
     def __init__(self) -> None:
         self.played: list[Played] = []
@@ -57,7 +58,8 @@ class OpTable:
         self._entered: list[OpTemplate] = []  # which keeps their ids
         self._ops: list[tuple[int, ...]] = []
         self._refs: list[tuple[int, ...]] = []
-        self._made = 0, _table((), lives.OP_COLUMNS), _table((), lives.REF_COLUMNS)
+        self._made = _table((), lives.OP_COLUMNS), _table((), lives.REF_COLUMNS)
+        self._entering = Lock()
 
     @property
     def values(self) -> int:
@@ -69,10 +71,10 @@ class OpTable:
         write."""
         rows, ids = self._rows, list(map(id, templates))
         if not rows.keys() >= set(ids):
-            for template in templates:
-                if id(template) not in rows:
-                    rows[id(template)] = len(self._ops)
-                    self._enter(template, sizes)
+            with self._entering:
+                for template in templates:
+                    if id(template) not in rows:
+                        self._enter(template, sizes)
         return [rows[one] for one in ids]
 
     def entered(self, rows: Iterable[int]) -> tuple[OpTemplate, ...]:
@@ -81,12 +83,13 @@ class OpTable:
 
     def tables(self) -> tuple[Ints, Ints]:
         """Return the ops and the values that they read and write, as ``kernels.lives`` says."""
-        known, ops, refs = self._made
-        if known < len(self._ops):
-            ops = np.concatenate((ops, _table(self._ops[known:], lives.OP_COLUMNS)))
-            refs = np.concatenate((refs, _table(self._refs[len(refs) :], lives.REF_COLUMNS)))
-            self._made = len(self._ops), ops, refs
-        return ops, refs
+        with self._entering:
+            ops, refs = self._made
+            if len(ops) < len(self._ops):
+                ops = np.concatenate((ops, _table(self._ops[len(ops) :], lives.OP_COLUMNS)))
+                refs = np.concatenate((refs, _table(self._refs[len(refs) :], lives.REF_COLUMNS)))
+                self._made = ops, refs
+            return ops, refs
 
     def _enter(self, template: OpTemplate, sizes: Mapping[str, int]) -> None:
         role = template.role
@@ -105,6 +108,7 @@ class OpTable:
             template.lane, number, template.offset, begin, reads_end, reads_end, len(self._refs),
             mark,
         ))  # fmt: skip
+        self._rows[id(template)] = len(self._ops) - 1
 
     def _ref(self, ref: Ref, size: int) -> tuple[int, ...]:
         value = self._values.get(ref.name) or self._value(ref.name)
