@@ -37,8 +37,9 @@ from simulator.templates import Templates
 
 SEE_COLUMNS: Final = frozenset({"proj", "fc2", "residual", "residual_bwd"})
 """Fragments whose templates depend on the column pieces of their block's row-parallel GEMM."""
-SEE_DGRADS: Final = frozenset({"qkv_dgrad", "fc1_dgrad", "qkv_wgrad", "fc1_wgrad", "norm_bwd"})
-"""Those whose templates depend on the pieces of its column-parallel dgrad."""
+SEE_DGRADS: Final = frozenset({"qkv_dgrad", "fc1_dgrad", "norm_bwd"})
+"""Those whose templates depend on the pieces of its column-parallel dgrad; wgrads wait for these
+only where nothing is sliced."""
 
 
 @dataclass(kw_only=True)

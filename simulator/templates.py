@@ -54,6 +54,7 @@ class Templates:
     def __post_init__(self) -> None:
         if not self.shared:
             self.shared = shared_by(self.shapes)
+        self._cuts: dict[int, tuple[int, ...]] = {}
 
     def once(
         self, key: tuple[object, ...], make: Callable[[], list[OpTemplate]]
@@ -84,10 +85,12 @@ class Templates:
 
     def cut(self, row: int) -> tuple[int, ...]:
         """Return what templates of a slice depend on of a plan's row slices."""
-        plan = self.shapes.plan
-        if plan.slices_sequences or row < 0:
-            return plan.row_slices, self.shapes.tokens(row)
-        return (self.shapes.tokens(row),)
+        found = self._cuts.get(row)
+        if found is None:
+            plan, tokens = self.shapes.plan, self.shapes.tokens(row)
+            whole = plan.slices_sequences or row < 0
+            found = self._cuts[row] = (plan.row_slices, tokens) if whole else (tokens,)
+        return found
 
     def op(
         self, role: str, row: int, signature: Signature, reads: tuple[Ref, ...],
