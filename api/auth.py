@@ -19,7 +19,7 @@ _REALM: Final = 'Bearer realm="domino_tune"'
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """The caller: owner of jobs, scope of what is allowed, and key for rate limits."""
+    """The caller: owner of jobs, scope of the allowed routes, and key for rate limits."""
 
     owner: str
     scope: Scope
@@ -33,10 +33,11 @@ LOCAL: Final = Caller(owner="local", scope="admin", key="local")
 async def authenticate(
     request: Request, tokens: Lookups, buckets: Buckets, *, required: bool
 ) -> Caller:
-    """Return the caller by the request's token. Raise ProblemError 401, and 429 for too many tries.
+    """Return the caller that the request's token belongs to.
 
-    A token that is sent must be valid, even where none is ``required``. Those that are not valid
-    count by address. They never lock out a valid one: it is looked up first.
+    A token that is sent must be valid, even if none is ``required``. Raise ProblemError 401 for a
+    missing or invalid token, and 429 after too many invalid ones from one address. These never lock
+    out a valid token, which is looked up first.
     """
     given = request.headers.getlist("authorization")
     if not given and not required:
@@ -59,7 +60,7 @@ async def authenticate(
 
 
 def check_scope(caller: Caller, scope: Scope) -> None:
-    """Raise ProblemError 403 where the caller's scope does not include ``scope``."""
+    """Raise ProblemError 403 if the caller's scope does not include ``scope``."""
     if SCOPES.index(caller.scope) < SCOPES.index(scope):
         raise ProblemError(
             403,

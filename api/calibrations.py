@@ -33,12 +33,13 @@ from simulator.errors import DominoTuneError
 
 
 def new_calibration(body: Any, library: Library, owner: str) -> NewJob:
-    """Return the job that a CalibrationBody asks for. Raise InputError, ConflictError where the
-    name is taken, and ProblemError."""
+    """Return the job that a CalibrationBody asks for. Raise InputError, ProblemError, and
+    ConflictError if the name is taken.
+    """
     profile = library.profile(body.profile)
     check_base(profile)
     library.check_calibrated(body.name, profile.name)
-    replace(profile, name=body.name)  # raises for what is no name
+    replace(profile, name=body.name)  # raises for an invalid name
     shelf = library.shelf()
     runs, models = _runs(body), {}
     found = []
@@ -71,7 +72,7 @@ def _runs(body: Any) -> list[AskedRun]:
 
 
 def _body_of(row: RunRow, profile: str) -> Any:
-    """Return the row as JSON would give it, within the same bounds."""
+    """Return the row as a JSON body would give it, checked against the same bounds."""
     run = asked_in(row, profile)
     told = ("label", "measured_ms", "rounding_ms", "note")
     given: dict[str, Any] = {name: getattr(run, name) for name in told if getattr(run, name)}
@@ -103,7 +104,7 @@ def _asked(run: Wire, number: int, profile: str) -> AskedRun:
 
 @contextmanager
 def _placed(*place: str | int) -> Iterator[None]:
-    """Let errors point below ``place`` in the body."""
+    """Prefix the places that errors point at with ``place``."""
     try:
         yield
     except DominoTuneError as error:

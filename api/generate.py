@@ -1,6 +1,6 @@
-"""Wire types made from dataclasses: bodies from requests, answers from results.
+"""Wire types generated from dataclasses: bodies from requests, answers from results.
 
-A new field of a request or a result is on the wire without another line of code.
+A new field of a request or a result appears on the wire without another line of code.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Wire(BaseModel):
 
 
 class WithPlan(Wire):
-    """Base of bodies that may hold a plan file, which then gives what else they must."""
+    """Base of bodies in which a plan file can stand in for the required fields."""
 
     model_config = ConfigDict(
         json_schema_extra={"anyOf": [{"required": ["plan"]}, {"required": list(NEEDED)}]}
@@ -55,7 +55,7 @@ class WithPlan(Wire):
 
 
 class Told(Wire):
-    """Base of answers whose fields are always there."""
+    """Base of answers, whose fields are all present in every answer."""
 
     model_config = ConfigDict(json_schema_serialization_defaults_required=True)
 
@@ -70,7 +70,7 @@ def wire_body(
 ) -> type[Wire]:
     """Return the strict body of ``request``: its fields with their bounds, except ``without``.
 
-    Those that are ``required`` must be given. ``doc`` is by default that of the request.
+    The ``required`` fields must be given. ``doc`` defaults to the request's docstring.
     """
     hints = hints_of(request)
     made: dict[str, Any] = {
@@ -83,7 +83,7 @@ def wire_body(
 
 
 def to_request(body: Wire, kind: type[Asked], without: Collection[str] = ()) -> Asked:
-    """Return the request in ``body``, without an inline plan, and without some fields."""
+    """Return the request in ``body``, without its inline plan and the fields in ``without``."""
     given = body.model_dump(exclude={"plan", *without})
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
 
@@ -120,7 +120,7 @@ def _bounded(name: str, option: Option, core: Any) -> Any:
 
 @functools.cache
 def shown(kind: type) -> type[Wire]:
-    """Return the wire type of what ``results.to_json`` gives for the dataclass ``kind``."""
+    """Return the wire type of the JSON that ``results.to_json`` makes of the dataclass ``kind``."""
     made = shown_fields(kind)
     if kind is SlicePlan:
         made = {"label": (str, ...), **made}
@@ -130,8 +130,8 @@ def shown(kind: type) -> type[Wire]:
 def shown_fields(kind: type, names: Collection[str] | None = None) -> dict[str, Any]:
     """Return (type, default) of every field that JSON shows, or of those in ``names``.
 
-    A field with a default is always in answers, and optional in bodies: older clients do not know
-    it.
+    A field with a default is present in every answer but optional in bodies, because older clients
+    do not know it.
     """
     hints = hints_of(kind)
     return {
@@ -142,14 +142,14 @@ def shown_fields(kind: type, names: Collection[str] | None = None) -> dict[str, 
 
 
 def shown_type(hint: Any) -> Any:
-    """Return a field's type with dataclasses as ``shown`` gives them, and tuples as lists."""
+    """Return a field's wire type: dataclasses as ``shown`` returns them, tuples as lists."""
     if isinstance(hint, type) and is_dataclass(hint):
         return shown(hint)
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return functools.reduce(operator.or_, (shown_type(arg) for arg in inner))
     if origin is tuple:
-        # Of a hundred thousand faulty entries the first is enough.
+        # The first of a hundred thousand faulty entries is enough.
         return Annotated[list[shown_type(inner[0])], pydantic.FailFast()]  # type: ignore[misc]
     if origin is dict:
         return dict[inner[0], shown_type(inner[1])]  # type: ignore[misc,valid-type]

@@ -1,4 +1,4 @@
-"""Intake: the large bodies that a replica holds at once, and whose turn it is to be parsed."""
+"""Intake: limit the large bodies that a replica holds at once, and parse them in turn."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from api.strict_json import count_values
 SMALL_BYTES: Final = 64 << 10
 """Bodies up to this size are parsed in the event loop, and not counted."""
 MOST_BYTES: Final = 96 << 20
-"""Bytes of all callers' large bodies that are on their way, or being worked on."""
+"""Bytes of all callers' large bodies that are arriving or being processed."""
 SHARE_BYTES: Final = 40 << 20
-"""Bytes of one caller's: two uploads, or forty other bodies."""
+"""Bytes of one caller's large bodies: two uploads, or forty other bodies."""
 AT_ONCE: Final = 4
 RETRY_S: Final = 1
 
 
 class Intake:
-    """What large bodies may take. Use it from the event loop only.
+    """The limits on large bodies. Use it from the event loop only.
 
     ``bodies`` and ``uploads`` let one thread at a time parse: a parsed body takes far more memory
     than its bytes, and threads that parse at the same time only wait for each other.
@@ -39,8 +39,9 @@ class Intake:
         self.uploads = anyio.CapacityLimiter(1)
 
     async def pace(self) -> None:
-        """Wait until it is a body's turn to go on: AT_ONCE do in each round of the event loop, so
-        that a round is short however many arrive. A body that does not come holds up no other."""
+        """Wait for this body's turn. AT_ONCE bodies continue in each round of the event loop, which
+        keeps a round short however many arrive. A body that stalls delays no other.
+        """
         async with self._pace:
             await asyncio.sleep(0)
 
@@ -53,10 +54,10 @@ class Intake:
     def body(
         self, caller_key: str, most_values: int | None = None
     ) -> Iterator[Callable[[bytes], None]]:
-        """Yield a function that takes the parts of a caller's body, which are held from then on.
+        """Yield a function that counts each part of a caller's body as held until the context ends.
 
         It raises ProblemError 422 above ``most_values`` values of JSON, 429 above the caller's
-        share of bytes, 503 above that of all.
+        share of bytes, and 503 above the limit for all callers.
         """
         size = held = values = 0
 

@@ -1,4 +1,4 @@
-"""The wire types of jobs, of all kinds: what is told of them, of their points and measurements."""
+"""The wire types of jobs of all kinds, and of their points and measurements."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from domino_tune.service.tasks.quantum import StopReason
 
 
 class Progress(Wire):
-    """How far a job is: ``done`` of ``total`` (null: unknown yet), and what it looks at.
+    """How far a job is: ``done`` of ``total`` steps (null: unknown yet), and its present step.
 
-    ``left``: at most so many are left. ``elapsed_s``: since it started; ``computed_s``: of them it
-    computed, at most ``limit_s``; ``eta_s``: about so many more. null: unknown.
+    ``left``: most steps that are left. ``elapsed_s``: time since the job started; ``computed_s``:
+    the part of it spent computing, at most ``limit_s``; ``eta_s``: estimated time left. null:
+    unknown.
     """
 
     done: int
@@ -40,10 +41,10 @@ class Progress(Wire):
 
 
 class JobHead(Wire):
-    """What lists and events tell of a job; times are RFC 3339, UTC. ``label``: what its owner calls
+    """A job as lists and events show it; times are RFC 3339, UTC. ``label``: its owner's name for
     it.
 
-    ``stopped_by``: why it ends, or has ended, before all was searched: ``user``, or ``time``.
+    ``stopped_by``: why the search ends or ended early: ``user``, or ``time``.
     """
 
     id: str
@@ -62,32 +63,33 @@ class JobHead(Wire):
 
 
 class Tune(JobHead):
-    """A tuning job; ``result`` is there when it is done."""
+    """A tuning job; ``result`` is set when it is done."""
 
     result: TuneResultShown | None  # type: ignore[valid-type]
 
 
 class Sweep(JobHead):
-    """A sweep; ``result`` is there when it is done, its points are there one by one before."""
+    """A sweep; ``result`` is set when it is done; its points become available one by one before."""
 
     result: WhatIfResultShown | None  # type: ignore[valid-type]
 
 
 class LayoutSearch(JobHead):
-    """A search of layouts; ``result`` is there when it is done."""
+    """A search of layouts; ``result`` is set when it is done."""
 
     result: LayoutsResultShown | None  # type: ignore[valid-type]
 
 
 class Scale(JobHead):
-    """A search of layouts at several numbers of GPUs; ``result`` is there when it is done, its
-    points are there one by one before."""
+    """A search of layouts at several numbers of GPUs; ``result`` is set when it is done; its points
+    become available one by one before.
+    """
 
     result: ScaleResultShown | None  # type: ignore[valid-type]
 
 
 class CalibrationJob(JobHead):
-    """A calibration; ``result`` is there when it is done, and so is the profile in the library."""
+    """A calibration; when it is done, ``result`` is set and the profile is in the library."""
 
     result: CalibrateResultShown | None  # type: ignore[valid-type]
 
@@ -97,36 +99,37 @@ class AnyJob(RootModel[Tune | Sweep | LayoutSearch | Scale | CalibrationJob]):
 
 
 class JobPage(Wire):
-    """Jobs, newest first; ``next`` is the cursor of the page after, null on the last."""
+    """Jobs, newest first; ``next`` is the cursor of the next page, null on the last."""
 
     items: list[JobHead]
     next: str | None
 
 
 class SweepPoint(Wire):
-    """One point of a sweep, by its place in it."""
+    """One point of a sweep, with its index in the sweep."""
 
     index: int
     point: WhatIfPointShown  # type: ignore[valid-type]
 
 
 class SweepPointPage(Wire):
-    """Points of a sweep by their place; ``next`` is the cursor of the page after."""
+    """Points of a sweep by index; ``next`` is the cursor of the next page."""
 
     items: list[SweepPoint]
     next: str | None
 
 
 class GpusPoint(Wire):
-    """The best layout at one number of GPUs, by its place among the numbers."""
+    """The best layout at one number of GPUs, with the index of that number."""
 
     index: int
     point: shown(ScalePoint)  # type: ignore[valid-type]
 
 
 class GpusPointPage(Wire):
-    """Points of a search at several numbers of GPUs by their place; ``next`` is the cursor of the
-    page after."""
+    """Points of a search at several numbers of GPUs, by index; ``next`` is the cursor of the next
+    page.
+    """
 
     items: list[GpusPoint]
     next: str | None
@@ -144,7 +147,7 @@ class Compared(Wire):
 
 
 class Validation(Wire):
-    """A plan of a tune as a cluster measured it, beside the prediction."""
+    """A tune's plan as a cluster measured it, next to the prediction."""
 
     id: str
     created: str
@@ -153,7 +156,7 @@ class Validation(Wire):
 
 
 class ValidationPage(Wire):
-    """Measured results of a tune, oldest first; ``next`` is the cursor of the page after."""
+    """Measured results of a tune, oldest first; ``next`` is the cursor of the next page."""
 
     items: list[Validation]
     next: str | None

@@ -38,7 +38,7 @@ RETRY_S: Final = 1
 """Retry-After of a job that was just submitted."""
 LONGEST_SEARCH: Final = 100
 SEARCHES: Final = ("tune", "layout", "scale")
-"""Kinds of jobs that are refused where nothing fits the memory."""
+"""Kinds of jobs that are refused if nothing fits in memory."""
 _WAIT: Final = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?([0-9]{1,6})\"?\s*(?=$|[,;])", re.ASCII)
 
 Prefer = Annotated[
@@ -65,7 +65,7 @@ Words = Annotated[
     str | None,
     Query(
         max_length=LONGEST_SEARCH,
-        description="Words, each of which stands in label or request, in small or capital letters, "
+        description="Words, each of which occurs in label or request, in small or capital letters, "
         "or is the job's id.",
     ),
 ]
@@ -79,7 +79,9 @@ async def _wanted(
     created_before: Moment = None,
     q: Words = None,
 ) -> JobFilter:
-    """Return which jobs a list asks for. Raise ProblemError 422 for a time that there is not."""
+    """Return the filter that a list's query asks for. Raise ProblemError 422 for an
+    invalid time.
+    """
     return JobFilter(
         state=state, model=model, profile=profile, words=q,
         from_s=_seconds("created_from", created_from),
@@ -108,7 +110,8 @@ async def submit_job(
     key: str | None,
     prefer: str | None,
 ) -> Response:
-    """Queue a job. Answer 202, or 200 with the job where it ends while ``prefer`` waits.
+    """Queue a job. Answer 202, or 200 with the job if it ends within the wait that ``prefer`` asks
+    for.
 
     Raise as ``Kind.new`` does, KeyReuseError and QueueFullError.
     """
@@ -128,7 +131,7 @@ async def submit_job(
 async def _queued(
     request: Request, caller: Caller, kind: JobKind, body: Wire, given: Idempotency | None
 ) -> Job:
-    """Return a new job, or the one that the key made earlier, before anything else is checked."""
+    """Return a new job, or the job that the key created earlier, without checking anything else."""
     parts = parts_of(request)
     earlier = None if given is None else await in_thread(parts.jobs.replayed, given)
     if earlier is not None:
@@ -158,7 +161,7 @@ def wait_of(prefer: str | None) -> int:
 
 
 async def find_job(request: Request, caller: Caller, kind: JobKind | None, identity: str) -> Job:
-    """Return the caller's job of that kind, or of any. Raise NotFoundError."""
+    """Return the caller's job of that kind, or of any kind if None. Raise NotFoundError."""
     job = await in_thread(parts_of(request).jobs.get, identity, caller.owner)
     if kind is not None and job.kind != kind:
         raise no_such_job(identity)
@@ -166,7 +169,7 @@ async def find_job(request: Request, caller: Caller, kind: JobKind | None, ident
 
 
 async def _ended(request: Request, job: Job, wait_s: float) -> Job:
-    """Return the job when it ends, after ``wait_s``, or when the service stops."""
+    """Return the job once it ends, ``wait_s`` has passed, or the service stops."""
     parts = parts_of(request)
     end, pause_s = time.monotonic() + wait_s, FIRST_POLL_S
     while not job.ended and time.monotonic() < end and not parts.draining.is_set():
@@ -178,7 +181,7 @@ async def _ended(request: Request, job: Job, wait_s: float) -> Job:
 
 @contextmanager
 def counted(parts: Parts, key: str) -> Iterator[None]:
-    """Count a stream or wait of the caller ``key`` while it lasts."""
+    """Count a stream or wait of the caller ``key`` until it ends."""
     parts.streams[key] += 1
     try:
         yield
@@ -189,7 +192,7 @@ def counted(parts: Parts, key: str) -> Iterator[None]:
 
 
 async def pause(draining: asyncio.Event, seconds: float) -> None:
-    """Wait, at most until the service stops."""
+    """Wait ``seconds``, or until the service stops."""
     try:
         await asyncio.wait_for(draining.wait(), seconds)
     except TimeoutError:
@@ -199,7 +202,7 @@ async def pause(draining: asyncio.Event, seconds: float) -> None:
 async def job_response(
     request: Request, job: Job, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Answer with the job and its result, if any, whose bytes stay as they are."""
+    """Answer with the job and its result, if any; the bytes of the result stay as stored."""
     result = b"null"
     if job.state == "done":
         result = await in_thread(parts_of(request).jobs.result, job.id)
@@ -229,7 +232,7 @@ def job_head(request: Request, job: Job) -> dict[str, Any]:
 
 
 def _progress(request: Request, job: Job) -> dict[str, Any]:
-    """Return how far a job is, and about how long it still computes, within its limit."""
+    """Return how far a job is, with an estimate of the computing time left, within its limit."""
     found, limit_s = job.progress, parts_of(request).settings.job_s
     ended_s = job.finished_s or time.time()
     eta_s = 0.0 if job.ended else found.eta_s
@@ -269,7 +272,7 @@ async def points_response(
     cursor: str | None,
     limit: int,
 ) -> Response:
-    """Answer with a page of the points that are known of a job, by their place."""
+    """Answer with a page of a job's points so far, by index."""
     job = await find_job(request, caller, kind, job_id)
     found, following = await in_thread(parts_of(request).jobs.points, job.id, cursor, limit)
     items = b",".join(b'{"index":%d,"point":%s}' % (one.index, one.body) for one in found)

@@ -1,4 +1,4 @@
-"""Look-ups of tokens: in threads, one for all requests that bring the same token at once."""
+"""Look-ups of tokens in threads; one serves all requests that bring the same token at once."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import anyio
 from domino_tune.service.tokens import Token
 
 MOST_UNSEEN: Final = 2
-"""Tokens not seen lately that are looked up at once: guesses do not take the threads of others."""
+"""Tokens not seen lately that are looked up at once, so that guesses cannot use up the threads."""
 
 
 class Lookups:
-    """Answers of ``find(secret)``, which blocks. Use it from the event loop only.
+    """Shares the answers of ``find(secret)``, which blocks. Use it from the event loop only.
 
-    A look-up begins after all requests that it answers have come, so a token that was revoked
-    before a request is not found for it. Sixty requests of one caller at the same moment looked up
-    one by one held up the event loop: each of its socket calls waited for a thread.
+    A look-up starts after all requests that it answers have arrived, so a token that was revoked
+    before a request is not found for it. Looking up sixty simultaneous requests of one caller one
+    by one held up the event loop: each of their socket calls waited for a thread.
     """
 
     def __init__(self, find: Callable[[str], Token | None]) -> None:
@@ -30,8 +30,9 @@ class Lookups:
         self._unseen = anyio.CapacityLimiter(MOST_UNSEEN)
 
     async def find(self, secret: str, *, seen: bool) -> Token | None:
-        """Return the token with this secret; None where there is none. ``seen``: it was valid
-        lately. Raise what ``find`` raises."""
+        """Return the token with this secret, or None if it does not exist. ``seen``: it was valid
+        lately. Raise what ``find`` raises.
+        """
         coming = self._coming.get(secret)
         if coming is None:
             coming = self._coming[secret] = asyncio.create_task(self._look_up(secret, seen))

@@ -114,8 +114,9 @@ def document(app: FastAPI, declared: Iterable[Declared]) -> dict[str, Any]:
 
 
 def _add_schema(schemas: dict[str, Any], kind: type[BaseModel]) -> None:
-    """Add a body. What stands in answers, too, has a name of its own here: there every field is
-    needed, and here not."""
+    """Add a body's schema. Schemas that answers use, too, get a name of their own here, because
+    every field is required in answers and not in bodies.
+    """
     schema = kind.model_json_schema(ref_template=REFERENCE.format(model="{model}" + GIVEN))
     for name, inner in schema.pop("$defs", {}).items():
         schemas[name + GIVEN] = inner
@@ -123,7 +124,7 @@ def _add_schema(schemas: dict[str, Any], kind: type[BaseModel]) -> None:
 
 
 def _add_examples(operation: dict[str, Any]) -> None:
-    """Add the values of parameters; ``_content`` has the bodies'."""
+    """Add example values of parameters; ``_content`` adds those of bodies."""
     example = EXAMPLES.get(operation["operationId"], Example())
     for parameter in operation.get("parameters", ()):
         if parameter["name"] in example.parameters:

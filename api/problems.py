@@ -46,7 +46,7 @@ class Problem(BaseModel):
     detail: str
     type: str = Field(
         default_factory=lambda known: type_of(known["title"]),
-        description="A place of this server's docs that tells what it means and what to do.",
+        description="A place in this server's docs that says what it means and what to do.",
     )
     instance: str | None = None
     reason: str | None = None

@@ -17,9 +17,9 @@ from api.problems import ProblemError
 from domino_tune.service.executors.errors import ExecutorLostError, WorkerDiedError
 
 MOST_WAITING: Final = 64
-"""Different computations that wait or run; more are refused."""
+"""Most different computations that wait or run; more are refused."""
 MOST_OF_A_CALLER: Final = 8
-"""Computations that one caller waits for."""
+"""Computations that one caller may wait for."""
 STORED_BYTES: Final = 8 << 20
 RETRY_S: Final = 1
 Compute = Callable[[str, bytes], bytes]
@@ -27,7 +27,7 @@ Compute = Callable[[str, bytes], bytes]
 
 @dataclass(kw_only=True, eq=False)
 class _Running:
-    """A computation that waits or runs, and the number of each caller's requests for it."""
+    """A computation that waits or runs, with the number of requests for it by caller."""
 
     call: Future[bytes]
     future: asyncio.Future[bytes]
@@ -55,9 +55,10 @@ class Quick:
     async def answer(self, caller_key: str, kind: str, task: bytes) -> bytes:
         """Return the result for ``task``, which ``caller_key`` asks for.
 
-        Raise what the computation raises, ProblemError 429 where the caller waits for too many
-        answers, and 503 where all callers do or the deadline has passed. Then a computation that
-        has begun goes on and is stored; another is dropped unless somebody else waits for it.
+        Raise what the computation raises, ProblemError 429 if the caller waits for too many
+        answers, and 503 if all callers together do or the deadline has passed. After that deadline
+        a running computation continues and its answer is stored; a queued one is dropped unless
+        somebody else waits for it.
         """
         key = hashlib.sha256(kind.encode() + b"\0" + task).digest()
         if key in self._stored:
@@ -89,7 +90,7 @@ class Quick:
         return running
 
     def _leave(self, key: bytes, running: _Running, caller_key: str) -> None:
-        """Drop a computation that has not begun and that nobody waits for."""
+        """Drop the computation if it has not started and nobody waits for it."""
         running.askers[caller_key] -= 1
         if not running.askers[caller_key]:
             del running.askers[caller_key]

@@ -1,7 +1,7 @@
-"""Middleware of whole answers: an ETag on each answer to GET and HEAD, 304 where the caller has it
-already, and gzip where the caller takes it.
+"""Middleware for whole answers: an ETag on each answer to GET and HEAD, 304 if the caller has it
+already, and gzip if the caller accepts it.
 
-Event streams, plain text and answers in parts pass through as they are.
+Event streams, plain text and streamed answers pass through unchanged.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ TYPES: Final = frozenset({
 """Media types of whole answers."""
 READING: Final = ("GET", "HEAD")
 LEAST_BYTES: Final = 1024
-"""Smaller answers are not compressed: a packet is a packet."""
+"""Smaller answers are not compressed: they fit in one packet anyway."""
 IN_THREAD_BYTES: Final = 64 << 10
 LEVEL: Final = 4
-"""Of gzip: twice as fast as the usual 6 for a twentieth more bytes."""
+"""Level of gzip: twice as fast as the usual 6 for 5 % more bytes."""
 ZIPPED: Final = ";gzip"
 """End of a strong ETag of an answer that was compressed (RFC 9110, section 8.8.3.3)."""
 CACHING: Final = "private, no-cache"
@@ -50,7 +50,7 @@ class Representation:
 
 
 class _Answer:
-    """An answer whose start is held back until its body is known."""
+    """Holds back the start of an answer until its body is known."""
 
     def __init__(self, method: str, asked: Headers, send: Send) -> None:
         self._reads = method in READING
@@ -59,7 +59,7 @@ class _Answer:
         self._start: Message | None = None
 
     async def send(self, message: Message) -> None:
-        """Take a message of the application, and send what stands for it."""
+        """Take a message from the application and send its representation."""
         if message["type"] == "http.response.start" and _is_whole(message):
             self._start = message
             return
@@ -71,7 +71,7 @@ class _Answer:
         await self._send(message)
 
     async def _represented(self, start: Message, message: Message) -> Message:
-        """Return the body to send; change the start that goes before it."""
+        """Return the body to send, and change its start message to match."""
         body: bytes = message.get("body", b"")
         headers = MutableHeaders(raw=start["headers"])
         headers.add_vary_header("Accept-Encoding")
@@ -119,7 +119,7 @@ def _weak_tag(body: bytes) -> str:
 
 
 async def _off_loop(body: bytes, function: Callable[[bytes], Made]) -> Made:
-    """Return the function of the body, computed in a thread where that takes a while."""
+    """Return ``function(body)``, computed in a thread if the body is large."""
     if len(body) < IN_THREAD_BYTES:
         return function(body)
     return await anyio.to_thread.run_sync(function, body)

@@ -59,7 +59,7 @@ LayoutBody = wire_body(
     TuneRequest,
     without=LAYOUTS_NOT_SERVED,
     required=("model", "profile", "seq_length", *LAYOUT_FIELDS),
-    doc="Find the best layouts of so many GPUs for a global batch. Of tp, pp, vpp, cp, dp, "
+    doc="Find the best layouts of this many GPUs for a global batch. Of tp, pp, vpp, cp, dp, "
     "micro_batch_size and recompute those that are given stay; the others are searched.",
 )
 ScaleBody = wire_body(

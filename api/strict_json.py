@@ -2,7 +2,7 @@
 
 Refused: what is not JSON, bad UTF-8, duplicate keys, NaN, infinities, numbers too large to be
 finite, integers of too many digits, NUL and lone surrogates in text, and deep nesting. Values are
-counted while they arrive (``api.intake``): as Python's objects they take a hundred times the bytes.
+counted while they arrive (``api.intake``): as Python objects they take a hundred times the bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final
 from api.problems import MOST_FAULTS, Fault, bad_body, pointer
 
 DEEPEST: Final = 32
-"""Depth of objects and lists; plan files and profiles have fewer than ten."""
+"""Greatest depth of objects and lists; plan files and profiles have fewer than ten levels."""
 MOST_DIGITS: Final = 40
 MOST_KEYS: Final = 10_000
 """Keys of a body that is not a profile."""
@@ -79,10 +79,10 @@ class _Reader:
 
 
 def count_values(part: bytes) -> int:
-    """Return how many values may begin in a part of a body, before anything is made of it.
+    """Return how many values may begin in a part of a body, without parsing it.
 
-    Each value follows a comma or an opening bracket, or is the only one. Those within text count
-    too: no text here has thousands of them.
+    Each value follows a comma or an opening bracket, or is the only one. Commas and brackets within
+    text count too: no text here has thousands of them.
     """
     return part.count(b",") + part.count(b"[") + part.count(b"{")
 
@@ -90,7 +90,7 @@ def count_values(part: bytes) -> int:
 def read_json(data: bytes, most_keys: int = MOST_KEYS) -> Any:
     """Return the JSON value in ``data``; skip a byte-order mark.
 
-    Raise ProblemError: 400 for what is not JSON, 422 for everything else.
+    Raise ProblemError: 400 if ``data`` is not JSON, 422 for every other fault.
     """
     if data.count(b":") > most_keys and any(islice(_KEY.finditer(data), most_keys, None)):
         raise bad_body(f"The body may hold at most {most_keys:,} keys.")
@@ -161,7 +161,7 @@ def _is_text(text: str) -> bool:
 
 
 def _walk(value: Any) -> Iterator[tuple[Place, Any]]:
-    """Yield every value with its place, in order, without recursion, whose depth Python limits."""
+    """Yield every value with its place, in order, without recursion, as Python limits its depth."""
     yield (), value
     open_ones: list[tuple[Place, Iterator[tuple[str | int, Any]]]] = []
     if isinstance(value, dict | list):

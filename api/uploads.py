@@ -1,7 +1,7 @@
-"""Uploads: profiles' files, read strictly, and those of many values in a process of their own.
+"""Uploads: read profile files strictly, and those of many values in a process of their own.
 
 Reading a file of 16 MiB takes seconds and hundreds of MiB: a thread would hold up all others, and
-Python would keep much of the memory. The process ends with what it took.
+Python would keep much of the memory. A process releases its memory when it ends.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from simulator.limits import LONGEST_NOTE
 
 FEW_VALUES: Final = 10_000
 FEW_BYTES: Final = 2 << 20
-"""A file of no more is read by a thread in some ms, where a process takes hundreds to begin.
-Bundled profiles have 800 to 54,000 values."""
+"""Files up to this size are parsed in a thread within some ms; starting a process takes hundreds.
+Bundled profiles have 800 to 54,000 values.
+"""
 RETRY_S: Final = 1
 
 
 async def read_upload(data: bytes, turn: anyio.CapacityLimiter, deadline_s: float) -> FiledProfile:
-    """Return the profile in ``data``, when it is its ``turn``.
+    """Wait for a ``turn``, then return the profile in ``data``.
 
-    Raise ProblemError: 400 where it is not JSON, 422 where it is none that is taken, 503 where it
-    takes more than ``deadline_s`` or its process died; ProfileError where it is no profile.
+    Raise ProblemError: 400 if it is not JSON, 422 if it is not acceptable, 503 if reading takes
+    more than ``deadline_s`` or its process died; ProfileError if it is not a valid profile.
     """
     async with turn:
         if _is_light(data):
@@ -64,7 +65,7 @@ def read_profile(data: bytes) -> FiledProfile:
 
 
 def _check(data: bytes) -> None:
-    """Raise ProblemError for what is no strict JSON, and for texts of which a profile has none."""
+    """Raise ProblemError if ``data`` is not strict JSON or has a text too long for a profile."""
     plain = read_json(data, len(data))
     if not isinstance(plain, dict):
         raise bad_body("The body must be a JSON object.")

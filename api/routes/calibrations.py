@@ -20,7 +20,7 @@ routes: Final = job_routes(
         create="Fit a profile to measured iterations: a job, which keeps the calibrated profile "
         "under its new name when it is done.",
         list="Your calibrations, newest first, without their results.",
-        get="A calibration: its progress, and when it is done what the runs told.",
+        get="A calibration: its progress, and when it is done what the runs showed.",
         cancel="Call a calibration off; one that has ended stays as it is.",
         delete="Delete a calibration that has ended; its profile stays in the library.",
     ),

@@ -1,4 +1,4 @@
-"""Layouts: jobs that find how to divide a model and a global batch among so many GPUs."""
+"""Layouts: jobs that find how to divide a model and a global batch among a number of GPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from api.wire import JobId, Me
 routes: Final = job_routes(
     "layout", "layouts", LayoutBody, LayoutSearch, Nouns("layout_search", "layout_searches"),
     Texts(
-        create="Find the best layouts of so many GPUs for a global batch: a job, whose progress "
+        create="Find the best layouts of this many GPUs for a global batch: a job, whose progress "
         "and result are at its Location. What is given of a layout stays.",
         list="Your searches of layouts, newest first, without their results.",
         get="A search of layouts: its progress, the best layout so far, and when it is done "
@@ -33,14 +33,15 @@ routes: Final = job_routes(
 async def get_layout_plan(
     request: Request, caller: Me, job_id: JobId, to: To = None, of: Of = None
 ) -> Response:
-    """The plan of the best layout of a search that is done, as a plan file; with `to` what makes a
-    framework run it, whose `text` is for a shell to source."""
+    """The plan of the best layout of a search that is done, as a plan file. With `to`: what makes a
+    framework run it, whose `text` a shell can source.
+    """
     return await plan_response(request, caller, "layout", job_id, to, of)
 
 
 @routes.route("GET", "/v1/layouts/{job_id}/report", scope="read", media_type="text/html")
 async def get_layout_report(request: Request, caller: Me, job_id: JobId) -> Response:
-    """The page of a search of layouts that is done, with everything inside."""
+    """The page of a search of layouts that is done; it needs no other files."""
     return await report_response(request, caller, "layout", job_id)
 
 

@@ -31,7 +31,7 @@ Name = Annotated[
 async def list_models(
     request: Request, caller: Me, cursor: Cursor = None, limit: Limit = 50
 ) -> Response:
-    """Presets, then models that were added."""
+    """Presets, then the models that users added."""
     models = await in_thread(parts_of(request).library.list_models)
     return sliced(models, lambda one: one.name, _plain, cursor, limit)
 
@@ -54,8 +54,9 @@ async def add_model(
     idempotency_key: IdempotencyKey = None,
     body: Any = object_body(),
 ) -> Response:
-    """Keep a Hugging Face config.json under a name; keys that do not matter to its shape are
-    ignored. 200 where the name was there: it stands for this model from now on."""
+    """Keep a Hugging Face config.json under a name; keys that do not affect its shape are ignored.
+    200 if the name existed: from now on it means this model.
+    """
     key = idempotency(request, caller, idempotency_key)
     library = parts_of(request).library
     model, created = await in_thread(_add, library, name, body, key, caller.owner)

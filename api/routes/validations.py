@@ -1,4 +1,4 @@
-"""Validations: what a cluster measured with a tune's plan, beside the prediction."""
+"""Validations: what a cluster measured with a tune's plan, next to the prediction."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAME: Final = ("model", "workload", "cluster")
 """Fields that must be the same in a measurement and in the tune."""
 ValidationId = Annotated[str, Path(pattern=r"^val_[0-9a-f]{32}$", description="A validation.")]
 LARGEST: Final = 1e9
-"""The largest number of a plan: as milliseconds, eleven days."""
+"""The largest number that a plan may have: as milliseconds, eleven days."""
 STEPS: Final = ("iteration_ms", "makespans_ms")
 """Times of whole steps."""
 Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Most entries of a page.")]
@@ -42,7 +42,9 @@ async def add_validation(
     idempotency_key: IdempotencyKey = None,
     body: Any = body_of(ValidationBody),
 ) -> Response:
-    """Report what `validate --json` printed of the tune's plan; kept before this is answered."""
+    """Report what `validate --json` printed for the tune's plan; it is stored before the answer is
+    sent.
+    """
     parts = parts_of(request)
     job = await find_job(request, caller, "tune", job_id)
     if job.state != "done":
@@ -70,7 +72,7 @@ async def add_validation(
 async def list_validations(
     request: Request, caller: Me, job_id: JobId, cursor: Cursor = None, limit: Limit = MAX_LIMIT
 ) -> Response:
-    """What was measured of the tune's plan, oldest first, beside what was predicted."""
+    """What was measured with the tune's plan, oldest first, next to what was predicted."""
     parts = parts_of(request)
     job = await find_job(request, caller, "tune", job_id)
     stored, following = await in_thread(parts.measurements.page, job.id, cursor, limit)
@@ -82,7 +84,7 @@ async def list_validations(
 async def delete_validation(
     request: Request, caller: Me, job_id: JobId, validation_id: ValidationId
 ) -> Response:
-    """Delete what was measured."""
+    """Delete a validation."""
     parts = parts_of(request)
     job = await find_job(request, caller, "tune", job_id)
     await in_thread(parts.measurements.delete, job.id, validation_id)
@@ -97,7 +99,7 @@ def _tuned(result: bytes) -> dict[str, Any]:
 
 def _check(measured: dict[str, Any], tuned: dict[str, Any]) -> None:
     """Raise ProblemError 422 unless the tune's own plan was measured, on the tune's own case, with
-    numbers that a machine can have.
+    plausible numbers.
 
     The kernels may differ: plans run with those of the runtime.
     """
@@ -112,7 +114,7 @@ def _check(measured: dict[str, Any], tuned: dict[str, Any]) -> None:
 
 
 def _plans(tuned: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the best plan, and the one that the verdict recommends: ``--out`` writes that."""
+    """Return the best plan, and the plan that the verdict recommends, which ``--out`` writes."""
     compared = tuned["verdict"]["contestants"] if tuned["verdict"] else ()
     fitting = (one for one in compared if one["fits_chance"] >= SURE)
     leader = max(fitting, key=lambda one: float(one["chance"]), default=tuned)
@@ -122,7 +124,7 @@ def _plans(tuned: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 def _check_numbers(found: Any, place: tuple[str | int, ...], time: str = "") -> None:
     """Raise ProblemError 422 at the first number within ``found`` that nobody can have measured.
 
-    ``time``: the field of which ``found`` is a part, where it holds times.
+    ``time``: the ``_ms`` field that contains ``found``, or empty.
     """
     if isinstance(found, dict | list):
         for part, inner in found.items() if isinstance(found, dict) else enumerate(found):
@@ -137,7 +139,9 @@ def _check_numbers(found: Any, place: tuple[str | int, ...], time: str = "") -> 
 
 
 def _beside(stored: StoredValidation, tuned: dict[str, Any]) -> dict[str, Any]:
-    """Return a report: each plan's predicted and measured time, then all that was sent."""
+    """Return a report: each plan's predicted and measured time, then the whole body that
+    was sent.
+    """
     result = json.loads(stored.body)
     return {
         "id": stored.id,

@@ -77,7 +77,7 @@ class WorkloadFields(Request):
         flag="--pp-layers", metavar="N,N,…", default=None,
     )  # fmt: skip
     overlap_p2p: bool | None = option(
-        "Messages between stages run beside compute (default: as Megatron's schedule has it).",
+        "Messages between stages run alongside compute (default: as Megatron's schedule has it).",
         flag="--overlap-p2p", default=None,
     )  # fmt: skip
     cp: int | None = option(
@@ -127,11 +127,11 @@ class WorkloadFields(Request):
         flag="--data-parallel", choices=DATA_PARALLEL, default=None,
     )  # fmt: skip
     overlap_grad_reduce: bool | None = option(
-        "Reduce gradients beside backward, in buckets (default on).",
+        "Reduce gradients alongside backward, in buckets (default on).",
         flag="--overlap-grad-reduce", default=None,
     )  # fmt: skip
     overlap_param_gather: bool | None = option(
-        "Gather updated parameters beside forward, in buckets (default on).",
+        "Gather updated parameters alongside forward, in buckets (default on).",
         flag="--overlap-param-gather", default=None,
     )  # fmt: skip
     grad_dtype: str | None = option(
@@ -145,7 +145,7 @@ class WorkloadFields(Request):
         flag="--recompute", choices=RECOMPUTE, default=None,
     )  # fmt: skip
     recompute_layers: int | None = option(
-        "Recompute in so many of the first layers only (default all).",
+        "Recompute only in this many of the first layers (default all).",
         flag="--recompute-layers", metavar="N", default=None, minimum=1,
     )  # fmt: skip
     implementation: str | None = option(
@@ -158,7 +158,7 @@ class WorkloadFields(Request):
         flag="--implementation-set", metavar="KEY=VALUE", default=(),
     )  # fmt: skip
     tp_backward_overlap: bool | None = option(
-        "Without Domino, backward's gathers and sums run beside GEMMs (default by implementation).",
+        "Without Domino, backward's gathers and sums overlap GEMMs (default by implementation).",
         flag="--tp-backward-overlap", default=None,
     )  # fmt: skip
     tp_collectives: str | None = option(

@@ -1,4 +1,4 @@
-"""Errors as problems (RFC 9457): of a refused request, of a failed job."""
+"""Errors as problems (RFC 9457), for refused requests and failed jobs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ _TOLD: Final = re.compile(rf"({_FLAG.pattern})( (?=[0-9]))?")
 def plain_problem(error: BaseException) -> dict[str, Any]:
     """Return the error as a problem; ``detail`` names fields as bodies do, and hides a bug's text.
 
-    The problem of an InfeasiblePlanError also has its ``reason``, and its ``change`` where it knows
-    one.
+    The problem of an InfeasiblePlanError also has its ``reason``, and its ``change`` if it has one.
     """
     meaning = meaning_of(error)
     known = isinstance(error, DominoTuneError)
@@ -41,13 +40,14 @@ def plain_problem(error: BaseException) -> dict[str, Any]:
 
 
 def type_of(title: str) -> str:
-    """Return the type of a problem, a URI of the service's page that tells what it means."""
+    """Return the type of a problem: the URI of the service's page that explains it."""
     return f"{TYPES}#{title.lower().replace(' ', '-')}"
 
 
 def in_wire_words(text: str) -> str:
-    """Return ``text`` with each option of the command line replaced by its name in bodies:
-    ``tp = 8`` for ``--tp 8``."""
+    """Return ``text`` with each command-line option replaced by its name in bodies: ``tp = 8`` for
+    ``--tp 8``.
+    """
 
     def named(told: re.Match[str]) -> str:
         name = _fields_by_flag().get(told[1])

@@ -1,4 +1,4 @@
-"""One request a verb; the command line and the API are made from these classes."""
+"""One request per verb; the command line and the API are generated from these classes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OBJECTIVES = ("simulate", "measure")
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateRequest(PlanFields):
-    """Predict one plan beside the baseline and the no-communication bound."""
+    """Predict one plan, with the baseline and the no-communication bound."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class TuneRequest(WorkloadFields, RanksFields):
         flag="--objective", choices=OBJECTIVES, default="simulate",
     )  # fmt: skip
     evidence: str | None = option(
-        "File of every measured run; given again, the search goes on (objective measure).",
+        "File of every measured run; given again, the search continues (objective measure).",
         flag="--evidence", metavar="FILE", default=None,
     )  # fmt: skip
     force: bool = option(
@@ -57,8 +57,8 @@ class TuneRequest(WorkloadFields, RanksFields):
         flag="--target", choices=TARGET_NAMES, default=None,
     )  # fmt: skip
     gpus: int | None = option(
-        "Find the best layout of so many GPUs: tp, pp, vpp, cp, dp, micro-batch and recomputation, "
-        "of which those that are given stay.",
+        "Find the best layout of this many GPUs: tp, pp, vpp, cp, dp, micro-batch and "
+        "recomputation; those that are given stay as given.",
         flag="--gpus", metavar="N", default=None, minimum=1, maximum=1 << 16,
     )  # fmt: skip
     global_batch_size: int | None = option(
@@ -100,7 +100,7 @@ class WhatIfRequest(PlanFields):
 
 @dataclass(frozen=True, kw_only=True)
 class ValidateRequest(RanksFields):
-    """Run plans on real ranks beside the baseline and the bound; compare with predictions."""
+    """Run plans on real ranks, with the baseline and the bound; compare with predictions."""
 
     plan: tuple[str, ...] = option(
         "Plan file of `tune --out`; may be repeated for the same model and batch.",
@@ -128,7 +128,7 @@ class ValidateRequest(RanksFields):
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileRequest(RanksFields):
-    """Measure this machine into a profile; the same command again goes on where it stopped."""
+    """Measure this machine into a profile; run the same command again to continue."""
 
     name: str = option("Name of the profile.", flag="--name", metavar="NAME")
     for_model: str | None = option(
@@ -169,7 +169,7 @@ class ProfileRequest(RanksFields):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanShowRequest(Request):
-    """Show what a plan file holds."""
+    """Show the contents of a plan file."""
 
     file: str = option("Plan file.", metavar="FILE")
 
@@ -211,4 +211,4 @@ LAYOUTS_NOT_SERVED: Final = (
 SCALE_NOT_SERVED: Final = (
     *(name for name in LAYOUTS_NOT_SERVED if name != "sweep"), "gpus",
 )  # fmt: skip
-"""Those of a search at several numbers of GPUs."""
+"""Fields of a search at several numbers of GPUs that a server refuses."""

@@ -1,4 +1,4 @@
-"""Result of calibrate: what the runs told about each part, and how well it predicts others."""
+"""Result of calibrate: what the runs showed about each part, and how well it predicts others."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CalibratedRun:
-    """A run in ms: measured, predicted by the profile as it was, with all runs, and with all runs
-    but this one."""
+    """A run in ms: measured, and predicted by the profile before, after a fit to all runs, and
+    after a fit to all other runs.
+    """
 
     label: str
     measured_ms: float
@@ -29,7 +30,7 @@ class CalibratedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class LearntPart:
-    """A part's factor, its relative standard error before (``prior``) and after the runs."""
+    """A part's factor, and its relative standard error before (``prior``) and after the runs."""
 
     part: str
     factor: float
@@ -39,9 +40,10 @@ class LearntPart:
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateResult(Shown):
-    """The new profile, and what it rests on. Errors are means of absolute relative errors;
-    ``left_out_error``: of runs that were predicted by the others. ``path``: its file, None where a
-    service keeps it. ``notes``: what of the runs was not looked at, or was put together."""
+    """The new profile, and the runs that it is based on. Errors are means of absolute relative
+    errors; ``left_out_error``: of runs that were predicted by the others. ``path``: the profile's
+    file, None if a service keeps it. ``notes``: facts about the runs that were ignored or derived.
+    """
 
     profile: ProfileRef
     path: str | None = None
@@ -87,10 +89,10 @@ class CalibrateResult(Shown):
         return runs, parts
 
     def alerts(self) -> Sequence[str]:
-        """Return what is odd about the factors."""
+        """Return warnings about implausible factors."""
         return self.warnings
 
     def to_frame(self) -> DataFrame:
-        """Return one row a run."""
+        """Return one row per run."""
         return frame([asdict(one) for one in self.runs],
                      [item.name for item in fields(CalibratedRun)])  # fmt: skip

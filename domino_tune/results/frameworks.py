@@ -1,4 +1,4 @@
-"""What frameworks run: whether the best plan, and else the best of what they can."""
+"""What frameworks can run: the best plan, or else the best of the plans that they support."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from domino_tune.results.texts import ms
 
 @dataclass(frozen=True, kw_only=True)
 class RunsThere:
-    """The best plan that a framework can run and that fits; None, with its numbers, where there is
-    none.
+    """The best plan that fits and that a framework can run; it and its numbers are None if no such
+    plan exists.
 
     ``runs_best``: whether that is the best plan of all. ``speedup``: over the same baseline.
     ``route`` and ``request``: where to ask for that plan, and the fields to change in the request;
-    None where the baseline is the best there.
+    None if the baseline is the best there.
     """
 
     framework: str
@@ -31,7 +31,7 @@ class RunsThere:
 
 
 def frameworks_table(frameworks: Sequence[RunsThere]) -> Table:
-    """Return one row a framework."""
+    """Return one row per framework."""
     return Table(
         title="What frameworks run of it",
         columns=("framework", "runs the best plan", "best plan there", ">iteration", ">speedup"),

@@ -11,8 +11,9 @@ from domino_tune.results.texts import ms
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One stage's times in ms. ``layers``: of each of its virtual stages; ``exposed_comm_ms``: of
-    collectives; ``p2p_wait_ms``: it waits for messages; ``bubble_ms``: for other stages."""
+    """One stage's times in ms. ``layers``: of each of its virtual stages; ``exposed_comm_ms``:
+    exposed collectives; ``p2p_wait_ms``: waits for messages; ``bubble_ms``: waits for other stages.
+    """
 
     layers: tuple[int, ...]
     compute_ms: float
@@ -28,8 +29,10 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """The chosen plan's pipeline. ``message_mib``, ``message_ms``: what one stage sends the next of
-    a micro-batch, and the longest time that this takes. ``busiest_stage`` counts from 0."""
+    """The chosen plan's pipeline. ``message_mib``, ``message_ms``: size of the message that one
+    stage sends the next for a micro-batch, and the longest time of one. ``busiest_stage`` counts
+    from 0.
+    """
 
     schedule: str
     busiest_stage: int
@@ -39,12 +42,12 @@ class Pipeline:
 
     @property
     def busiest(self) -> Stage:
-        """The stage with the most work, of which the table of variants tells."""
+        """The stage with the most work, which the table of variants describes."""
         return self.stages[self.busiest_stage]
 
 
 def stages_table(pipeline: Pipeline, memory_gib: Sequence[float]) -> Table:
-    """Return one row a stage of the chosen plan's pipeline."""
+    """Return one row per stage of the chosen plan's pipeline."""
     rows = [
         (
             str(number), "+".join(map(str, stage.layers)), ms(stage.compute_ms),

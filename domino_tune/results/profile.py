@@ -1,4 +1,4 @@
-"""Result of ``profile``: what was measured, what is left, and how to go on."""
+"""Result of ``profile``: what was measured, what is left, and how to continue."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ MOST_OUTLIERS: Final = 5
 class MeasuredSection:
     """A section of the file after the run.
 
-    ``rows``: None where the section has a fit instead, 0 where it is missing. ``new``: rows or fits
-    that this run added or replaced. ``left``: signatures still to be measured, None where they are
-    not counted.
+    ``rows``: None if the section has a fit instead, 0 if it is missing. ``new``: rows or fits that
+    this run added or replaced. ``left``: signatures still to be measured, None if they are not
+    counted.
     """
 
     section: str
@@ -46,8 +46,9 @@ class Outlier:
 class ProfilingResult(Shown):
     """The profile so far.
 
-    ``complete``: it holds all that was asked for. ``seconds``: time of this run, 0 where nothing
-    was left to do. ``resume``: the command that goes on, None where the profile is complete.
+    ``complete``: whether it holds everything that was asked for. ``seconds``: time of this run, 0
+    if nothing was left to do. ``resume``: the command that continues, None if the profile is
+    complete.
     """
 
     profile: ProfileRef
@@ -62,7 +63,7 @@ class ProfilingResult(Shown):
     notes: tuple[str, ...] = ()
 
     def tables(self) -> Sequence[Table]:
-        """Return one table: the rows of each section, how many are left, and how to go on."""
+        """Return one table: the rows of each section, how many are left, and how to continue."""
         table = Table(
             title=f"{self.profile.name} ({self.profile.content_id[:19]}…) in {self.path}",
             columns=("section", ">rows", ">of this run", ">left"),
@@ -82,7 +83,9 @@ class ProfilingResult(Shown):
         return tuple(_outlier_lines(self))
 
     def to_frame(self) -> DataFrame:
-        """Return one row a section: its rows, those of this run, and signatures still to come."""
+        """Return one row per section: its rows, those of this run, and signatures still
+        to measure.
+        """
         columns = [item.name for item in fields(MeasuredSection)]
         counts = frame((asdict(item) for item in self.sections), columns)
         return counts.astype({"rows": "Int64", "left": "Int64"})

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ScalePoint:
-    """One number of GPUs: its best layout, or ``error``, why there is none.
+    """One number of GPUs: its best layout, or ``error``, which says why no layout was found.
 
-    ``tokens_per_second`` is that of all GPUs. ``scaling_efficiency``: tokens/s/GPU over those at
-    the first number with a layout. ``best_without_domino`` is None where no layout fits without it.
-    ``optimality`` and ``warnings`` are the search's and the prediction's.
+    ``tokens_per_second`` is the rate of all GPUs. ``scaling_efficiency``: tokens/s/GPU relative to
+    the first number of GPUs with a layout. ``best_without_domino`` is None if no layout fits
+    without it. ``optimality`` comes from the search, ``warnings`` from the prediction.
     """
 
     gpus: int
@@ -39,10 +39,10 @@ class ScalePoint:
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleResult(Shown):
-    """The best layout at each number of GPUs; ``global_batch_size`` is that of all numbers.
+    """The best layout at each number of GPUs, all with the same ``global_batch_size``.
 
-    ``stopped_by``: why a job has fewer numbers than were asked for, ``user`` or ``time``, of which
-    the last one's layout is the best so far; None where it has all.
+    ``stopped_by``: why a job ended before the last number, ``user`` or ``time``; the layout of its
+    last point is then the best so far. None if it has all numbers.
     """
 
     points: tuple[ScalePoint, ...]
@@ -55,7 +55,7 @@ class ScaleResult(Shown):
 
     @property
     def found(self) -> tuple[tuple[ScalePoint, LayoutResult], ...]:
-        """The points that have a layout, with it."""
+        """The points that have a layout, each with its layout."""
         return tuple((point, point.layout) for point in self.points if point.layout)
 
     @property
@@ -67,7 +67,7 @@ class ScaleResult(Shown):
         )
 
     def tables(self) -> Sequence[Table]:
-        """Return one table: one row a number of GPUs."""
+        """Return one table: one row per number of GPUs."""
         table = Table(
             title=f"The best layout at each number of GPUs: {self.asked}",
             columns=COLUMNS,
@@ -89,7 +89,7 @@ class ScaleResult(Shown):
         return [f"{', '.join(numbers)} GPUs: {text}" for text, numbers in about.items()]
 
     def to_frame(self) -> DataFrame:
-        """Return one row a number of GPUs; where no layout is found, ``error`` says why."""
+        """Return one row per number of GPUs; if no layout was found, ``error`` says why."""
         names = [item.name for item in fields(LayoutResult)]
         rows = []
         for point in self.points:

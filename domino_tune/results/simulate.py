@@ -1,4 +1,4 @@
-"""Result of simulate: a plan beside the baseline and the bound."""
+"""Result of simulate: a plan compared with the baseline and the bound."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 class Variant:
     """One plan's prediction, times in ms; ``comm_ms``: time with a collective in flight.
 
-    ``memory_gib``: the peak by category. ``fits``: whether it is below what is usable;
+    ``memory_gib``: the peak by category. ``fits``: whether the peak is within the usable memory;
     ``fits_chance``: how likely the job fits. ``tflops_per_gpu`` and ``mfu`` count model FLOPs;
-    ``mfu`` is None where the profile has no peak of the dtype. ``clock_mhz``, ``power_w`` (of a GPU
-    in forward and backward, which the cap holds) and ``joules_per_token`` (of all GPUs) are None
-    where it has no law of power.
+    ``mfu`` is None if the profile has no peak of the dtype. ``clock_mhz``, ``power_w`` (of a GPU in
+    forward and backward, limited by the cap) and ``joules_per_token`` (of all GPUs) are None if the
+    profile has no law of power.
     """
 
     label: str
@@ -67,16 +67,16 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated(Shown):
-    """A plan beside the baseline (Megatron) and the bound (no communication).
+    """A plan compared with the baseline (Megatron) and the bound (no communication).
 
     ``speedup`` is baseline_ms / iteration_ms. The baseline has sequence parallelism wherever that
-    is possible; ``baseline_no_sp_ms`` and ``speedup_no_sp`` are of Megatron without it, None where
-    that cannot be (a warning says why).
-    ``fits`` and ``fits_chance`` are the chosen plan's, ``usable_memory`` says of how much.
-    ``confidence`` is high, medium or low.
-    ``confidence_shares``: share of the time by the source of its look-ups.
-    ``verdict``: the strategies beside each other, and how sure that is; None where it was not
-    asked for. ``bubble_ms``: how long the busiest stage of a pipeline waits for others.
+    is possible; ``baseline_no_sp_ms`` and ``speedup_no_sp`` are those of Megatron without it, None
+    if that is impossible (a warning says why).
+
+    ``fits`` and ``fits_chance`` are the chosen plan's, ``usable_memory`` is the memory that it must
+    fit in. ``confidence`` is high, medium or low. ``confidence_shares``: share of the time by the
+    source of its look-ups. ``verdict``: a comparison of the strategies, and how sure it is; None if
+    it was not asked for. ``bubble_ms``: how long the busiest stage of a pipeline waits for others.
     ``pipeline`` is None without one; ``stage_memory_gib``: the peak of each stage.
     """
 
@@ -151,7 +151,7 @@ class Simulated(Shown):
         return self.warnings
 
     def to_frame(self) -> DataFrame:
-        """Return one row a variant: baseline, baseline_no_sp, chosen, no_comm (the index)."""
+        """Return one row per variant: baseline, baseline_no_sp, chosen, no_comm (the index)."""
         numbers = [
             item.name for item in fields(Variant) if item.name not in ("label", "memory_gib")
         ]
@@ -167,7 +167,7 @@ class Simulated(Shown):
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateResult(Simulated):
-    """The same where it was computed, with the data of traces, pages and plan files."""
+    """The same on the machine that computed it, with the data for traces, pages and plan files."""
 
     plans: Mapping[str, SlicePlan] = field(metadata=HIDDEN, repr=False)
     timelines: Mapping[str, Timeline] = field(metadata=HIDDEN, repr=False)
@@ -208,7 +208,7 @@ def workload_line(model: ModelSpec, workload: Workload, cluster: ClusterSpec, pr
 
 
 NAMES: Final = {"no_comm": "bound", "baseline_no_sp": "no SP"}
-"""Names of variants that tables show otherwise."""
+"""Names of variants in tables, if they differ."""
 
 
 def _variant_row(name: str, variant: Variant, baseline_ms: float) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Result of tune: the best plan, the trials, the grid of cuts, what contention changes."""
+"""Result of tune: the best plan, the trials, the grid of cuts, and the effect of contention."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 SPEEDUPS: Final = (
     "baseline_ms", "no_comm_ms", "speedup", "baseline_no_sp_ms", "speedup_no_sp",
 )  # fmt: skip
-"""Fields of the best plan's simulation that JSON repeats beside it."""
+"""Fields of the best plan's simulation that JSON repeats next to it."""
 BEST: Final = (
     "iteration_ms", "fits", "fits_chance", "peak_memory_gib", "memory_gib",
     "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu", *SPEEDUPS,
 )  # fmt: skip
-"""Those that JSON gives of the best plan itself, as ``simulate`` does."""
+"""Fields that JSON gives for the best plan itself, as ``simulate`` does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class TrialResult:
 class GridCell:
     """The fastest plan with ``row_slices``, and ``col_slices`` in both blocks.
 
-    ``iteration_ms`` and ``plan`` are None where no such plan can run; ``reason`` then says why.
+    ``iteration_ms`` and ``plan`` are None if no such plan can run; ``reason`` then says why.
     """
 
     row_slices: int
@@ -55,7 +55,7 @@ class GridCell:
 
 @dataclass(frozen=True, kw_only=True)
 class ContentionPoint:
-    """The winner at one contention: the fastest plan, or the chosen plan where it ties.
+    """The winner at one contention: the fastest plan, or the chosen plan if it ties.
 
     ``factor`` scales each slowdown's excess over 1.
     """
@@ -71,9 +71,9 @@ class ContentionPoint:
 class ContentionSensitivity:
     """How the choice of the plan depends on contention.
 
-    ``crossovers``: from each one's factor on, its winner is fastest; the first is the lowest
+    ``crossovers``: from each one's factor upwards, its winner is fastest; the first is the lowest
     factor. ``changes_above``: the lowest crossover above 1; ``changes_below``: the highest at or
-    below 1; None where there is none.
+    below 1; None if it does not exist.
     """
 
     points: tuple[ContentionPoint, ...]
@@ -86,11 +86,11 @@ class ContentionSensitivity:
 class Tuned(Shown):
     """The best plan, simulated in full, and how it was found.
 
-    ``optimality`` is ``proven`` where ``best`` is the fastest plan of the space under this profile
+    ``optimality`` is ``proven`` if ``best`` is the fastest plan of the space under this profile
     (within the tie rule), else ``best_found``. ``infeasible`` counts the plans that cannot run by
-    reason. ``stopped_by``: why the search ended before its end, ``user`` (who asked for the best so
-    far) or ``time`` (that of a job); None where it did not. ``frameworks``: which of them run the
-    best plan, and what runs in the others.
+    reason. ``stopped_by``: why the search ended early, ``user`` (who asked for the best so far) or
+    ``time`` (the job's limit); None if it did not. ``frameworks``: which of them run the best plan,
+    and the best plan that each of the others runs.
     """
 
     best: Simulated
@@ -119,7 +119,7 @@ class Tuned(Shown):
         return self.best.alerts()
 
     def to_frame(self) -> DataFrame:
-        """Return one row a trial, fastest first; ``chosen`` marks the best plan."""
+        """Return one row per trial, fastest first; ``chosen`` marks the best plan."""
         columns = [
             "chosen", "plan", *(item.name for item in fields(SlicePlan)), "micro_batch_size",
             "iteration_ms", "speedup", "peak_memory_gib", "fits_chance",
@@ -137,7 +137,7 @@ class Tuned(Shown):
         return frame(rows, columns)
 
     def to_json(self) -> Any:
-        """Return the best plan first and the trials, which are long, last."""
+        """Return the JSON form, with the best plan first and the trials, which are long, last."""
         best = self.best
         answer = {
             "best": {
@@ -163,7 +163,7 @@ class Tuned(Shown):
 
 @dataclass(frozen=True, kw_only=True)
 class TuneResult(Tuned):
-    """The same where it was computed."""
+    """The same on the machine that computed it."""
 
     best: SimulateResult
 
@@ -220,7 +220,9 @@ def _is_best(trial: TrialResult, result: Tuned) -> bool:
 
 
 def found_words(result: Tuned) -> str:
-    """Return among how many plans the best is the fastest, or ties with it, and by what."""
+    """Return among how many plans the best is the fastest, or ties with it, and how that
+    was found.
+    """
     if result.optimality != "proven":
         ended = stopped_words(result.stopped_by)
         return f"best of {result.evaluations:,} plans tried{ended}, others may be faster"
@@ -230,7 +232,7 @@ def found_words(result: Tuned) -> str:
 
 
 def stopped_words(stopped_by: str | None) -> str:
-    """Return why a search ended early, as the end of a phrase; nothing where it did not."""
+    """Return why a search ended early, as the end of a phrase; nothing if it did not."""
     words = {"user": " until it was told to stop", "time": " until its time was spent"}
     return words[stopped_by] if stopped_by else ""
 

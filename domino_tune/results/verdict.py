@@ -11,17 +11,17 @@ from domino_tune.results.texts import ms
 from simulator.usable import SURE, percent
 
 CLEAR: Final = 0.6
-"""Chance from which on a strategy is called the fastest."""
+"""Lowest chance at which a strategy is called the fastest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contestant:
-    """A strategy's plan; speed-ups are over the baseline. ``name``: of the strategy, in a sentence.
+    """A strategy's plan; speed-ups are over the baseline. ``name``: the strategy's, for use in a
+    sentence.
 
-    ``low``, ``high``: the speed-up that one of ten machine draws is below, or above. ``chance``:
-    the share of draws in which no other plan that is sure enough to fit (``fits_chance``, 80 % or
-    more) is faster. ``runs_in``: the frameworks that
-    have the strategy.
+    ``low``, ``high``: the 10th and the 90th percentile of the speed-up over the machine draws.
+    ``chance``: the share of draws in which no other plan that is sure enough to fit
+    (``fits_chance``, 80 % or more) is faster. ``runs_in``: the frameworks that have the strategy.
     """
 
     strategy: str
@@ -44,9 +44,9 @@ class Contestant:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The contestants, baseline first, on ``draws`` machines that the profile may mean.
+    """The contestants, baseline first, compared on ``draws`` machines within the profile's errors.
 
-    ``text``: the answer in words. ``unsure``: by how much each family of errors moves the chosen
+    ``text``: the answer in words. ``unsure``: how much each family of errors moves the chosen
     plan's speed-up, as a relative standard error, the largest first. ``seed``: of the draws.
     """
 
@@ -58,12 +58,13 @@ class Verdict:
 
     @property
     def leader(self) -> Contestant | None:
-        """Return the strategy that is sure enough to fit and is most often the fastest; None where
-        none is."""
+        """Return the strategy that is sure enough to fit and is most often the fastest; None if no
+        strategy is sure enough.
+        """
         return max((one for one in self.contestants if one.recommended), key=_chance, default=None)
 
     def table(self) -> Table:
-        """Return one row a contestant."""
+        """Return one row per contestant."""
         worst = [f"{family} {error:.1%}" for family, error in list(self.unsure.items())[:3]]
         return Table(
             title=self.text,
@@ -96,5 +97,5 @@ def _row(one: Contestant) -> tuple[str, ...]:
 
 
 def fits_words(one: Contestant) -> str:
-    """Return why a plan is not recommended for its memory."""
+    """Return why a plan is not recommended because of its memory."""
     return f"fits: {percent(one.fits_chance)}" if one.fits else "does not fit"

@@ -1,4 +1,4 @@
-"""Result of whatif: a plan as things are, and at each point of a change or sweep."""
+"""Result of whatif: a plan unchanged, and at each point of a change or sweep."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FRAME_FIELDS: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIfPoint:
-    """One changed machine or workload: its prediction, or ``error``, why there is none.
+    """One changed machine or workload: its prediction, or ``error``, which says why it has none.
 
     ``changes`` maps a key to the value asked for; ``value`` is that of the swept key.
     """
@@ -55,10 +55,10 @@ class WhatIfPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIfResult(Shown):
-    """The plan as things are (``base``), and at each point of the change or sweep.
+    """The plan unchanged (``base``), and at each point of the change or sweep.
 
-    ``stopped_by``: why a job's sweep has fewer points than were asked for, ``user`` or ``time``,
-    and the best plan of the last one is the best so far; None where it has all.
+    ``stopped_by``: why a job's sweep ended before the last point, ``user`` or ``time``; the best
+    plan of its last point is then the best so far. None if it has all points.
     """
 
     base: WhatIfPoint
@@ -69,7 +69,7 @@ class WhatIfResult(Shown):
     stopped_by: str | None = None
 
     def tables(self) -> Sequence[Table]:
-        """Return one table: one row a point, the unchanged case first."""
+        """Return one table: one row per point, the unchanged case first."""
         base = self.base.result
         assert base is not None
         table = Table(
@@ -101,9 +101,10 @@ class WhatIfResult(Shown):
         ]
 
     def to_frame(self) -> DataFrame:
-        """Return one row a point, the unchanged case first; a column of texts for each change.
+        """Return one row per point, the unchanged case first, with a column of texts for each
+        change.
 
-        Where a point cannot be predicted, ``error`` says why and its numbers are missing.
+        If a point cannot be predicted, ``error`` says why and its numbers are missing.
         """
         rows = []
         for point in (self.base, *self.points):
