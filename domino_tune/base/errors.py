@@ -16,7 +16,8 @@ from simulator.errors import (
 
 class TuningInterrupted(KeyboardInterrupt):
     """Ctrl-C in a measured search. The text says where the evidence is, the best plan so far, and
-    how to go on."""
+    how to continue.
+    """
 
 
 class PlanFileError(DominoTuneError):
@@ -44,7 +45,7 @@ class ConflictError(DominoTuneError):
 
 
 class QuotaError(ConflictError):
-    """The owner has as much stored as allowed."""
+    """The owner already stores as much as allowed."""
 
 
 class KeyReuseError(ConflictError):
@@ -116,7 +117,7 @@ def meaning_of(error: BaseException) -> Meaning:
 def with_cause(error: BaseException) -> str:
     """Return the error's text, then class and text of its cause: for logs, never for callers.
 
-    Of a database error's cause only the driver's text is taken, without statement and parameters.
+    A database error's cause contributes only the driver's text, without statement and parameters.
     """
     cause = getattr(error.__cause__, "orig", None) or error.__cause__
     if cause is None:

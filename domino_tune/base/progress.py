@@ -1,4 +1,4 @@
-"""Progress: a callback that gets the state of a running verb, and what is told of a search."""
+"""Progress: a callback that receives the state of a running verb, and the text for a search."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ def no_progress(message: str) -> None:
 
 
 RECOUNT: Final = 20
-"""What is left is counted again after so many steps: to count takes time."""
+"""Steps between two counts of the plans that are left: counting takes time."""
 LONG_S: Final = 60.0
-"""From so many seconds on, how long a search will take is told."""
+"""The remaining time is shown if it is at least this long, in seconds."""
 
 
 class Pace:
-    """How far a search is, in words: steps done, those left at most, and the time that they take.
+    """Describes how far a search is: steps done, most steps left, and the time that they take.
 
-    What is left is told at the steps at which it ``recounts``.
+    The caller counts what is left at the steps for which ``recounts`` is true.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,12 +35,13 @@ class Pace:
 
     @property
     def recounts(self) -> bool:
-        """Whether the next step needs to be told what is left."""
+        """Whether the next ``step`` needs a new count of the plans that are left."""
         return self._left is None or self._steps >= self._next
 
     def step(self, done: int, left: int | None) -> str:
-        """Return the words after one more step; ``done``: all so far, here and before. ``left``:
-        how many are left at most; None where that is not known, or was not asked for."""
+        """Return the text after one more step. ``done``: all steps so far, including earlier runs.
+        ``left``: most steps left; None if unknown or not counted.
+        """
         self._steps += 1
         if left is not None:
             self._left, self._next = left, self._steps + RECOUNT

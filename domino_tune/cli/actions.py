@@ -1,6 +1,6 @@
-"""Actions of the commands: call the verb, write the files asked for, print the result.
+"""Actions of the commands: call the verb, write the requested files, print the result.
 
-Imports stand inside the functions, so that ``--help`` stays fast.
+Imports are inside the functions, so that ``--help`` stays fast.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def tune(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
 
 
 def _tune_here(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
-    """Find the best plan on this machine; when interrupted, print how to go on."""
+    """Find the best plan on this machine; when interrupted, print how to continue."""
     from domino_tune.base.errors import TuningInterrupted
     from domino_tune.base.garbage import rare_collections
     from domino_tune.base.tables import print_line
@@ -104,7 +104,8 @@ def _tune_layouts(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
 
 def _tune_scale(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
     """Find the best layout at each number of GPUs, on this machine or at a server. Raise InputError
-    for the files of one layout."""
+    if a file of a single layout is asked for.
+    """
     from domino_tune.base.garbage import rare_collections
     from domino_tune.cli import service_actions, show
     from domino_tune.verbs.scale import tune_scale
@@ -143,7 +144,9 @@ def whatif(request: requests.WhatIfRequest, outputs: ReportOutputs) -> None:
 
 
 def validate(request: requests.ValidateRequest, outputs: ValidateOutputs) -> None:
-    """Run plans on real ranks. Raise what ``check_result`` raises after all is printed and sent."""
+    """Run plans on real ranks. Raise what ``check_result`` raises, after printing and sending the
+    result.
+    """
     from domino_tune.cli import show
     from domino_tune.store.formats.chrome_trace import write_trace
     from domino_tune.verbs.validate import check_result
@@ -169,7 +172,7 @@ def validate(request: requests.ValidateRequest, outputs: ValidateOutputs) -> Non
 
 
 def profile(request: requests.ProfileRequest, outputs: JsonOutputs) -> None:
-    """Measure this machine; when interrupted, print how to go on."""
+    """Measure this machine; when interrupted, print how to continue."""
     from domino_tune.cli import show, show_profile
     from domino_tune.verbs import profile
     from domino_tune.verbs.profile import profile as run
@@ -185,7 +188,7 @@ def profile(request: requests.ProfileRequest, outputs: JsonOutputs) -> None:
 
 
 def calibrate(request: requests.CalibrateRequest, outputs: CalibrateOutputs) -> None:
-    """Fit a profile to measured iterations, here or at a server; print what was learnt."""
+    """Fit a profile to measured iterations, here or at a server; print what the runs showed."""
     from domino_tune.base.garbage import rare_collections
     from domino_tune.cli import service_actions, show
 
@@ -224,7 +227,7 @@ def _check_places(outputs: Outputs) -> None:
 
 
 def _write_files(outputs: PlanOutputs, best: SimulateResult, strategy: str) -> None:
-    """Write the plan file, of ``strategy`` where no other is asked for, and the trace."""
+    """Write the plan file, of ``strategy`` unless another is asked for, and the trace."""
     if outputs.out:
         from domino_tune.store.plans import save_plan
         from domino_tune.verbs.written import plan_file_of

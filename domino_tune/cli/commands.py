@@ -29,7 +29,7 @@ from simulator.errors import InputError
 UsageError: Any = typer.BadParameter.__base__
 ClickException: Any = UsageError.__base__
 INTERRUPTED: Final = meaning_of(KeyboardInterrupt()).exit_code
-# Errors of the system when stdout is full or closed. Errors of files name the file.
+# System errors when stdout is full or closed. Errors of files name the file.
 LOST_OUTPUT: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 SETTINGS: Final = {"help_option_names": ["--help", "-h"]}
 GROUPS: Final = {
@@ -42,14 +42,14 @@ GROUPS: Final = {
 
 @dataclass(frozen=True)
 class Verb:
-    """One command: its words, its request, its output options, and what it does with both."""
+    """One command: its words, its request, its output options, and the action that takes both."""
 
     name: str
     request: type[requests.Request]
     outputs: type[outputs.Outputs]
     action: Callable[[Any, Any], None]
     listing: str = ""
-    """A function of domino_tune that returns names and texts for the end of the help."""
+    """Name of a function of domino_tune that returns (name, text) pairs for the end of the help."""
 
 
 VERBS: Final = (
@@ -95,7 +95,7 @@ class _Group(TyperGroup):
     """A group that suggests the nearest command, of this or another group."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Return the command; raise UsageError that names the nearest one."""
+        """Return the command, or raise a UsageError that names the nearest one."""
         unknown = self.get_command(ctx, args[0]) is None or _means_a_group(args)
         if unknown and not ctx.resilient_parsing:  # a shell may ask about half a command
             raise UsageError(_unknown_command(ctx, self, args), ctx=ctx)
@@ -110,7 +110,7 @@ def _means_a_group(args: Sequence[str]) -> bool:
 
 
 def _unknown_command(ctx: Any, group: TyperGroup, args: Sequence[str]) -> str:
-    """Return the message: the command typed, the nearest one, and the known ones."""
+    """Return the message: the command typed, the nearest one, and all known commands."""
     before = ctx.command_path.split()[1:]
     typed = " ".join([*before, *(arg for arg in args[:2] if not arg.startswith("-"))])
     paths = [verb.name for verb in VERBS]
@@ -266,6 +266,6 @@ def _complain(message: str) -> None:
 
 
 def _silence(stream: TextIO) -> None:
-    """Drop the text that the stream still holds, so that Python's exit does not fail again."""
+    """Drop the text that the stream still buffers, so that Python does not fail again at exit."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

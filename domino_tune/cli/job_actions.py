@@ -1,6 +1,6 @@
 """Actions of the jobs commands, at a server.
 
-Imports stand inside the functions, so that ``--help`` stays fast.
+Imports are inside the functions, so that ``--help`` stays fast.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def jobs_show(request: requests.JobsShowRequest, outputs: JsonOutputs) -> None:
 
 
 def jobs_finish(request: requests.JobsFinishRequest, outputs: JsonOutputs) -> None:
-    """Stop a job, wait for what it has found, and print that."""
+    """Stop a job, wait for its best result so far, and print it."""
     from domino_tune.cli import show
 
     with _client(request) as client, show.progress() as progress:
@@ -47,7 +47,7 @@ def jobs_finish(request: requests.JobsFinishRequest, outputs: JsonOutputs) -> No
 
 
 def jobs_cancel(request: requests.JobsCancelRequest, outputs: Outputs) -> None:
-    """Call a job off."""
+    """Cancel a job."""
     with _client(request) as client:
         job = client.cancel(client.job(request.job))
     print(f"Job {job.id} is {job.state}.")

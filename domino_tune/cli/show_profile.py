@@ -1,4 +1,4 @@
-"""Print the progress of ``profile``, and how to go on."""
+"""Print the progress of ``profile``, and how to continue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from domino_tune.cli import show
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """Show a status line where stderr is a terminal; print plain lines elsewhere."""
+    """Show a status line if stderr is a terminal, else print plain lines."""
     if sys.stderr.isatty():
         with show.still_progress() as update:
             yield update
@@ -23,6 +23,6 @@ def progress() -> Iterator[Progress]:
 
 
 def interrupted(path: Path, resume: str) -> None:
-    """Print where the measurements are, and how to go on."""
+    """Print where the measurements are, and how to continue."""
     state = f"The measurements are in {path}." if path.exists() else "Nothing was measured yet."
     print_line(f"{state} To go on: {resume}", sys.stderr)

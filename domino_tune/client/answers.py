@@ -1,4 +1,4 @@
-"""Responses: the JSON that a server sent, or the error that its problem stands for."""
+"""Responses: the JSON that a server sent, or the error that its problem describes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ KINDS: Final = {
 
 
 def json_of(response: httpx.Response) -> Json:
-    """Return the JSON object in the body. Raise ServiceError where there is none."""
+    """Return the JSON object in the body. Raise ServiceError if the body is not one."""
     return parse_json(response.content, source="The server's answer", error=ServiceError)
 
 
 def check(response: httpx.Response) -> None:
-    """Raise the error that the response stands for, unless it is a success."""
+    """Raise the error that the response describes, unless it is a success."""
     if response.is_success:
         return
     if "problem+json" not in response.headers.get("Content-Type", ""):
@@ -49,7 +49,7 @@ def retry_after_s(response: httpx.Response) -> float:
 def error_of(problem: Mapping[str, Any]) -> DominoTuneError:
     """Return a problem (RFC 9457) as an error of the class that the verb raises locally.
 
-    The problem is that of a response or of a failed job.
+    The problem is the body of a response or the error of a failed job.
     """
     status = problem.get("status")
     kind = KINDS.get(str(problem.get("type", "")).rpartition("#")[2])
@@ -75,7 +75,7 @@ def _error_of_status(status: int, text: str) -> DominoTuneError:
 
 
 def _text(problem: Mapping[str, Any]) -> str:
-    """Return the detail, and the places of the faults whose text is not the detail itself."""
+    """Return the detail, then each fault's place and text, except faults that repeat the detail."""
     detail = str(problem.get("detail") or problem.get("title") or "The server refused.")
     faults = problem.get("errors")
     places = [

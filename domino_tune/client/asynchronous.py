@@ -58,10 +58,9 @@ from simulator.errors import DominoTuneError
 class AsyncClient:
     """A connection to one server. Use it as a context manager, or ``close`` it.
 
-    ``token`` is by default the one in $DOMINO_TUNE_TOKEN. Raise InputError for a bad URL. Every
-    method raises the errors that the verb raises locally, NotFoundError, AccessError, and
-    ServiceError where no answer comes after several tries. ``progress`` is called with the job's
-    text at each change.
+    ``token`` defaults to $DOMINO_TUNE_TOKEN. Raise InputError for a bad URL. Every method raises
+    the errors that the verb raises locally, NotFoundError, AccessError, and ServiceError if several
+    tries bring no answer. ``progress`` is called with the job's text at each change.
     """
 
     def __init__(self, server: str, *, token: str | Token | None = None) -> None:
@@ -80,70 +79,72 @@ class AsyncClient:
     async def tune(
         self, request: requests.TuneRequest, progress: Progress = no_progress
     ) -> TuneAnswer:
-        """Ask for the best plan and wait for it. Cancel the job if that is interrupted."""
+        """Ask for the best plan and wait for it. Cancel the job if the wait is interrupted."""
         start_s = perf_counter()
         job = await self._ended("/v1/tunes", tune_body(request), progress)
         return tune_answer(job, seconds=perf_counter() - start_s)
 
     async def submit_tune(self, request: requests.TuneRequest) -> Job:
-        """Ask for the best plan and do not wait for it."""
+        """Ask for the best plan without waiting for it."""
         return job_of(await self._post("/v1/tunes", tune_body(request), key=new_key()))
 
     async def layouts(
         self, request: requests.TuneRequest, progress: Progress = no_progress
     ) -> LayoutsAnswer:
-        """Ask for the best layouts and wait for them. Cancel the job if that is interrupted."""
+        """Ask for the best layouts and wait for them. Cancel the job if the wait is interrupted."""
         start_s = perf_counter()
         job = await self._ended("/v1/layouts", layouts_body(request), progress)
         return layouts_answer(job, seconds=perf_counter() - start_s)
 
     async def submit_layouts(self, request: requests.TuneRequest) -> Job:
-        """Ask for the best layouts and do not wait for them."""
+        """Ask for the best layouts without waiting for them."""
         return job_of(await self._post("/v1/layouts", layouts_body(request), key=new_key()))
 
     async def scale(
         self, request: requests.TuneRequest, progress: Progress = no_progress
     ) -> ScaleAnswer:
         """Ask for the best layout at each number of GPUs of the request's ``sweep``, and wait for
-        them. Cancel the job if that is interrupted."""
+        them. Cancel the job if the wait is interrupted.
+        """
         start_s = perf_counter()
         job = await self._ended("/v1/scales", scale_body(request), progress)
         return scale_answer(job, seconds=perf_counter() - start_s)
 
     async def submit_scale(self, request: requests.TuneRequest) -> Job:
-        """Ask for the best layout at each number of GPUs and do not wait for them."""
+        """Ask for the best layout at each number of GPUs without waiting for them."""
         return job_of(await self._post("/v1/scales", scale_body(request), key=new_key()))
 
     async def sweep(self, request: requests.WhatIfRequest, progress: Progress = no_progress) -> Job:
-        """Ask for a sweep and wait for it. Leave it running if that is interrupted."""
+        """Ask for a sweep and wait for it. Leave it running if the wait is interrupted."""
         return await self.wait(await self.submit_sweep(request), progress)
 
     async def submit_sweep(self, request: requests.WhatIfRequest) -> Job:
-        """Ask for a sweep and do not wait for it."""
+        """Ask for a sweep without waiting for it."""
         return job_of(await self._post("/v1/sweeps", plan_body(request), key=new_key()))
 
     async def calibrate(
         self, request: requests.CalibrateRequest, progress: Progress = no_progress
     ) -> CalibrateAnswer:
         """Ask for a profile that explains the runs in the request's files, and wait until the
-        server keeps it. Cancel the job if that is interrupted. Raise ConflictError where its name
-        is that of another profile."""
+        server has stored it. Cancel the job if the wait is interrupted. Raise ConflictError if
+        another profile has its name.
+        """
         return calibrate_answer(
             await self._ended("/v1/calibrations", calibration_body(request), progress)
         )
 
     async def submit_calibration(self, request: requests.CalibrateRequest) -> Job:
-        """Ask for a calibrated profile and do not wait for it."""
+        """Ask for a calibrated profile without waiting for it."""
         return job_of(
             await self._post("/v1/calibrations", calibration_body(request), key=new_key())
         )
 
     async def wait(self, job: Job, progress: Progress = no_progress) -> Job:
-        """Return the job when it has ended: done, failed or cancelled."""
+        """Wait until the job has ended (done, failed or cancelled) and return it."""
         has_events, pause_s = True, transport.POLL_PAUSE_S
         while not job.ended:
             if has_events:
-                with suppress(httpx.RequestError, ServiceError):  # a stream that breaks off
+                with suppress(httpx.RequestError, ServiceError):  # the stream broke off
                     has_events = await self._listen(job, progress)
             job = await self._job("GET", job, transport.PATIENT_PAUSES_S)
             if not has_events:
@@ -165,7 +166,7 @@ class AsyncClient:
         return page_of(await self._get("/v1/jobs", cursor=cursor, limit=limit, **wanted))
 
     async def set_label(self, job: Job, label: str | None) -> Job:
-        """Give a job a label, which lists show, or take it away with None."""
+        """Set a job's label, which lists show; None removes it."""
         headers, body = JSON_HEADERS, json.dumps({"label": label}).encode()
         path = f"/v1/jobs/{segment(job.id)}"
         return job_of(json_of(await self._send("PATCH", path, content=body, headers=headers)))
@@ -175,11 +176,13 @@ class AsyncClient:
         return await self._job("POST", job, verb="cancel")
 
     async def finish(self, job: Job) -> Job:
-        """Stop a job and keep what it has: it ends soon, with the best so far as its result."""
+        """Stop a job and keep its result so far: it ends soon, with the best so far as
+        its result.
+        """
         return await self._job("POST", job, verb="finish")
 
     async def delete(self, job: Job) -> None:
-        """Delete a job that has ended. Raise ConflictError where it has not."""
+        """Delete a job. Raise ConflictError if it is still queued or running."""
         await self._send("DELETE", path_of(job))
 
     async def points(
@@ -189,17 +192,18 @@ class AsyncClient:
         limit: int | None = None,
         kind: Swept = "sweep",
     ) -> Listing:
-        """Return a page of the points of a sweep, or of another ``kind`` of job that has some."""
+        """Return a page of the points of a sweep, or of another ``kind`` of job that has points."""
         path = f"/v1/{kind}s/{segment(name)}/points"
         return Listing(await self._get(path, cursor=cursor, limit=limit))
 
     async def plan(self, name: str, kind: Search = "tune", *, of: str | None = None) -> bytes:
-        """Return the plan file of a tune, or of another ``kind`` of search: the best plan's, or
-        that of a strategy of its verdict."""
+        """Return the plan file of a tune, or of another ``kind`` of search: that of the best plan,
+        or that of strategy ``of`` in its verdict.
+        """
         return await self._file(f"/v1/{kind}s/{segment(name)}/plan", of=of)
 
     async def export(self, name: str, to: str, kind: Search = "tune") -> Json:
-        """Return a search's plan in the form ``to`` of a training framework."""
+        """Return a search's plan converted for the training framework ``to``."""
         return await self._get(f"/v1/{kind}s/{segment(name)}/plan", to=to)
 
     async def report(self, name: str, kind: Search = "tune") -> bytes:
@@ -215,7 +219,7 @@ class AsyncClient:
         return Listing(await self._get(f"/v1/tunes/{segment(name)}/validations"))
 
     async def send_validation(self, name: str, body: bytes, key: str) -> Json:
-        """Send measured results of a tune's plan. The server keeps one for each ``key``."""
+        """Send measured results of a tune's plan. The server stores one result for each ``key``."""
         return await self._post(f"/v1/tunes/{segment(name)}/validations", body, key=key)
 
     async def delete_validation(self, name: str, validation: str) -> None:
@@ -227,7 +231,7 @@ class AsyncClient:
         return simulated_from_json(await self._post("/v1/simulations", plan_body(request)))
 
     async def whatif(self, request: requests.WhatIfRequest) -> Json:
-        """Predict a plan where one thing is changed. Return what `whatif --json` prints."""
+        """Predict a plan with one thing changed. Return what `whatif --json` prints."""
         return await self._post("/v1/what-ifs", whatif_body(request))
 
     async def profiles(self, cursor: str | None = None, limit: int | None = None) -> Listing:
@@ -240,9 +244,9 @@ class AsyncClient:
         return response.content, response.headers.get("ETag", "")
 
     async def put_profile(self, name: str, body: bytes, if_match: str | None = None) -> Json:
-        """Store a profile: a new one, or in place of the one with the ETag ``if_match``.
+        """Store a new profile, or replace the one with the ETag ``if_match``.
 
-        Raise PreconditionError where another is there.
+        Raise PreconditionError if the server has another one.
         """
         guard = {"If-Match": if_match} if if_match else {"If-None-Match": "*"}
         headers = {**JSON_HEADERS, **guard}
@@ -253,10 +257,10 @@ class AsyncClient:
     async def import_profile(
         self, request: requests.ProfilesImportRequest, if_match: str | None = None
     ) -> Json:
-        """Add the table in the request's file to a copy of a profile. It becomes a new profile, or
-        takes the place of the one with the ETag ``if_match``.
+        """Add the table in the request's file to a copy of a profile. Store the copy as a new
+        profile, or replace the one with the ETag ``if_match``.
 
-        Raise PreconditionError where another is there.
+        Raise PreconditionError if the server has another one.
         """
         guard = {"If-Match": if_match} if if_match else {"If-None-Match": "*"}
         headers = {"Content-Type": "text/csv", "Idempotency-Key": new_key(), **guard}
@@ -265,9 +269,9 @@ class AsyncClient:
         return json_of(await self._send("POST", path, content=table, headers=headers))
 
     async def delete_profile(self, name: str, if_match: str | None = None) -> None:
-        """Delete a profile, with ``if_match`` only the one with that ETag.
+        """Delete a profile; with ``if_match``, only if it has that ETag.
 
-        Raise PreconditionError where another is there.
+        Raise PreconditionError if it has another one.
         """
         headers = {"If-Match": if_match} if if_match else {}
         await self._send("DELETE", f"/v1/profiles/{segment(name)}", headers=headers)
@@ -277,7 +281,7 @@ class AsyncClient:
         return Listing(await self._get("/v1/models", cursor=cursor, limit=limit))
 
     async def add_model(self, name: str, config: bytes) -> Json:
-        """Store the model of a Hugging Face config.json."""
+        """Store the model that a Hugging Face config.json describes."""
         return await self._post(f"/v1/models?{urlencode({'name': name})}", config, key=new_key())
 
     async def delete_model(self, name: str) -> None:
@@ -285,7 +289,9 @@ class AsyncClient:
         await self._send("DELETE", f"/v1/models/{segment(name)}")
 
     async def _ended(self, path: str, body: bytes, progress: Progress) -> Job:
-        """Submit a job and return it when it has ended. Cancel it if that is interrupted."""
+        """Submit a job, wait until it has ended and return it. Cancel it if the wait is
+        interrupted.
+        """
         key = new_key()
         job: Job | None = None
         try:
@@ -293,7 +299,7 @@ class AsyncClient:
             return await self.wait(job, progress)
         except (CancelledError, KeyboardInterrupt):
             with suppress(DominoTuneError):
-                # The server may know a job whose answer did not arrive. Sent again with the same
+                # The server may have a job whose answer did not arrive. Sent again with the same
                 # key, the request returns that job.
                 job = job or job_of(await self._post(path, body, key=key, pauses_s=()))
                 await self._job("POST", job, pauses_s=(), verb="cancel")
@@ -307,12 +313,12 @@ class AsyncClient:
         return job_of(json_of(await self._send(method, path, pauses_s=pauses_s)))
 
     async def _get(self, path: str, **query: str | int | None) -> Json:
-        """Return the JSON under a path. Leave out of the query what is None."""
+        """Return the JSON at a path. Omit query values that are None."""
         given = {key: value for key, value in query.items() if value is not None}
         return json_of(await self._send("GET", path, params=given))
 
     async def _file(self, path: str, **query: str | None) -> bytes:
-        """Return the file under a path; what is None is not asked."""
+        """Return the file at a path. Omit query values that are None."""
         asked = {name: value for name, value in query.items() if value is not None}
         response = await self._send("GET", path, params=asked)
         return response.content
@@ -320,7 +326,7 @@ class AsyncClient:
     async def _post(
         self, path: str, body: bytes, *, key: str = "", pauses_s: Sequence[float] = PAUSES_S
     ) -> Json:
-        """Send JSON. The server does only once what it receives twice with one ``key``."""
+        """Send JSON. The server processes requests with the same ``key`` only once."""
         headers = {**JSON_HEADERS, "Idempotency-Key": key} if key else JSON_HEADERS
         more = {"content": body, "headers": headers}
         return json_of(await self._send("POST", path, pauses_s=pauses_s, **more))
@@ -328,10 +334,10 @@ class AsyncClient:
     async def _send(
         self, method: str, path: str, *, pauses_s: Sequence[float] = PAUSES_S, **more: Any
     ) -> httpx.Response:
-        """Send a request; ``more`` goes to httpx. Return the response of a success.
+        """Send a request and return its successful response; ``more`` is passed to httpx.
 
-        Where the connection breaks or the server is busy, send it again after each of ``pauses_s``.
-        Raise the error that the last response stands for, ServiceError where there is none.
+        If the connection breaks or the server is busy, send it again after each of ``pauses_s``.
+        Raise the error that the last response describes, or ServiceError if none came.
         """
         pauses = iter(pauses_s)
         while True:
@@ -352,8 +358,8 @@ class AsyncClient:
     async def _listen(self, job: Job, progress: Progress) -> bool:
         """Report a job's events until the job or the stream ends.
 
-        Return whether the server has events of the job. Raise httpx.RequestError where the
-        connection breaks, ServiceError for events of another thing than a job.
+        Return whether the server has events of the job. Raise httpx.RequestError if the connection
+        breaks, ServiceError if the events are not those of a job.
         """
         path, headers = f"{path_of(job)}/events", {"Accept": "text/event-stream"}
         timeout = transport.EVENTS_TIMEOUT

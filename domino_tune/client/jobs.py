@@ -31,21 +31,21 @@ State = Literal["queued", "running", "done", "failed", "cancelled"]
 STATES: Final = get_args(State)
 ENDED: Final = ("done", "failed", "cancelled")
 Search = Literal["tune", "layout"]
-"""Kinds of jobs that have files: a plan, a report and a trace."""
+"""Kinds of jobs with files: a plan, a report and a trace."""
 Swept = Literal["sweep", "scale"]
-"""Kinds of jobs that have points."""
+"""Kinds of jobs with points."""
 Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job at a server: a tune, a sweep, a search of layouts, at one number of GPUs or at several
-    (``scale``), or a calibration. ``label``: what its owner calls it.
+    """A job at a server: a tune, a sweep, a search of layouts at one number of GPUs or at several
+    (``scale``), or a calibration. ``label``: its owner's name for it.
 
-    ``done`` of ``total`` steps are finished, at most ``left`` are left, which takes about ``eta_s``
-    seconds; ``elapsed_s``: since the job started. They are None while they are not known.
-    ``stopped_by``: why it ends before all was searched, ``user`` or ``time``. ``plain`` is the
-    job's whole JSON.
+    ``done`` of ``total`` steps are finished; at most ``left`` steps are left, which take about
+    ``eta_s`` seconds; ``elapsed_s``: since the job started. All are None while unknown.
+    ``stopped_by``: why the search ended early, ``user`` or ``time``. ``plain`` is the job's whole
+    JSON.
     """
 
     id: str
@@ -63,7 +63,7 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """Return whether the job has ended: its state does not change any more."""
+        """Return whether the job has ended, after which its state no longer changes."""
         return self.state in ENDED
 
     @property
@@ -90,7 +90,7 @@ class Job:
         return found
 
     def to_frame(self) -> DataFrame:
-        """Return the points of a sweep that is done, one row each, the unchanged case first.
+        """Return the points of a finished sweep, one row each, the unchanged case first.
 
         Raise as ``result`` does, and InputError for another kind of job.
         """
@@ -107,7 +107,7 @@ class JobPage:
     next: str | None
 
     def to_frame(self) -> DataFrame:
-        """Return one row a job: what was asked, how far it is, and the best so far."""
+        """Return one row per job: its request, its progress, and the best so far."""
         return rows_frame(
             {
                 "id": one.id, "kind": one.kind, "state": one.state, "label": one.label,
@@ -121,7 +121,7 @@ class JobPage:
 
 @dataclass(frozen=True, kw_only=True)
 class TuneAnswer:
-    """A finished tune: its result, and the id of its job, which its files are asked by."""
+    """A finished tune: its result, and the id of its job, by which its files are requested."""
 
     id: str
     result: Tuned
@@ -129,8 +129,9 @@ class TuneAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutsAnswer:
-    """A finished search of layouts: its result, and the id of its job, which its files are asked
-    by."""
+    """A finished search of layouts: its result, and the id of its job, by which its files are
+    requested.
+    """
 
     id: str
     result: Layouts
@@ -153,7 +154,7 @@ class CalibrateAnswer:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as people say them: 42 s, 3 min 20 s, 1 h 5 min."""
+    """Return seconds in words: 42 s, 3 min 20 s, 1 h 5 min."""
     whole = round(seconds)
     minutes, rest = divmod(whole, 60)
     if minutes < 1:
@@ -169,7 +170,7 @@ def path_of(job: Job) -> str:
 
 
 def job_of(plain: Mapping[str, Any]) -> Job:
-    """Return a job from its JSON. Raise ServiceError for anything else."""
+    """Return a job from its JSON. Raise ServiceError if it is not a job."""
     progress = plain.get("progress") or {}
     state, name = plain.get("state"), plain.get("id")
     if state not in STATES or not isinstance(name, str) or not isinstance(progress, dict):
@@ -191,7 +192,7 @@ def job_of(plain: Mapping[str, Any]) -> Job:
 
 
 def page_of(plain: Mapping[str, Any]) -> JobPage:
-    """Return a page of jobs from its JSON. Raise ServiceError for anything else."""
+    """Return a page of jobs from its JSON. Raise ServiceError if it is not one."""
     items = plain.get("items")
     if not isinstance(items, list):
         raise ServiceError("The server's answer is no page of jobs.")
@@ -199,7 +200,7 @@ def page_of(plain: Mapping[str, Any]) -> JobPage:
 
 
 def tune_answer(job: Job, *, seconds: float) -> TuneAnswer:
-    """Return what an ended tune found. ``seconds`` is how long the caller waited.
+    """Return the result of an ended tune. ``seconds`` is how long the caller waited.
 
     Raise as ``Job.result`` does, and ServiceError for a result that this version cannot read.
     """
@@ -207,17 +208,17 @@ def tune_answer(job: Job, *, seconds: float) -> TuneAnswer:
 
 
 def layouts_answer(job: Job, *, seconds: float) -> LayoutsAnswer:
-    """Return what an ended search of layouts found, as ``tune_answer`` does."""
+    """Return the result of an ended search of layouts, as ``tune_answer`` does."""
     return LayoutsAnswer(id=job.id, result=_read(job, partial(layouts_from_json, seconds=seconds)))
 
 
 def scale_answer(job: Job, *, seconds: float) -> ScaleAnswer:
-    """Return what an ended search at several numbers of GPUs found, as ``tune_answer`` does."""
+    """Return the result of an ended search at several numbers of GPUs, as ``tune_answer`` does."""
     return ScaleAnswer(id=job.id, result=_read(job, partial(scale_from_json, seconds=seconds)))
 
 
 def calibrate_answer(job: Job) -> CalibrateAnswer:
-    """Return what an ended calibration learnt, as ``tune_answer`` does."""
+    """Return the result of an ended calibration, as ``tune_answer`` does."""
     return CalibrateAnswer(id=job.id, result=_read(job, calibrated_from_json))
 
 

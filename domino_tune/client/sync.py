@@ -57,10 +57,9 @@ from simulator.errors import DominoTuneError
 class Client:
     """A connection to one server. Use it as a context manager, or ``close`` it.
 
-    ``token`` is by default the one in $DOMINO_TUNE_TOKEN. Raise InputError for a bad URL. Every
-    method raises the errors that the verb raises locally, NotFoundError, AccessError, and
-    ServiceError where no answer comes after several tries. ``progress`` is called with the job's
-    text at each change.
+    ``token`` defaults to $DOMINO_TUNE_TOKEN. Raise InputError for a bad URL. Every method raises
+    the errors that the verb raises locally, NotFoundError, AccessError, and ServiceError if several
+    tries bring no answer. ``progress`` is called with the job's text at each change.
     """
 
     def __init__(self, server: str, *, token: str | Token | None = None) -> None:
@@ -77,66 +76,68 @@ class Client:
         self._http.close()
 
     def tune(self, request: requests.TuneRequest, progress: Progress = no_progress) -> TuneAnswer:
-        """Ask for the best plan and wait for it. Cancel the job if that is interrupted."""
+        """Ask for the best plan and wait for it. Cancel the job if the wait is interrupted."""
         start_s = perf_counter()
         job = self._ended("/v1/tunes", tune_body(request), progress)
         return tune_answer(job, seconds=perf_counter() - start_s)
 
     def submit_tune(self, request: requests.TuneRequest) -> Job:
-        """Ask for the best plan and do not wait for it."""
+        """Ask for the best plan without waiting for it."""
         return job_of(self._post("/v1/tunes", tune_body(request), key=new_key()))
 
     def layouts(
         self, request: requests.TuneRequest, progress: Progress = no_progress
     ) -> LayoutsAnswer:
-        """Ask for the best layouts and wait for them. Cancel the job if that is interrupted."""
+        """Ask for the best layouts and wait for them. Cancel the job if the wait is interrupted."""
         start_s = perf_counter()
         job = self._ended("/v1/layouts", layouts_body(request), progress)
         return layouts_answer(job, seconds=perf_counter() - start_s)
 
     def submit_layouts(self, request: requests.TuneRequest) -> Job:
-        """Ask for the best layouts and do not wait for them."""
+        """Ask for the best layouts without waiting for them."""
         return job_of(self._post("/v1/layouts", layouts_body(request), key=new_key()))
 
     def scale(self, request: requests.TuneRequest, progress: Progress = no_progress) -> ScaleAnswer:
         """Ask for the best layout at each number of GPUs of the request's ``sweep``, and wait for
-        them. Cancel the job if that is interrupted."""
+        them. Cancel the job if the wait is interrupted.
+        """
         start_s = perf_counter()
         job = self._ended("/v1/scales", scale_body(request), progress)
         return scale_answer(job, seconds=perf_counter() - start_s)
 
     def submit_scale(self, request: requests.TuneRequest) -> Job:
-        """Ask for the best layout at each number of GPUs and do not wait for them."""
+        """Ask for the best layout at each number of GPUs without waiting for them."""
         return job_of(self._post("/v1/scales", scale_body(request), key=new_key()))
 
     def sweep(self, request: requests.WhatIfRequest, progress: Progress = no_progress) -> Job:
-        """Ask for a sweep and wait for it. Leave it running if that is interrupted."""
+        """Ask for a sweep and wait for it. Leave it running if the wait is interrupted."""
         return self.wait(self.submit_sweep(request), progress)
 
     def submit_sweep(self, request: requests.WhatIfRequest) -> Job:
-        """Ask for a sweep and do not wait for it."""
+        """Ask for a sweep without waiting for it."""
         return job_of(self._post("/v1/sweeps", plan_body(request), key=new_key()))
 
     def calibrate(
         self, request: requests.CalibrateRequest, progress: Progress = no_progress
     ) -> CalibrateAnswer:
         """Ask for a profile that explains the runs in the request's files, and wait until the
-        server keeps it. Cancel the job if that is interrupted. Raise ConflictError where its name
-        is that of another profile."""
+        server has stored it. Cancel the job if the wait is interrupted. Raise ConflictError if
+        another profile has its name.
+        """
         return calibrate_answer(
             self._ended("/v1/calibrations", calibration_body(request), progress)
         )
 
     def submit_calibration(self, request: requests.CalibrateRequest) -> Job:
-        """Ask for a calibrated profile and do not wait for it."""
+        """Ask for a calibrated profile without waiting for it."""
         return job_of(self._post("/v1/calibrations", calibration_body(request), key=new_key()))
 
     def wait(self, job: Job, progress: Progress = no_progress) -> Job:
-        """Return the job when it has ended: done, failed or cancelled."""
+        """Wait until the job has ended (done, failed or cancelled) and return it."""
         has_events, pause_s = True, transport.POLL_PAUSE_S
         while not job.ended:
             if has_events:
-                with suppress(httpx.RequestError, ServiceError):  # a stream that breaks off
+                with suppress(httpx.RequestError, ServiceError):  # the stream broke off
                     has_events = self._listen(job, progress)
             job = self._job("GET", job, transport.PATIENT_PAUSES_S)
             if not has_events:
@@ -156,7 +157,7 @@ class Client:
         return page_of(self._get("/v1/jobs", cursor=cursor, limit=limit, **wanted))
 
     def set_label(self, job: Job, label: str | None) -> Job:
-        """Give a job a label, which lists show, or take it away with None."""
+        """Set a job's label, which lists show; None removes it."""
         headers, body = JSON_HEADERS, json.dumps({"label": label}).encode()
         path = f"/v1/jobs/{segment(job.id)}"
         return job_of(json_of(self._send("PATCH", path, content=body, headers=headers)))
@@ -166,11 +167,13 @@ class Client:
         return self._job("POST", job, verb="cancel")
 
     def finish(self, job: Job) -> Job:
-        """Stop a job and keep what it has: it ends soon, with the best so far as its result."""
+        """Stop a job and keep its result so far: it ends soon, with the best so far as
+        its result.
+        """
         return self._job("POST", job, verb="finish")
 
     def delete(self, job: Job) -> None:
-        """Delete a job that has ended. Raise ConflictError where it has not."""
+        """Delete a job. Raise ConflictError if it is still queued or running."""
         self._send("DELETE", path_of(job))
 
     def points(
@@ -180,17 +183,18 @@ class Client:
         limit: int | None = None,
         kind: Swept = "sweep",
     ) -> Listing:
-        """Return a page of the points of a sweep, or of another ``kind`` of job that has some."""
+        """Return a page of the points of a sweep, or of another ``kind`` of job that has points."""
         path = f"/v1/{kind}s/{segment(name)}/points"
         return Listing(self._get(path, cursor=cursor, limit=limit))
 
     def plan(self, name: str, kind: Search = "tune", *, of: str | None = None) -> bytes:
-        """Return the plan file of a tune, or of another ``kind`` of search: the best plan's, or
-        that of a strategy of its verdict."""
+        """Return the plan file of a tune, or of another ``kind`` of search: that of the best plan,
+        or that of strategy ``of`` in its verdict.
+        """
         return self._file(f"/v1/{kind}s/{segment(name)}/plan", of=of)
 
     def export(self, name: str, to: str, kind: Search = "tune") -> Json:
-        """Return a search's plan in the form ``to`` of a training framework."""
+        """Return a search's plan converted for the training framework ``to``."""
         return self._get(f"/v1/{kind}s/{segment(name)}/plan", to=to)
 
     def report(self, name: str, kind: Search = "tune") -> bytes:
@@ -206,7 +210,7 @@ class Client:
         return Listing(self._get(f"/v1/tunes/{segment(name)}/validations"))
 
     def send_validation(self, name: str, body: bytes, key: str) -> Json:
-        """Send measured results of a tune's plan. The server keeps one for each ``key``."""
+        """Send measured results of a tune's plan. The server stores one result for each ``key``."""
         return self._post(f"/v1/tunes/{segment(name)}/validations", body, key=key)
 
     def delete_validation(self, name: str, validation: str) -> None:
@@ -218,7 +222,7 @@ class Client:
         return simulated_from_json(self._post("/v1/simulations", plan_body(request)))
 
     def whatif(self, request: requests.WhatIfRequest) -> Json:
-        """Predict a plan where one thing is changed. Return what `whatif --json` prints."""
+        """Predict a plan with one thing changed. Return what `whatif --json` prints."""
         return self._post("/v1/what-ifs", whatif_body(request))
 
     def profiles(self, cursor: str | None = None, limit: int | None = None) -> Listing:
@@ -231,9 +235,9 @@ class Client:
         return response.content, response.headers.get("ETag", "")
 
     def put_profile(self, name: str, body: bytes, if_match: str | None = None) -> Json:
-        """Store a profile: a new one, or in place of the one with the ETag ``if_match``.
+        """Store a new profile, or replace the one with the ETag ``if_match``.
 
-        Raise PreconditionError where another is there.
+        Raise PreconditionError if the server has another one.
         """
         guard = {"If-Match": if_match} if if_match else {"If-None-Match": "*"}
         headers = {**JSON_HEADERS, **guard}
@@ -244,10 +248,10 @@ class Client:
     def import_profile(
         self, request: requests.ProfilesImportRequest, if_match: str | None = None
     ) -> Json:
-        """Add the table in the request's file to a copy of a profile. It becomes a new profile, or
-        takes the place of the one with the ETag ``if_match``.
+        """Add the table in the request's file to a copy of a profile. Store the copy as a new
+        profile, or replace the one with the ETag ``if_match``.
 
-        Raise PreconditionError where another is there.
+        Raise PreconditionError if the server has another one.
         """
         guard = {"If-Match": if_match} if if_match else {"If-None-Match": "*"}
         headers = {"Content-Type": "text/csv", "Idempotency-Key": new_key(), **guard}
@@ -256,9 +260,9 @@ class Client:
         return json_of(self._send("POST", path, content=table, headers=headers))
 
     def delete_profile(self, name: str, if_match: str | None = None) -> None:
-        """Delete a profile, with ``if_match`` only the one with that ETag.
+        """Delete a profile; with ``if_match``, only if it has that ETag.
 
-        Raise PreconditionError where another is there.
+        Raise PreconditionError if it has another one.
         """
         headers = {"If-Match": if_match} if if_match else {}
         self._send("DELETE", f"/v1/profiles/{segment(name)}", headers=headers)
@@ -268,7 +272,7 @@ class Client:
         return Listing(self._get("/v1/models", cursor=cursor, limit=limit))
 
     def add_model(self, name: str, config: bytes) -> Json:
-        """Store the model of a Hugging Face config.json."""
+        """Store the model that a Hugging Face config.json describes."""
         return self._post(f"/v1/models?{urlencode({'name': name})}", config, key=new_key())
 
     def delete_model(self, name: str) -> None:
@@ -276,7 +280,9 @@ class Client:
         self._send("DELETE", f"/v1/models/{segment(name)}")
 
     def _ended(self, path: str, body: bytes, progress: Progress) -> Job:
-        """Submit a job and return it when it has ended. Cancel it if that is interrupted."""
+        """Submit a job, wait until it has ended and return it. Cancel it if the wait is
+        interrupted.
+        """
         key = new_key()
         job: Job | None = None
         try:
@@ -284,7 +290,7 @@ class Client:
             return self.wait(job, progress)
         except KeyboardInterrupt:
             with suppress(DominoTuneError):
-                # The server may know a job whose answer did not arrive. Sent again with the same
+                # The server may have a job whose answer did not arrive. Sent again with the same
                 # key, the request returns that job.
                 job = job or job_of(self._post(path, body, key=key, pauses_s=()))
                 self._job("POST", job, pauses_s=(), verb="cancel")
@@ -298,12 +304,12 @@ class Client:
         return job_of(json_of(self._send(method, path, pauses_s=pauses_s)))
 
     def _get(self, path: str, **query: str | int | None) -> Json:
-        """Return the JSON under a path. Leave out of the query what is None."""
+        """Return the JSON at a path. Omit query values that are None."""
         given = {key: value for key, value in query.items() if value is not None}
         return json_of(self._send("GET", path, params=given))
 
     def _file(self, path: str, **query: str | None) -> bytes:
-        """Return the file under a path; what is None is not asked."""
+        """Return the file at a path. Omit query values that are None."""
         asked = {name: value for name, value in query.items() if value is not None}
         response = self._send("GET", path, params=asked)
         return response.content
@@ -311,7 +317,7 @@ class Client:
     def _post(
         self, path: str, body: bytes, *, key: str = "", pauses_s: Sequence[float] = PAUSES_S
     ) -> Json:
-        """Send JSON. The server does only once what it receives twice with one ``key``."""
+        """Send JSON. The server processes requests with the same ``key`` only once."""
         headers = {**JSON_HEADERS, "Idempotency-Key": key} if key else JSON_HEADERS
         more = {"content": body, "headers": headers}
         return json_of(self._send("POST", path, pauses_s=pauses_s, **more))
@@ -319,10 +325,10 @@ class Client:
     def _send(
         self, method: str, path: str, *, pauses_s: Sequence[float] = PAUSES_S, **more: Any
     ) -> httpx.Response:
-        """Send a request; ``more`` goes to httpx. Return the response of a success.
+        """Send a request and return its successful response; ``more`` is passed to httpx.
 
-        Where the connection breaks or the server is busy, send it again after each of ``pauses_s``.
-        Raise the error that the last response stands for, ServiceError where there is none.
+        If the connection breaks or the server is busy, send it again after each of ``pauses_s``.
+        Raise the error that the last response describes, or ServiceError if none came.
         """
         pauses = iter(pauses_s)
         while True:
@@ -343,8 +349,8 @@ class Client:
     def _listen(self, job: Job, progress: Progress) -> bool:
         """Report a job's events until the job or the stream ends.
 
-        Return whether the server has events of the job. Raise httpx.RequestError where the
-        connection breaks, ServiceError for events of another thing than a job.
+        Return whether the server has events of the job. Raise httpx.RequestError if the connection
+        breaks, ServiceError if the events are not those of a job.
         """
         path, headers = f"{path_of(job)}/events", {"Accept": "text/event-stream"}
         timeout = transport.EVENTS_TIMEOUT

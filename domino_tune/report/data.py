@@ -18,8 +18,8 @@ class Shown:
     """One timeline of the page.
 
     ``alone_ns[i]`` is the i-th op's time alone (``CostModel.duration_ns``), from which the page
-    computes the time that contention added. Raise InputError unless it is empty or has one time
-    an op.
+    computes the time that contention added. Raise InputError unless it is empty or has one time per
+    op.
     """
 
     plan: SlicePlan
@@ -36,9 +36,11 @@ class Shown:
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
-    """The result of ``simulate``; times in ms. ``exposed_ms`` is of the plan's ``comm_ms``, and
-    ``baseline_exposed_ms`` of the baseline's. ``mfu`` is None where no peak is known, clocks (of
-    the plan and of the baseline) and mean power where the profile has no law of power."""
+    """The result of ``simulate``; times in ms. ``exposed_ms``: the exposed part of the plan's
+    ``comm_ms``; ``baseline_exposed_ms``: that of the baseline. ``mfu`` is None if no peak is known;
+    clocks (of the plan and of the baseline) and mean power are None if the profile has no law of
+    power.
+    """
 
     iteration_ms: float
     baseline_ms: float
@@ -87,7 +89,7 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """A pass of a stage: forward (F), backward (B) or gradients of weights (W) of a micro-batch."""
+    """A pass of a stage over a micro-batch: forward (F), backward (B) or weight gradients (W)."""
 
     kind: str
     micro: int
@@ -107,9 +109,9 @@ class PipelinePicture:
 
 @dataclass(frozen=True, kw_only=True)
 class HeatCell:
-    """The best plan of a cut; ``iteration_ms`` None: no plan is feasible, or none was tried.
+    """The best plan of a cut; ``iteration_ms`` is None if no plan is feasible or none was tried.
 
-    ``note`` names the plan, or says why there is none.
+    ``note`` names the plan, or says why there is no plan.
     """
 
     row_slices: int
@@ -130,7 +132,8 @@ class PlanRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Crossover:
-    """``winner`` is the best plan from contention × ``factor`` on (0: off, 1: as in the profile).
+    """``winner`` is the best plan from contention × ``factor`` upwards (0: off, 1: as in the
+    profile).
 
     A page gets all of them by factor; the first has the lowest factor of all points.
     """
@@ -154,7 +157,7 @@ class Sensitivity:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """One plot of ``whatif --sweep``: ``series`` maps a name to one time in ms a point."""
+    """One plot of ``whatif --sweep``: ``series`` maps a name to one time in ms per point."""
 
     x_label: str
     xs: tuple[str, ...]
@@ -170,8 +173,9 @@ class Sweep:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """How the plan was found. ``found``: among which plans it is the best, in words;
-    ``infeasible`` counts plans by reason."""
+    """How the plan was found. ``found``: the set of plans among which it is the best, in words;
+    ``infeasible`` counts plans by reason.
+    """
 
     method: str
     found: str
@@ -194,12 +198,12 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportData:
-    """Everything on the page. Empty tuples and None leave their part out.
+    """Everything on the page. Empty tuples and None omit their part.
 
     ``title``: model, ranks and profile in one line. ``workload``: (name, value) pairs.
     ``commands``: (purpose, command) pairs. ``heat_note``: a sentence on the cells of the heat map.
-    ``verdict``: all strategies. ``layouts``: the best of so many GPUs; ``pipelines``: of the
-    baseline and of the plan. ``held``: memory of the variants, ``usable``: of a GPU.
+    ``verdict``: all strategies. ``layouts``: the best ones of a search; ``pipelines``: those of the
+    baseline and of the plan. ``held``: memory of the variants, ``usable``: memory of a GPU.
     ``tie``: why the chosen plan is not the fastest, or empty.
     """
 

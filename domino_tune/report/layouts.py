@@ -1,4 +1,4 @@
-"""The section on layouts: the best ones as bars, and what less memory costs as points."""
+"""The section on layouts: the best ones as bars, and the price of using less memory as points."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from simulator.usable import percent
 ROW: Final = 42
 BAR: Final = 14
 WIDEST: Final = 66
-"""Per cent of the width that the longest bar takes; numbers stand right of it."""
+"""Width of the longest bar, per cent; numbers are to the right of it."""
 
 
 def layouts_picture(data: ReportData) -> Html:
-    """Return the section of the page, or nothing where one layout was asked for."""
+    """Return the section of the page, or nothing if layouts were not searched."""
     found = data.layouts
     if found is None:
         return Html("")
@@ -61,7 +61,9 @@ def _legend(found: Layouts) -> Html:
 
 
 def _ranking(found: Layouts) -> Html:
-    """Return a bar a layout; widths are per cent, so that text keeps its size on narrow screens."""
+    """Return one bar per layout; widths are per cent, so that text keeps its size on
+    narrow screens.
+    """
     longest = max(one.tokens_per_second_per_gpu for one in found.layouts)
     rival = found.best_without_domino
     mark = rival.tokens_per_second_per_gpu if rival else None
@@ -78,7 +80,9 @@ def _ranking(found: Layouts) -> Html:
 
 
 def _tied(layouts: Sequence[LayoutResult]) -> list[LayoutResult]:
-    """Return the layouts that tie with the first, which is the fastest, if any but itself does."""
+    """Return the layouts that tie with the first, the fastest, including itself; [] if no other
+    does.
+    """
     found = [one for one in layouts if ties(one.iteration_ms, layouts[0].iteration_ms)]
     return found if len(found) > 1 else []
 
@@ -114,7 +118,7 @@ def _gain_words(one: LayoutResult) -> str:
 
 
 def _unsure(layouts: Sequence[LayoutResult]) -> Html:
-    """Return layouts that are faster but may not fit, or nothing where there are none."""
+    """Return layouts that are faster but may not fit, or nothing if no such layout was found."""
     if not layouts:
         return Html("")
     rows = [

@@ -1,4 +1,4 @@
-"""Line plots: what a script of the page draws, and the same values as a table."""
+"""Line plots, drawn by a script of the page, with the same values as a table."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ ROLES: Final = {
     "this plan": "chosen",
     STRATEGY_NAMES["no_comm"]: "bound",
 }
-"""Lines that have the colours of the page's bars; all others have one each."""
+"""Lines in the colours of the page's bars; each other line has a colour of its own."""
 
 
 class Axis(NamedTuple):
-    """A plot's values: their name, their unit (empty: none), and how many decimals they have; None:
-    as many as a time in ms."""
+    """A plot's values: their name, unit (empty: none), and number of decimals; None: as for times
+    in ms.
+    """
 
     name: str
     unit: str
@@ -44,11 +45,10 @@ def plot_figure(
     series: Mapping[str, Sequence[float | None]],
     axis: Axis = TIMES,
 ) -> Html:
-    """Return values over ``xs``, evenly spaced in the order given, under a caption.
+    """Return a plot of values over ``xs``, evenly spaced in the order given, with a caption.
 
-    ``series`` maps a name to one value a point, None where there is none. ``static/plot.js`` draws
-    them. Raise InputError for a series with another number of values, or with one that is not
-    finite.
+    ``series`` maps a name to one value per point, None if missing. ``static/plot.js`` draws them.
+    Raise InputError for a series with another number of values, or with one that is not finite.
     """
     for name, values in series.items():
         if len(values) != len(xs) or not all(math.isfinite(value or 0.0) for value in values):
@@ -74,6 +74,6 @@ def plot_figure(
 
 
 def tick_step(least: float) -> float:
-    """Return the smallest of 1, 2 or 5 times a power of ten that is not below ``least``."""
+    """Return the smallest of 1, 2 or 5 times a power of ten that is at least ``least``."""
     unit: float = 10.0 ** math.floor(math.log10(least))
     return next(k * unit for k in (1, 2, 5, 10) if k * unit >= least)

@@ -1,4 +1,4 @@
-"""Strategies: who wins and with what chance, in words and as a section with each one's range."""
+"""Strategies: which one wins and with what chance, in words and as a section with their ranges."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ FAMILY_WORDS: Final = {
 
 
 def winner(found: Verdict) -> tuple[str, ...]:
-    """Return which strategy is most often the fastest, by how much, and with what chance: the parts
-    of a sentence without its full stop."""
+    """Return which strategy is most often the fastest, by how much, and with what chance, as the
+    parts of a sentence without its full stop.
+    """
     best, baseline = found.leader, found.contestants[0]
     if best is None:
         return ("No plan is sure enough to fit the memory",)
@@ -57,7 +58,9 @@ def chances(found: Verdict) -> str:
 
 
 def leads(found: Verdict) -> str:
-    """Return who wins below a headline that says something else; a sentence with a space behind."""
+    """Return a sentence that names the leader, with a trailing space, for use below a headline
+    about something else.
+    """
     best, baseline = found.leader, found.contestants[0]
     if best is None:
         return "No plan is sure enough to fit the memory. "
@@ -75,7 +78,7 @@ def _chance(one: Contestant) -> str:
 
 
 def verdict_part(data: ReportData) -> Html:
-    """Return the section of the page, or nothing where strategies were not compared."""
+    """Return the section of the page, or nothing if strategies were not compared."""
     found = data.verdict
     if found is None or len(found.contestants) < 2:
         return Html("")
@@ -120,7 +123,7 @@ def _axis(bounds: list[float], low: float, span: float) -> Html:
     marks = [
         tag("span", f"{tick:.2f}×", style=f"left:{100 * (tick - low) / span:.2f}%")
         for tick in ticks_around(bounds)
-        if low + 0.04 * span <= tick <= low + 0.96 * span  # a text at the edge would stand out
+        if low + 0.04 * span <= tick <= low + 0.96 * span  # a text at the edge would stick out
     ]
     axis = tag("span", *marks, class_="range axis")
     return tag("div", tag("span", ""), axis, class_="contest scale", aria_hidden="true")
@@ -153,7 +156,7 @@ def _row(one: Contestant, low: float, span: float, best: bool) -> Html:
 
 
 def _flags_whole(said: str) -> list[str]:
-    """Return the text in parts, of which each option of a command line stays on one line."""
+    """Return the text in parts that keep each command-line option on one line."""
     return [
         tag("span", part, class_="whole") if part.startswith("--") else part
         for part in re.split(r"(--[\w-]+)", said)

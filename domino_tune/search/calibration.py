@@ -1,10 +1,11 @@
-"""Factors of a machine from measured iterations: the most likely ones, and what they leave open.
+"""Factors of a machine from measured iterations: the most likely ones, and how uncertain they
+remain.
 
-Unknown are the logarithms of the factors of ``simulator.calibration.PARTS`` and the constant of an
-iteration. Their priors are the errors of the profile's look-ups; a measured iteration is off by a
-noise that starts at NOISE and is learnt with them, since runs may be of what no part explains. The
-maximum of the posterior is found by least squares, and its width by the Jacobian there
-(Laplace).
+The unknowns are the logarithms of the factors of ``simulator.calibration.PARTS`` and the constant
+of an iteration. Their priors are the errors of the profile's look-ups. A measured iteration has an
+error that starts at NOISE and is estimated along with the unknowns, since runs may depend on
+something that no part explains. Least squares find the maximum of the posterior, and the Jacobian
+there gives its width (Laplace).
 """
 
 from __future__ import annotations
@@ -30,28 +31,31 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NOISE: Final = 0.02
-"""By which a measured iteration may be off (assumed: runs of one job differ by about so much)."""
+"""Initial relative error of a measured iteration (assumed: runs of one job differ by about this
+much).
+"""
 NOISE_RUNS: Final = 4
-"""Weight of NOISE beside the measured runs, in runs (assumed)."""
+"""Weight of NOISE relative to the measured runs, in runs (assumed)."""
 MOST_ROUNDS: Final = 4
 SETTLED: Final = 0.1
-"""Relative change of the noise from which on factors are fitted again."""
+"""Relative change of the noise that makes another fit of the factors necessary."""
 LAUNCH_ERROR: Final = 2.0
 """Least prior error of launch costs (assumed): hosts differ by more than a profile knows."""
 CONSTANT_SHARE: Final = 0.05
 """Prior width of the constant, as a share of the shortest run (assumed)."""
 SLOW_HOSTS: Final = (4.0, 12.0)
-"""Factors of launch costs from which the search begins, too."""
+"""Further factors of launch costs from which the search starts."""
 LEAST_ERROR: Final = 0.01
 STEP: Final = 0.03
-"""Of the Jacobian's differences, in logarithms; times are whole nanoseconds."""
+"""Step of the Jacobian's differences, in logarithms; times are whole nanoseconds."""
 MOST_STEPS: Final = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRun:
-    """An iteration that was measured, as a case and a plan; its time may be ``rounding_ms`` off as
-    it was printed. ``note``: how it was read, for people."""
+    """A measured iteration, as a case and a plan. Its time was printed rounded, to within
+    ``rounding_ms``. ``note``: how it was read, for people.
+    """
 
     label: str
     case: Case
@@ -62,7 +66,7 @@ class MeasuredRun:
 
     @property
     def rounding(self) -> float:
-        """Standard error by rounding, relative: any time within is as likely."""
+        """Relative standard error from rounding, with any time in the range equally likely."""
         return self.rounding_ms / math.sqrt(3) / self.measured_ms
 
 
@@ -75,8 +79,9 @@ class Learnt(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """What was learnt; times in ms. ``noise``: what the runs are off by, relative;
-    ``left_out_ms``: each run's prediction by all others."""
+    """The result of the fit; times in ms. ``noise``: relative error of the runs; ``left_out_ms``:
+    each run's prediction from all others.
+    """
 
     parts: dict[str, Learnt]
     constant_ms: float
@@ -89,7 +94,7 @@ class Fitted(NamedTuple):
 
 
 def fit_runs(runs: Sequence[MeasuredRun], ahead: Ahead = in_turn) -> Fitted:
-    """Return the factors by which the profile of ``runs`` explains them best."""
+    """Return the factors with which the profile of ``runs`` explains them best."""
     problem = _Problem(runs, ahead)
     starts = problem.starts()
     x = _best(problem, starts)
@@ -105,7 +110,7 @@ def _best(problem: _Problem, starts: Sequence[NDArray[np.float64]]) -> NDArray[n
     found, cost = _least_squares(problem, starts[0])
     for start in starts[1:]:
         if problem.likely_cost(start) >= cost:
-            continue  # another host would explain the runs worse than what was found
+            continue  # another host would explain the runs worse
         tried, tried_cost = _least_squares(problem, start)
         if tried_cost < cost:
             found, cost = tried, tried_cost
@@ -115,11 +120,13 @@ def _best(problem: _Problem, starts: Sequence[NDArray[np.float64]]) -> NDArray[n
 def _least_squares(
     problem: _Problem, start: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], float]:
-    """Return the most likely unknowns near ``start``, and half the squares of their residuals."""
+    """Return the most likely unknowns near ``start``, and half the sum of their squared
+    residuals.
+    """
     from scipy.optimize import least_squares
 
     lower = np.full(len(start), -np.inf)
-    lower[-1] = -1e-9  # the constant is time that is spent, not gained
+    lower[-1] = -1e-9  # the constant adds time, it cannot save any
     found = least_squares(
         problem.residuals, start, jac=problem.jacobian, bounds=(lower, np.inf),
         max_nfev=MOST_STEPS, xtol=1e-3, ftol=1e-3, gtol=1e-6,
@@ -153,7 +160,7 @@ def _fitted(problem: _Problem, before: NDArray[np.float64], x: NDArray[np.float6
 def predicted_ms(
     runs: Sequence[MeasuredRun], fitted: Fitted, ahead: Ahead = in_turn
 ) -> list[float]:
-    """Return the times of ``runs`` with what was learnt of others."""
+    """Return the times of ``runs`` with factors that were fitted to others."""
     factors = {name: math.log(one.factor) for name, one in fitted.parts.items()}
     items = [(number, factors, fitted.constant_ms) for number in range(len(runs))]
     found = ahead(lambda item: _time_ms(runs[item[0]], *item[1:]), items)
@@ -168,7 +175,9 @@ def _time_ms(run: MeasuredRun, logs: Mapping[str, float], constant_ms: float) ->
 
 
 class _Problem:
-    """Residuals of runs and priors, each over its width; unknowns are over their prior widths."""
+    """Residuals of runs and priors, each divided by its width; unknowns are in units of their prior
+    widths.
+    """
 
     def __init__(self, runs: Sequence[MeasuredRun], ahead: Ahead) -> None:
         self.runs = runs
@@ -180,8 +189,9 @@ class _Problem:
         self._times: dict[tuple[float, ...], NDArray[np.float64]] = {}
 
     def starts(self) -> list[NDArray[np.float64]]:
-        """Return where to begin: at the profile, and with slower hosts. Where no iteration waits
-        for its host, no small step tells that a slow one would explain it."""
+        """Return where to start: at the profile, and with slower hosts. If no iteration waits for
+        its host, no small step shows that a slow host would explain it.
+        """
         made = [np.zeros(len(self.names) + 1)]
         for factor in SLOW_HOSTS if "launch" in self.names else ():
             slow = made[0].copy()
@@ -190,7 +200,7 @@ class _Problem:
         return made
 
     def logs(self, x: NDArray[np.float64]) -> dict[str, float]:
-        """Return the logarithms of the factors at ``x``, as far as a factor may be off."""
+        """Return the logarithms of the factors at ``x``, limited to the largest factor allowed."""
         most = math.log(MOST_FACTOR)
         return {
             name: min(most, max(-most, float(x[number]) * self.widths[name]))
@@ -203,7 +213,7 @@ class _Problem:
         return self._times[tuple(x)]
 
     def _compute(self, points: Sequence[NDArray[np.float64]]) -> None:
-        """Compute the times at the points that are not known, all at once."""
+        """Compute the times at those points that are not known yet, all at once."""
         new = [point for point in points if tuple(point) not in self._times]
         items = [
             (number, self.logs(x), x[-1] * self.constant_ms)
@@ -226,10 +236,10 @@ class _Problem:
         return off
 
     def learn_noise(self, x: NDArray[np.float64]) -> bool:
-        """Take the noise that the runs show at ``x``; return whether it is another one.
+        """Set the noise to that of the runs at ``x``; return whether it changed.
 
-        As many runs as the unknowns can explain by themselves (the trace of the hat matrix) tell
-        nothing of it, nor does what rounding explains.
+        The number of runs that the unknowns can explain by themselves (the trace of the hat matrix)
+        does not count as evidence, nor does the error that rounding explains.
         """
         jacobian, count = self.jacobian(x), len(self.runs)
         rounding = np.array([run.rounding for run in self.runs])
@@ -247,8 +257,9 @@ class _Problem:
         return np.concatenate([self._errors(x), x])
 
     def likely_cost(self, x: NDArray[np.float64]) -> float:
-        """Return what half the squares of the residuals come to, one step of Newton's from ``x``,
-        if they are linear."""
+        """Return half the sum of squared residuals after one Newton step from ``x``, if they are
+        linear.
+        """
         residuals, jacobian = self.residuals(x), self.jacobian(x)
         step = np.linalg.lstsq(jacobian, -residuals, rcond=None)[0]
         return 0.5 * float(((residuals + jacobian @ step) ** 2).sum())
@@ -267,7 +278,7 @@ class _Problem:
     def left_out_ms(
         self, x: NDArray[np.float64], jacobian: NDArray[np.float64]
     ) -> tuple[float, ...]:
-        """Return each run's time by what the others tell, from ``x`` by one step of Newton's."""
+        """Return each run's time as predicted from the others, by one Newton step from ``x``."""
         residuals, items = self.residuals(x), []
         for number in range(len(self.runs)):
             kept = np.arange(len(residuals)) != number
@@ -280,7 +291,9 @@ class _Problem:
 
 
 def _prior_widths(runs: Sequence[MeasuredRun]) -> dict[str, float]:
-    """Return the prior width of each part's logarithm: of its look-ups' errors, by their time."""
+    """Return the prior width of each part's logarithm: its look-ups' errors weighted by
+    their time.
+    """
     spent, unsure = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0)
     part_of = {family: part for part, families in PARTS.items() for family in families}
     launches = 0.0

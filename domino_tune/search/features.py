@@ -23,7 +23,7 @@ Observations = Mapping[int, tuple[float, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """Plans to choose from, and what is expected of each before it is evaluated.
+    """Plans to choose from, and the expectation for each before it is evaluated.
 
     ``points``: [n, d] features. ``log_prior``: [n] log of the expected ns. ``sensitivity``: [n, k]
     change of log ns under each of k errors that the expectation may have.
@@ -43,7 +43,7 @@ class Pool:
 def encode(plans: Sequence[SlicePlan]) -> Floats:
     """Return one row per plan, with columns only for what differs between plans.
 
-    scikit-optimize refuses a dimension with one value.
+    scikit-optimize refuses a dimension with only one value.
     """
     from skopt.space import Categorical, Real, Space  # takes 1.3 s to import
 
@@ -61,7 +61,9 @@ def encode(plans: Sequence[SlicePlan]) -> Floats:
 
 
 def _raw(plan: SlicePlan) -> tuple[float | str, ...]:
-    """Return powers of two as exponents; 0 CTAs (NCCL's choice) is placed below 1."""
+    """Return the features, with powers of two as exponents; 0 CTAs (NCCL's choice) is placed below
+    1.
+    """
     counts = [math.log2(count) for count in plan.slices]
     ctas = math.log2(plan.comm_ctas) if plan.comm_ctas else -1.0
     flags = (float(plan.merge_wgrad), float(plan.sequence_parallel))

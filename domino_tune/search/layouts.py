@@ -1,9 +1,9 @@
-"""Search of layouts: the best plan of each, best bound first, and the best ones of all.
+"""Search of layouts: the best plan of each, in order of their bounds, and the best layouts of all.
 
 All candidates train the same global batch on the same number of GPUs, so the shortest iteration is
-the best. A candidate is looked at only while its bound is below the time of the last one that is
-kept, its plans only while their bounds are below the candidate's best. So the layouts that are kept
-are proven to be the fastest among all candidates and plans.
+the best. A candidate is evaluated only while its bound beats the slowest layout kept, and its plans
+only while their bounds beat the candidate's best. So the layouts that are kept are proven to be the
+fastest among all candidates and plans.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from simulator.plan import SlicePlan
 from simulator.predict import predict
 
 KEPT: Final = 10
-"""Layouts of an answer."""
+"""Number of layouts in an answer."""
 TRIED: Final = 4
-"""Plans of a layout that is shown without being recommended."""
+"""Plans to time of a layout that is shown without being recommended."""
 FOREVER_NS: Final = 1 << 62
 
 
 class Timed(NamedTuple):
-    """A plan, ns of an iteration, and the bytes of the fullest rank."""
+    """A plan, its iteration time in ns, and the bytes of its fullest rank."""
 
     plan: SlicePlan
     iteration_ns: int
@@ -43,7 +43,9 @@ class Timed(NamedTuple):
 
 
 class Unsure(NamedTuple):
-    """A plan that fits, but with less chance than is recommended: bytes of the fullest rank."""
+    """A plan that fits, but with less chance than is recommended, and the bytes of its
+    fullest rank.
+    """
 
     plan: SlicePlan
     peak_bytes: int
@@ -53,9 +55,9 @@ class Unsure(NamedTuple):
 class Candidate:
     """A layout as a case, with the plans that slice it and those that do not.
 
-    ``layers``, ``kept``: what its bounds share with those of other layouts. ``timed``: what was
-    found, in order of evaluation, None where a plan is not recommended for its memory. ``unsure``:
-    bytes of those that fit nevertheless.
+    ``layers``, ``kept``: what its bounds share with those of other layouts. ``timed``: results in
+    order of evaluation, None if a plan is not recommended because of its memory. ``unsure``: bytes
+    of such plans that fit nevertheless.
     """
 
     case: Case
@@ -77,23 +79,23 @@ class Candidate:
 
     @cached_property
     def quick_ns(self) -> dict[SlicePlan, int]:
-        """A bound of each plan from one clock."""
+        """A lower bound for each plan, from one clock."""
         return {plan: self._form.quick_bound_ns(plan) for plan in self.plans}
 
     @cached_property
     def coarse_ns(self) -> dict[SlicePlan, int]:
-        """A bound of each plan from few clocks."""
+        """A lower bound for each plan, from a few clocks."""
         return {plan: self._form.coarse_bound_ns(plan) for plan in self.plans}
 
     @cached_property
     def bounds_ns(self) -> dict[SlicePlan, int]:
-        """The proven bound of each plan, least first."""
+        """The proven lower bound of each plan, lowest first."""
         bounds = {plan: self._form.lower_bound_ns(plan) for plan in self.plans}
         return dict(sorted(bounds.items(), key=lambda item: item[1]))
 
     @property
     def known_bounds_ns(self) -> dict[SlicePlan, int]:
-        """The best bounds that are computed already."""
+        """The best bounds that are already computed."""
         names = ("bounds_ns", "coarse_ns", "quick_ns")
         best = next((name for name in names if name in vars(self)), "quick_ns")
         found: dict[SlicePlan, int] = getattr(self, best)
@@ -106,29 +108,29 @@ class Candidate:
         return min(fits, key=lambda one: one.iteration_ns, default=None)
 
     def best_ns(self, plans: Iterable[SlicePlan] | None = None) -> int:
-        """Return the time of ``best``, FOREVER_NS where nothing fits."""
+        """Return the time of ``best``, or FOREVER_NS if nothing fits."""
         found = self.best(plans)
         return found.iteration_ns if found else FOREVER_NS
 
     @cached_property
     def _least_bytes(self) -> dict[bool, int]:
-        """Bytes that no plan needs less than, with and without sequence parallelism."""
+        """Lower bound on every plan's memory, with and without sequence parallelism."""
         return {
             plan.sequence_parallel: self.kept.least_bytes(self.case, plan) for plan in self.unsliced
         }
 
     @property
     def least_bytes(self) -> int:
-        """Bytes that no plan needs less than."""
+        """Lower bound on every plan's memory."""
         return min(self._least_bytes.values())
 
     @property
     def fits_not(self) -> bool:
-        """Whether no plan is recommended, of which each was looked at."""
+        """Whether every plan was evaluated and none is recommended."""
         return len(self.timed) == len(self.plans) and self.best() is None
 
     def time(self, plan: SlicePlan) -> Timed | Unsure | None:
-        """Return time and memory of ``plan``, None where it does not fit."""
+        """Return time and memory of ``plan``, or None if it does not fit."""
         memory = self.case.memory
         if self._least_bytes[plan.sequence_parallel] > memory.usable_bytes:
             return None
@@ -139,8 +141,10 @@ class Candidate:
         return Timed(plan, predict(self.case, plan, order).makespan_ns, peak)
 
     def time_unsure(self) -> Timed | None:
-        """Return the fastest of the few with the least bounds of the plans that fit with less
-        chance than is recommended; of all plans where none was looked at. None where none fits."""
+        """Return the fastest plan among the TRIED ones with the lowest bounds that fit with less
+        chance than is recommended; if no plan was evaluated, among all plans. Return None if none
+        fits.
+        """
         asked = [plan for plan in self.bounds_ns if plan in (self.unsure or self.plans)]
         peaks = {
             plan: self.unsure.get(plan) or peak_bytes(self.case, plan) for plan in asked[:TRIED]
@@ -154,7 +158,7 @@ class Candidate:
 
 
 class Look(NamedTuple):
-    """A plan of a candidate (by number) that may be worth an engine, and its bound (ns)."""
+    """A plan of a candidate (by number) that may be worth simulating, and its bound (ns)."""
 
     number: int
     plan: SlicePlan
@@ -165,15 +169,17 @@ Plans = Callable[[Candidate], Sequence[SlicePlan]]
 
 
 FEW_KINDS: Final = 4
-"""Kinds of layers whose bounds one core computes sooner than copies of this process are made."""
+"""For up to this many kinds of layers, one core computes the bounds in less time than forking this
+process takes.
+"""
 
 
 class LayoutSearch:
-    """The candidates, and what is found. ``evaluations``: plans that were timed, or do not fit.
+    """The candidates, and the results so far. ``evaluations``: plans that were timed or do not fit.
 
-    ``progress`` and then ``pause`` are called after each evaluation. An exception of theirs ends
-    the search; another search of the same candidates goes on from what they hold, and looks at the
-    same plans in the same order as if it had never been interrupted.
+    ``progress`` and then ``pause`` are called after each evaluation. If either raises an exception,
+    the search ends; another search of the same candidates continues from their results, and
+    evaluates the same plans in the same order as if it had never been interrupted.
     """
 
     def __init__(
@@ -194,7 +200,9 @@ class LayoutSearch:
         }
 
     def run(self) -> None:
-        """Find the KEPT best layouts, and the best without slices; time each kept one unsliced."""
+        """Find the KEPT best layouts, and the best without slices; then time each kept layout
+        unsliced.
+        """
         numbers = range(len(self.candidates))
         self._search(numbers, lambda one: one.plans, self._last_kept_ns)
         self._search(numbers, lambda one: one.unsliced, self._best_unsliced_ns)
@@ -202,7 +210,9 @@ class LayoutSearch:
         self._search(kept, lambda one: one.unsliced, lambda: FOREVER_NS)
 
     def _search(self, numbers: Iterable[int], plans_of: Plans, limit_ns: Callable[[], int]) -> None:
-        """Time the plans that may be faster than their candidate's best of them, and the limit."""
+        """Time the plans that may beat both the limit and the best of their candidate's plans so
+        far.
+        """
 
         def useful(look: Look) -> bool:
             one = self.candidates[look.number]
@@ -210,7 +220,7 @@ class LayoutSearch:
 
         looks = (look for look in self._looks(numbers, plans_of, limit_ns) if useful(look))
         for look, timed in self._ahead(self._time, looks):
-            if useful(look):  # still, with what was found since it was taken ahead
+            if useful(look):  # check again with the results since it was taken ahead
                 self._record(look, timed())
 
     def _time(self, look: Look) -> Timed | Unsure | None:
@@ -231,7 +241,9 @@ class LayoutSearch:
         self, numbers: Iterable[int], plans_of: Plans, limit_ns: Callable[[], int]
     ) -> Iterator[Look]:
         """Yield the plans that were not timed, by the coarse bounds of their candidates and then by
-        their own, up to the limit. Coarse bounds are computed where quick ones do not tell."""
+        their own bounds, up to the limit. Compute coarse bounds only where quick ones do not
+        decide.
+        """
         heap = []
         asking = [number for number in numbers if plans_of(self.candidates[number])]
         self._bound_quickly(asking)
@@ -253,8 +265,9 @@ class LayoutSearch:
                     yield Look(number, plan, exact_ns)
 
     def _bound_quickly(self, numbers: Iterable[int]) -> None:
-        """Compute the quick bounds that are missing; candidates with the same layers, whose bounds
-        share what they are made of, together."""
+        """Compute the missing quick bounds. Group candidates with the same layers, which share
+        parts of their bounds.
+        """
         alike: dict[int, list[int]] = {}
         for number in numbers:
             one = self.candidates[number]
@@ -272,7 +285,9 @@ class LayoutSearch:
         return [self.candidates[number].quick_ns for number in numbers]
 
     def _last_kept_ns(self) -> int:
-        """Return the time of the last layout that is kept so far."""
+        """Return the time of the slowest layout kept so far; FOREVER_NS while fewer than KEPT are
+        known.
+        """
         return [*sorted(self._best_ns.values()), *[FOREVER_NS] * KEPT][KEPT - 1]
 
     def _best_unsliced_ns(self) -> int:
@@ -285,13 +300,14 @@ class LayoutSearch:
         return sorted(fits, key=Candidate.best_ns)[:KEPT]
 
     def best_unsliced(self) -> Candidate | None:
-        """Return the candidate that is fastest without slices."""
+        """Return the candidate that is fastest without slices, or None."""
         found = min(self.candidates, key=lambda one: one.best_ns(one.unsliced), default=None)
         return found if found and found.best(found.unsliced) else None
 
     def unsure(self, edge: Sequence[Candidate]) -> list[tuple[Candidate, Timed]]:
         """Return layouts that are faster than the best one but fit with less chance than is
-        recommended, fastest first. ``edge``: those of which no plan can be recommended."""
+        recommended, fastest first. ``edge``: candidates without any plan that can be recommended.
+        """
         kept = self.kept()
         limit_ns = kept[0].best_ns() if kept else FOREVER_NS
 
@@ -306,13 +322,14 @@ class LayoutSearch:
 
     @property
     def evaluations(self) -> int:
-        """Number of plans that were looked at with an engine."""
+        """Number of plans that were simulated."""
         return sum(len(one.timed) for one in self.candidates)
 
     @property
     def left(self) -> int | None:
-        """Return how many plans at most may still be looked at, by the best bounds that are known;
-        None before KEPT layouts are found."""
+        """Return how many plans may still be simulated at most, by the best known bounds; None
+        before KEPT layouts are found.
+        """
         limit_ns = self._last_kept_ns()
         if limit_ns == FOREVER_NS:
             return None

@@ -22,7 +22,7 @@ from simulator.errors import InfeasiblePlanError, InputError
 class Ledger:
     """Evaluates plans of a problem by index, each at most once, within a budget.
 
-    ``record`` holds all results; an interrupted search goes on from it. Raise InputError when there
+    ``record`` holds all results; an interrupted search continues from it. Raise InputError if there
     is no plan to search.
     """
 
@@ -51,11 +51,11 @@ class Ledger:
         return self.evaluations >= self._budget
 
     def evaluate(self, index: int) -> int | None:
-        """Evaluate plan ``index``; return its time in ns, or None when it cannot run."""
+        """Evaluate plan ``index``; return its time in ns, or None if it cannot run."""
         return self.record_outcome(index, outcome(self._problem, self.plans[index]))
 
     def record_outcome(self, index: int, cost: Evaluation | InfeasiblePlanError) -> int | None:
-        """Record what evaluating plan ``index`` gave; return as ``evaluate`` does."""
+        """Record the outcome of evaluating plan ``index``; return as ``evaluate`` does."""
         plan = self.plans[index]
         if isinstance(cost, InfeasiblePlanError):
             self.record.history[index] = cost
@@ -76,11 +76,13 @@ class Ledger:
         self._pause()
 
     def ruled_out(self, bound_ns: int) -> bool:
-        """Return whether a plan of ``bound_ns`` or more can neither be the best nor tie with it."""
+        """Return whether a plan that takes at least ``bound_ns`` can neither be the best nor tie
+        with it.
+        """
         return self.fastest_ns is not None and not ties(bound_ns, self.fastest_ns)
 
     def result(self, *, pruned: int = 0) -> SearchResult:
-        """Return the result with the best trial. Raise InfeasiblePlanError when no plan can run."""
+        """Return the result with the best trial. Raise InfeasiblePlanError if no plan can run."""
         if not self.trials:
             raise self._nothing_fits()
         covered = self.evaluations + pruned == len(self.plans)

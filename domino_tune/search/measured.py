@@ -1,8 +1,9 @@
 """Search by measurement: choose which plans to run, when to stop, and which one is the fastest.
 
 Each evaluation is a run on real ranks, so every one must count. The baseline is first, then the
-simulator's best plan, then plans of the largest expected improvement, at first only of other cuts.
-At the end, plans that are too close to call are run once more, together. The runs are callbacks.
+simulator's best plan, then the plans with the largest expected improvement, at first only those
+with other cuts. At the end, plans that are too close to call are run once more, together. The runs
+are callbacks.
 """
 
 from __future__ import annotations
@@ -20,15 +21,18 @@ BASELINE: Final = 0
 """Index of the baseline in every pool of a measured search."""
 TRIALS: Final = 8
 STARTS: Final = 3
-"""Plans to run after the baseline before a small gain ends the search. The first is the simulator's
-best; the others have other coarse cuts, if there are any."""
+"""Plans to run after the baseline before a small gain may end the search. The first is the
+simulator's best; the others have other coarse cuts, if possible.
+"""
 SMALL_GAIN: Final = 5e-4
-"""Expected improvement of log time below which another run is not worth its time."""
+"""Expected improvement of log time below which another run is not worthwhile."""
 CLOSE: Final = 0.03
-"""Plans whose log time is larger than the fastest's by this are not run again."""
+"""Plans whose log time exceeds the fastest's by at least this are not run again."""
 FINALISTS: Final = 3
 SMALL_INTERVAL: Final = 0.01
-"""If the fastest's interval has at most this half-width, and no other overlaps, it is accepted."""
+"""The fastest plan is accepted if its interval has at most this half-width and overlaps
+no other.
+"""
 
 Method = Literal["bayes", "exhaustive", "random"]
 Stopped = Literal["trials", "small gain", "all measured"]
@@ -40,7 +44,7 @@ Compare = Callable[[Sequence[int]], Mapping[int, Ratio]]
 class MeasuredOptions:
     """``trials``: most plans to measure, including the baseline and plans that cannot run.
 
-    The comparison at the end is not counted: it measures no new plan. ``seed``: of method random.
+    The comparison at the end does not count: it measures no new plan. ``seed``: for method random.
     """
 
     method: Method = "bayes"
@@ -89,10 +93,11 @@ def search_measured(
     options: MeasuredOptions,
     ratios: MeasuredRatios | None = None,
 ) -> MeasuredSearch:
-    """Measure plans until the budget is spent or no gain is expected; go on from ``ratios``.
+    """Measure plans until the budget is spent or no gain is expected; continue from ``ratios``.
 
-    ``measure`` runs one plan in turn with the baseline. For index BASELINE it runs the baseline
-    alone, and its ratio is ignored. ``compare`` runs several plans in turn with the baseline.
+    ``measure`` runs one plan, alternating with the baseline. For index BASELINE it runs the
+    baseline alone, and its ratio is ignored. ``compare`` runs several plans, alternating with the
+    baseline.
     """
     ratios = ratios or MeasuredRatios()
     if BASELINE not in ratios.evaluated:
@@ -123,7 +128,7 @@ def search_measured(
 def propose(
     pool: Pool, evaluated: Mapping[int, Ratio | None], options: MeasuredOptions
 ) -> int | None:
-    """Return the plan to measure next; None when none is left or none promises enough."""
+    """Return the plan to measure next; None if none is left or none promises enough."""
     candidates = [index for index in range(len(pool.plans)) if index not in evaluated]
     if not candidates:
         return None
@@ -153,13 +158,15 @@ def observations_of(pool: Pool, ratios: Mapping[int, Ratio | None]) -> Observati
 
 
 def coarse_cut(pool: Pool, index: int) -> tuple[int, int]:
-    """Return row slices and the most column slices of a block; plans alike in both are similar."""
+    """Return row slices and the most column slices of a block; plans that share both are
+    similar.
+    """
     plan = pool.plans[index]
     return plan.row_slices, max(plan.attn_col_slices, plan.mlp_col_slices)
 
 
 def finalists(ratios: Mapping[int, Ratio]) -> list[int]:
-    """Return the plans to run once more, fastest first; none where the fastest is certain."""
+    """Return the plans to run once more, fastest first; [] if the fastest is certain."""
     ranked = sorted(ratios, key=lambda index: (ratios[index].log, index))
     best = ratios[ranked[0]]
     close = [

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 DEFAULT_TRIALS: Final = 40
 TIE_PERCENT: Final = 1
-"""Of the least time or memory: a smaller difference counts as none."""
+"""A smaller difference, relative to the least time or memory, does not count."""
 Optimality = Literal["proven", "best_found"]
 
 
@@ -35,7 +35,7 @@ class Evaluation:
 
 
 class Problem(Protocol):
-    """Plans, and four functions of one of them, the most expensive first.
+    """Plans, and four functions of a plan, the most expensive first.
 
     All four are pure: the same plan always gives the same value.
     """
@@ -46,7 +46,7 @@ class Problem(Protocol):
         ...
 
     def evaluate(self, plan: SlicePlan) -> Evaluation:
-        """Return time and memory of ``plan``. Raise InfeasiblePlanError when it cannot run."""
+        """Return time and memory of ``plan``. Raise InfeasiblePlanError if it cannot run."""
         ...
 
     def lower_bound_ns(self, plan: SlicePlan) -> int:
@@ -55,7 +55,7 @@ class Problem(Protocol):
 
     @property
     def quick_bounds_ns(self) -> Sequence[int]:
-        """Return a bound for each plan that costs less and is not above ``lower_bound_ns``."""
+        """Return a cheaper bound for each plan, which is never above ``lower_bound_ns``."""
         ...
 
     def prior_ns(self, plan: SlicePlan) -> float:
@@ -83,7 +83,7 @@ class Trial:
 
 @dataclass(kw_only=True)
 class Record:
-    """State of a search; an interrupted search goes on from its record.
+    """State of a search; an interrupted search continues from its record.
 
     ``history``: by index, in order of evaluation, the trial, or the error of a plan that cannot
     run. ``pruned``: indices of plans that a bound ruled out.
@@ -104,7 +104,7 @@ class Record:
 
     @property
     def times_ns(self) -> dict[int, float | None]:
-        """Return ns by index, None where a plan cannot run."""
+        """Return ns by index, None if a plan cannot run."""
         return {
             index: found.iteration_ns if isinstance(found, Trial) else None
             for index, found in self.history.items()
@@ -120,11 +120,11 @@ class SearchOptions:
     """Budget, seed, callbacks, and the record of an interrupted search.
 
     ``trials``: most evaluations, including plans that cannot run. None means the default of the
-    search (``exhaustive``: all that bounds leave; others: DEFAULT_TRIALS). ``seed``: of ``random``.
-    ``progress`` is called after each evaluation, with None where the plan cannot run, and then
-    ``pause``. An exception of theirs ends the search; another search with the same ``record`` goes
-    on from there.
-    ``ahead``: how ``exhaustive`` computes what it will look at next.
+    search (``exhaustive``: all plans that bounds do not rule out; others: DEFAULT_TRIALS).
+    ``seed``: for ``random``. ``progress`` is called after each evaluation, with None if the plan
+    cannot run, and then ``pause``. If either raises an exception, the search ends; another search
+    with the same ``record`` continues from there. ``ahead``: how ``exhaustive`` computes the next
+    evaluations in advance.
     """
 
     trials: int | None = None
@@ -145,10 +145,10 @@ class SearchOptions:
 class SearchResult:
     """The best trial, and all trials in order of evaluation.
 
-    ``optimality`` is ``proven`` when every plan was evaluated or has a lower bound above the tie
-    band of the best. ``evaluations`` counts calls of ``Problem.evaluate``; ``infeasible`` counts
-    plans that cannot run, by reason; ``pruned`` counts plans that a bound ruled out.
-    ``space_size`` is the number of plans, or the size of the whole space after ``within``.
+    ``optimality`` is ``proven`` if every plan was evaluated or has a lower bound above the tie band
+    of the best. ``evaluations`` counts calls of ``Problem.evaluate``; ``infeasible`` counts plans
+    that cannot run, by reason; ``pruned`` counts plans that a bound ruled out. ``space_size`` is
+    the number of plans, or the size of the whole space after ``within``.
     """
 
     best: Trial
@@ -179,7 +179,7 @@ def piece_count(plan: SlicePlan) -> int:
 def choose_best(trials: Iterable[Trial]) -> Trial:
     """Return the best of the trials within 1 % of the fastest.
 
-    It has the least memory (up to 1 % more counts as equal), then the fewest slices, then the least
+    Choose the least memory (up to 1 % more counts as equal), then the fewest slices, then the least
     time.
     """
     candidates = tuple(trials)

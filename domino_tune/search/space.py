@@ -1,7 +1,7 @@
 """The space of plans: all combinations of the choices; infeasible ones are counted by reason.
 
-Feasibility is decided on plain tuples. A plan is built when it is first used, since most of
-~100,000 combinations are never used.
+Feasibility is decided on plain tuples. A plan is built on first use, since most of the ~100,000
+combinations are never used.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ TWO_ROWS: Final[Cut] = (2, 1, 1, 1, 1)
 class SpaceSpec:
     """The choices of each axis, in the order in which plans are listed.
 
-    Slices of sequences are as many as ``sequence_row_slices`` says: more never paid. With empty
-    ``dgrad_slices``, each block has as many dgrad pieces as column slices. Raise InputError on an
-    empty axis or a repeated choice.
+    Sequences are cut only into the numbers of slices in ``sequence_row_slices``: more never paid
+    off. With empty ``dgrad_slices``, each block has as many dgrad pieces as column slices. Raise
+    InputError on an empty axis or a repeated choice.
     """
 
     row_slices: tuple[int, ...] = tuple(range(1, MAX_ROW_SLICES + 1))
@@ -73,7 +73,7 @@ class SpaceSpec:
         return list(product(self.row_slices, *two))
 
     def slicings_for(self, row_slices: int) -> list[Slicing]:
-        """Return the ways in which so many row slices are cut."""
+        """Return the ways to cut a batch into ``row_slices``."""
         along = row_slices in self.sequence_row_slices
         return [one for one in self.slicings if along or one[0] == "batch"]
 
@@ -104,10 +104,10 @@ class Variant(NamedTuple):
 
 
 class Space(Sequence[SlicePlan]):
-    """The feasible plans, as a sequence that builds a plan when it is first used.
+    """The feasible plans, as a sequence that builds a plan on first use.
 
     ``size`` counts all combinations. ``infeasible`` counts those left out, by reason: the slugs of
-    InfeasiblePlanError, and ``duplicate`` for another name of a plan in the space.
+    InfeasiblePlanError, and ``duplicate`` for a second name of a plan in the space.
     """
 
     def __init__(
@@ -118,9 +118,10 @@ class Space(Sequence[SlicePlan]):
         self.infeasible = infeasible or Counter[str]()
 
     def bound_groups(self, *, plays_again: bool) -> BoundGroups:
-        """Return the plans by the passes that their bounds add up; ``plays_again``: backward plays
-        forward's pieces, too."""
-        # Objects that cuts share: equal ones of other cuts may be told apart.
+        """Return the plans grouped by the passes that their bounds add up. ``plays_again``: whether
+        backward plays forward's pieces again.
+        """
+        # Compare by identity: cuts share these objects, and equal objects may count as different.
         _, variant = np.unique([id(one) for _, one in self._pool], return_inverse=True)
         rows, attn, mlp, attn_dgrad, mlp_dgrad = np.array(
             [cut for cut, _ in self._pool], np.int64
@@ -167,11 +168,12 @@ def enumerate_plans(
     spec: SpaceSpec | None = None,
     target: Target | None = None,
 ) -> Space:
-    """Return the space of ``spec`` for this model and workload, or the part ``target`` can run.
+    """Return the space of ``spec`` for this model and workload, or the part that ``target`` can
+    run.
 
-    ``tp``: with sequence parallelism a slice of sequences has a multiple of it of positions. Raise
-    InputError for an unknown target, InfeasiblePlanError (``target``) when the target cannot run
-    this model or batch at all.
+    ``tp``: with sequence parallelism, the number of positions in a slice of sequences is a multiple
+    of it. Raise InputError for an unknown target, InfeasiblePlanError (``target``) if the target
+    cannot run this model or batch at all.
     """
     spec = restrict(spec or SpaceSpec(), model, workload, target)
     pool: list[tuple[Cut, Variant]] = []
@@ -197,7 +199,8 @@ def enumerate_plans(
 def restrict(
     spec: SpaceSpec, model: ModelSpec, workload: Workload, target: Target | None
 ) -> SpaceSpec:
-    """Return ``spec`` restricted to what ``target`` can run; with None return ``spec``.
+    """Return ``spec`` restricted to what ``target`` can run; without a target return ``spec``
+    itself.
 
     DeepSpeed at edaa722 runs two equal row slices of a GPT-style layer, in its two orders, with
     each weight gradient next to its dgrad. It has no sequence parallelism.
@@ -222,7 +225,9 @@ def restrict(
 
 
 def _deepspeed_problem(model: ModelSpec, workload: Workload) -> str:
-    """Return what of this model or batch DeepSpeed's Domino layer cannot run, or an empty text."""
+    """Return which part of this model or batch DeepSpeed's Domino layer cannot run, or an empty
+    text.
+    """
     checks = (
         (model.gated_mlp or model.hidden_act != "gelu", f"{model.name}'s MLP (it has plain GeLU)"),
         (model.norm != "layernorm", f"{model.name}'s {model.norm} (it has LayerNorm)"),
@@ -240,7 +245,7 @@ def _deepspeed_problem(model: ModelSpec, workload: Workload) -> str:
 
 
 def _kind(cut: Cut) -> Cut:
-    """Return a cut with the same variants. There are only three kinds."""
+    """Return a representative cut that has the same variants. Only three kinds exist."""
     if cut in (UNSLICED, TWO_ROWS):
         return cut
     return (cut[0] if cut[0] == 1 else 3, 2, 2, 2, 2)
@@ -281,8 +286,9 @@ def _first_fixed_order(variants: list[Variant]) -> Order:
 
 
 def _has_rows(rows: int, variant: Variant, workload: Workload, tp: int) -> bool:
-    """Return whether every row slice has sequences, or positions: ``simulator.plan.row_problem``
-    without a plan."""
+    """Return whether every row slice has sequences or positions. This is
+    ``simulator.plan.row_problem`` without a plan.
+    """
     dim, _ = variant.slicing
     if dim == "batch":
         return rows <= workload.micro_batch_size

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def tokens_add(request: TokensAddRequest) -> TokenAddedResult:
-    """Add a token. Raise ConflictError where the name is taken, InputError for a bad name."""
+    """Add a token. Raise ConflictError if the name is taken, InputError for a bad name."""
     owner = request.owner or request.name
     with _desk(request.database) as desk:
         secret = desk.add(request.name, owner, cast("Scope", request.scope))
@@ -40,7 +40,7 @@ def tokens_list(request: TokensListRequest) -> TokensResult:
 
 
 def tokens_revoke(request: TokensRevokeRequest) -> None:
-    """Revoke a token. Raise NotFoundError where there is none of that name."""
+    """Revoke a token. Raise NotFoundError if no token has that name."""
     with _desk(request.database) as desk:
         desk.revoke(request.name)
 

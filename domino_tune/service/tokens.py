@@ -47,7 +47,7 @@ class TokenDesk:
     def add(self, name: str, owner: str, scope: Scope) -> str:
         """Return a new token's secret, which is not stored and cannot be shown again.
 
-        Raise InputError for a name or owner that is not a slug or an unknown scope, ConflictError
+        Raise InputError for an unknown scope, or a name or owner that is not a slug; ConflictError
         for a name that is taken.
         """
         if scope not in SCOPES:
@@ -78,14 +78,14 @@ class TokenDesk:
             return tuple(sorted(map(_token, connection.execute(select(tokens))), key=_name))
 
     def revoke(self, name: str) -> None:
-        """Delete the token. Raise NotFoundError where there is none."""
+        """Delete the token. Raise NotFoundError if it does not exist."""
         with self._database.write() as connection:
             gone = connection.execute(delete(tokens).where(tokens.c.name == slug("token", name)))
             if gone.rowcount != 1:
                 raise NotFoundError(f"There is no token {name!r}; `tokens list` shows all.")
 
     def find(self, secret: str) -> Token | None:
-        """Return the token with this secret; None for anything else."""
+        """Return the token with this secret, or None."""
         if not _SECRET.fullmatch(secret):
             return None
         digest = _secret_digest(secret)
@@ -97,7 +97,7 @@ class TokenDesk:
 
 
 def _secret_digest(secret: str) -> str:
-    # 256 random bits need no salt and no slow hash.
+    # 256 random bits need neither salt nor a slow hash.
     return sha256_hex(secret.encode())
 
 

@@ -1,11 +1,12 @@
 """DaskExecutor: calls on a Dask cluster, ``dask://host:port``.
 
 Messages to and from the scheduler are pickles, so that cluster and service must trust each other:
-let nobody else reach the scheduler's port, and use TLS where the network is shared
+let nobody else reach the scheduler's port, and use TLS if the network is shared
 (https://distributed.dask.org/en/stable/tls.html; set in Dask's own configuration).
 
-When a worker dies, Dask cannot tell the call that it ran from those that waited there: it tries all
-of them on other workers, ``distributed.scheduler.allowed-failures`` times (3), and then fails them.
+When a worker dies, Dask cannot distinguish the call that it ran from those that waited there: it
+tries all of them on other workers, ``distributed.scheduler.allowed-failures`` times (3), and then
+fails them.
 """
 
 from __future__ import annotations
@@ -23,17 +24,19 @@ from simulator.errors import InputError
 CONNECT_S: Final = 10
 CLOSE_S: Final = 1
 LOST: Final = ("CommClosedError", "TimeoutError")
-"""Errors of the connection to the cluster. Other OSErrors are the call's own and would recur."""
+"""Errors of the connection to the cluster. Other OSErrors come from the call itself and
+would recur.
+"""
 DROPPED: Final = "The Dask cluster dropped this; it may be back soon."
 DIED: Final = "Dask's workers died over this; does it need more memory than they have?"
 
 
 class DaskExecutor(Executor):
-    """Run calls through a ``distributed.Client``; replace a client that lost its scheduler at the
-    next call. Raise InputError where there is no scheduler at ``place``.
+    """Runs calls through a ``distributed.Client``; replaces a client that lost its scheduler at the
+    next call. Raise InputError if no scheduler answers at ``place``.
 
-    Dask's own executor leaves a call open for good whose result is under way when the connection
-    breaks; here every accepted call ends.
+    Dask's own executor never settles a call whose result is on its way when the connection breaks;
+    here every accepted call ends.
     """
 
     def __init__(self, place: str) -> None:
@@ -63,7 +66,7 @@ class DaskExecutor(Executor):
             raise RuntimeError("cannot schedule new futures after shutdown")
         with self._lock:
             client = self._open()
-            # Each call is tried once, and never answered with an old result.
+            # Try each call once, and never reuse an old result.
             call = client.submit(fn, *args, pure=False, retries=0, **kwargs)
             future: Future[Any] = Future()
             self._calls.add(future)
@@ -73,7 +76,9 @@ class DaskExecutor(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Accept no more calls. With ``wait`` finish the accepted ones first; else drop them."""
+        """Accept no more calls. With ``wait``, finish the accepted ones first; otherwise
+        drop them.
+        """
         self._closed = True
         if not self._lock.acquire(timeout=-1 if wait else CLOSE_S):
             return  # the thread that is connecting closes the client
@@ -85,8 +90,8 @@ class DaskExecutor(Executor):
             self._lock.release()
 
     def _open(self) -> Any:
-        """Return a client that is connected."""
-        # One that reconnects by itself keeps calls for later, and may lose them.
+        """Return a connected client."""
+        # A client that reconnects by itself keeps calls for later, and may lose them.
         if self._client is None or self._client.status != "running":
             self._close()
             self._client = self._reconnect()
@@ -104,7 +109,7 @@ class DaskExecutor(Executor):
         return client
 
     def _close(self) -> None:
-        """Close the client, if there is one, and end what it was asked."""
+        """Close the client, if any, and fail its open calls."""
         if self._client is None:
             return
         with suppress(Exception):
@@ -115,7 +120,7 @@ class DaskExecutor(Executor):
 
 
 async def _settle(call: Any, future: Future[Any]) -> None:
-    """Settle ``future`` as Dask's ``call``, with our own errors. Runs in the client's loop."""
+    """Settle ``future`` like Dask's ``call``, with our own errors. Runs in the client's loop."""
     try:
         result = await call
     except CancelledError:

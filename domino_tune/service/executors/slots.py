@@ -1,4 +1,4 @@
-"""SlotExecutor: worker processes of this machine, each of which may die alone."""
+"""SlotExecutor: worker processes on this machine; each may die without affecting the others."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from domino_tune.service.executors.errors import ExecutorLostError, WorkerDiedEr
 from simulator.errors import DominoTuneError
 
 NICENESS: Final = 10
-"""Workers leave the core to the event loop where it needs it."""
+"""Niceness of workers, which yield the core to the event loop when it needs it."""
 EXIT_S: Final = 5
 STARTS: Final = 3
-"""Workers to try until one begins with a call: idle ones may have been killed."""
+"""Attempts to start a call: idle workers may have been killed."""
 STALL_S: Final = 300.0
-"""A worker that has a call and uses no processor for so long hangs, or was stopped."""
+"""A worker that has a call and uses no processor time for this long hangs, or was stopped."""
 STALL_CHECKS: Final = 60
 """Checks of a worker within ``STALL_S``."""
 BEGUN: Final = "begun"
@@ -39,12 +39,12 @@ Calls = SimpleQueue[tuple[Future[Any], Call] | None]
 
 
 class SlotExecutor(Executor):
-    """Run calls in ``slots`` worker processes, each of which runs one call at a time.
+    """Runs calls in ``slots`` worker processes, one call at a time in each.
 
     A worker that dies fails only the call that it runs, with WorkerDiedError, and is replaced
-    (ProcessPoolExecutor fails all calls). A worker that has a call and uses no processor for
-    ``stall_s`` seconds is killed. Where no worker can be started, calls fail with
-    ExecutorLostError. Workers exit when their parent is gone.
+    (ProcessPoolExecutor fails all calls). A worker that has a call and uses no processor time for
+    ``stall_s`` seconds is killed. If no worker can be started, calls fail with ExecutorLostError.
+    Workers exit when their parent is gone.
     """
 
     def __init__(self, slots: int, *, niceness: int = NICENESS, stall_s: float = STALL_S) -> None:
@@ -71,8 +71,9 @@ class SlotExecutor(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Accept no more calls. With ``wait`` finish the accepted ones first; else kill the workers
-        at once, since a quantum can be computed again."""
+        """Accept no more calls. With ``wait``, finish the accepted ones first; otherwise kill the
+        workers at once, since a quantum can be computed again.
+        """
         self._closed = True
         if cancel_futures or not wait:
             self._cancelled.set()
@@ -94,8 +95,9 @@ class SlotExecutor(Executor):
                 future.set_running_or_notify_cancel()
 
     def _watch(self, period_s: float) -> None:
-        """Kill workers that stall. Count checks, not seconds: a pause of the whole program is one
-        check, however long it was."""
+        """Kill workers that stall. Count checks, not seconds: a pause of the whole program counts
+        as one check, however long it was.
+        """
         while not self._ended.wait(period_s):
             for slot in self._slots:
                 if (worker := slot.worker) is not None:
@@ -120,14 +122,14 @@ class _Slot(threading.Thread):
             future, call = item
             if self._cancelled.is_set():
                 future.cancel()
-            # Where the future is cancelled, this wakes those who wait for it.
+            # If the future is cancelled, this wakes up those who wait for it.
             if future.set_running_or_notify_cancel():
                 self._answer(future, call)
         if self.worker is not None:
             self.worker.close()
 
     def _answer(self, future: Future[Any], call: Call) -> None:
-        """Settle ``future``, and replace a worker that died before the next call needs it."""
+        """Settle ``future``; if the worker died, replace it before the next call needs it."""
         try:
             future.set_result(self._begin(call).answer())
         except WorkerDiedError as error:
@@ -137,9 +139,9 @@ class _Slot(threading.Thread):
             future.set_exception(error)
 
     def _begin(self, call: Call) -> _Worker:
-        """Return a worker that has begun with ``call``, after replacing those that died before.
+        """Return a worker that has started ``call``, after replacing dead ones.
 
-        Raise ExecutorLostError: a call that has not begun did not kill them.
+        Raise ExecutorLostError: a call that has not started did not kill them.
         """
         for _ in range(STARTS):
             if self.worker is not None and self.worker.begin(call):
@@ -156,7 +158,7 @@ class _Slot(threading.Thread):
         with suppress(OSError):
             if not self._cancelled.is_set():
                 self.worker = _Worker(self._niceness)
-                if self._cancelled.is_set():  # meanwhile: ``shutdown`` did not see this worker
+                if self._cancelled.is_set():  # ``shutdown`` did not see this worker
                     self.worker.kill()
 
 
@@ -177,7 +179,7 @@ class _Worker:
         self._stalled_checks = 0
 
     def begin(self, call: Call) -> bool:
-        """Return whether the process is alive and begins with ``call``."""
+        """Send ``call`` to the process; return whether it is alive and started the call."""
         self._has_call = True
         try:
             self._pipe.send(call)
@@ -186,7 +188,9 @@ class _Worker:
             return False
 
     def answer(self) -> Any:
-        """Return the value of the call begun, or raise its error. Raise WorkerDiedError."""
+        """Return the value of the started call, or raise its error. Raise WorkerDiedError if the
+        process died.
+        """
         try:
             succeeded, value = self._pipe.recv()
         except (EOFError, OSError):
@@ -204,8 +208,9 @@ class _Worker:
         raise value
 
     def check_stall(self) -> None:
-        """Kill the process at the last of ``STALL_CHECKS`` checks at which it had a call and had
-        used no processor. Who waits for it, or for room in its pipe, then sees it dead."""
+        """Kill the process after ``STALL_CHECKS`` checks in a row at which it had a call and had
+        used no more processor time. Callers blocked on its pipe then get an error.
+        """
         used_s = self._processor_s() if self._has_call else -1.0
         self._stalled_checks = self._stalled_checks + 1 if 0 <= used_s == self._used_s else 0
         self._used_s = used_s
@@ -214,7 +219,7 @@ class _Worker:
             self.kill()
 
     def _processor_s(self) -> float:
-        """Return the processor time used, in seconds; -1 where the process is gone."""
+        """Return the processor time used, in seconds; -1 if the process is gone."""
         try:
             times = psutil.Process(self.pid).cpu_times()
         except psutil.Error:
@@ -223,7 +228,7 @@ class _Worker:
 
     def kill(self) -> None:
         """Kill the process, from any thread."""
-        with suppress(OSError, ValueError):  # ValueError: closed meanwhile
+        with suppress(OSError, ValueError):  # ValueError: already closed
             self._process.kill()
 
     def close(self) -> None:
@@ -256,7 +261,9 @@ def serve_calls(pipe: Connection, niceness: int) -> None:
 
 
 def _portable(error: Exception) -> Exception:
-    """Return the error as another process can unpickle it; a bug with its traceback as a note."""
+    """Return the error in a form that another process can unpickle; add a bug's traceback
+    as a note.
+    """
     if not isinstance(error, DominoTuneError):
         error.add_note("".join(traceback.format_exception(error)))
     try:

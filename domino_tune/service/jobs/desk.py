@@ -38,7 +38,7 @@ _INDEX: Final = re.compile(r"[0-9]{1,9}")
 class JobDesk:
     """Jobs as their owners see them; ``owner`` None sees all jobs.
 
-    ``keep``: what an owner may have. All methods raise StorageError and UnavailableError.
+    ``keep``: how much an owner may store. All methods raise StorageError and UnavailableError.
     """
 
     def __init__(self, database: Database, keep: Keep | None = None) -> None:
@@ -46,7 +46,7 @@ class JobDesk:
         self._keep = keep or Keep()
 
     def replayed(self, given: Idempotency) -> Job | None:
-        """Return the job that this key made earlier, or None. Raise KeyReuseError."""
+        """Return the job that this key created earlier, or None. Raise KeyReuseError."""
         with self._database.read() as connection:
             earlier = earlier_answer(connection, given)
             return None if earlier is None else _get(connection, earlier, None)
@@ -57,11 +57,11 @@ class JobDesk:
         idempotency: Idempotency | None = None,
         most_open: int | None = None,
     ) -> tuple[Job, bool]:
-        """Queue a job durably. Return it, and whether this call made it.
+        """Queue a job durably. Return it, and whether this call created it.
 
-        Raise KeyReuseError where the key was used with another body, QueueFullError where
-        ``most_open`` jobs of the owner wait or run, QuotaError where the owner's unfinished jobs,
-        profiles and models leave no room for it: the oldest finished jobs give way.
+        Raise KeyReuseError if the key was used with another body, QueueFullError if ``most_open``
+        jobs of the owner wait or run, QuotaError if the owner's unfinished jobs, profiles and
+        models leave no room for it. The oldest finished jobs are deleted to make room.
         """
         identity = new_id(PREFIX)
         with self._database.write() as connection:
@@ -73,7 +73,7 @@ class JobDesk:
             return _get(connection, earlier or identity, None), earlier is None
 
     def get(self, identity: str, owner: str | None) -> Job:
-        """Return a job. Raise NotFoundError where it does not exist or is another owner's."""
+        """Return a job. Raise NotFoundError if it does not exist or belongs to another owner."""
         with self._database.read() as connection:
             return _get(connection, identity, owner)
 
@@ -101,7 +101,7 @@ class JobDesk:
         return found[:limit], found[limit - 1].id if len(found) > limit else None
 
     def set_label(self, identity: str, owner: str | None, label: str | None) -> Job:
-        """Give a job a label, or take it away with None. Raise NotFoundError."""
+        """Set a job's label; None removes it. Raise NotFoundError."""
         with self._database.write() as connection:
             job = _get(connection, identity, owner)
             connection.execute(
@@ -128,8 +128,9 @@ class JobDesk:
             return _get(connection, identity, owner)
 
     def finish(self, identity: str, owner: str | None) -> Job:
-        """Let a job end with the best so far, or with the first that it finds; one that has ended
-        stays as it is. Raise NotFoundError."""
+        """Let a job end with the best so far, or with its first result; one that has ended stays as
+        it is. Raise NotFoundError.
+        """
         with self._database.write() as connection:
             _get(connection, identity, owner)
             connection.execute(
@@ -140,8 +141,9 @@ class JobDesk:
             return _get(connection, identity, owner)
 
     def delete(self, identity: str, owner: str | None) -> None:
-        """Delete a job that has ended, with its results. Raise NotFoundError, and ConflictError
-        where it has not ended."""
+        """Delete a job that has ended, with its results. Raise NotFoundError, and ConflictError if
+        it is still queued or running.
+        """
         with self._database.write() as connection:
             job = _get(connection, identity, owner)
             if not job.ended:
@@ -158,7 +160,9 @@ class JobDesk:
         return self.artifact(identity, RESULT)
 
     def artifact(self, identity: str, name: str) -> bytes:
-        """Return an artifact, such as the plan file. Raise NotFoundError where there is none."""
+        """Return an artifact, such as the plan file. Raise NotFoundError if the job does not have
+        it.
+        """
         asked = select(artifacts.c.body).where(
             artifacts.c.job_id == check_id(identity, PREFIX), artifacts.c.name == name
         )
@@ -172,7 +176,7 @@ class JobDesk:
     def points(
         self, identity: str, cursor: str | None = None, limit: int = MAX_LIMIT
     ) -> tuple[tuple[Point, ...], str | None]:
-        """Return the known points of a sweep by index, and the cursor of the next page.
+        """Return the points of a sweep so far, by index, and the cursor of the next page.
 
         Raise InputError for a bad cursor or limit.
         """
@@ -187,14 +191,17 @@ class JobDesk:
         return found[:limit], str(found[limit - 1].index) if len(found) > limit else None
 
     def counts(self) -> dict[JobState, int]:
-        """Return the number of all owners' jobs by state, without states that have none."""
+        """Return the number of all owners' jobs by state, without states that no job is in."""
         asked = select(jobs.c.state, func.count().label("many")).group_by(jobs.c.state)
         with self._database.read() as connection:
             return {row.state: row.many for row in connection.execute(asked)}
 
 
 def _check_room(connection: Connection, owner: str, most: int | None) -> None:
-    """Call this in the transaction that adds the job: else simultaneous calls exceed ``most``."""
+    """Raise QueueFullError if the owner has ``most`` open jobs.
+
+    Call this in the transaction that adds the job: otherwise simultaneous calls exceed ``most``.
+    """
     if most is None:
         return
     lock_owner(connection, owner)

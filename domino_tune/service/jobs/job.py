@@ -28,8 +28,8 @@ _ID: Final = re.compile(r"[a-z]+_[0-9a-f]{32}")
 class JobProgress:
     """``done`` of ``total`` steps (None: unknown), and a line of text for people.
 
-    ``left``: at most so many steps are left (None: unknown). ``computed_s``: seconds of computing
-    so far, which the time budget of a job limits.
+    ``left``: most steps that are left (None: unknown). ``computed_s``: seconds of computing so far,
+    which the time budget of a job limits.
     """
 
     done: int = 0
@@ -40,7 +40,7 @@ class JobProgress:
 
     @property
     def eta_s(self) -> float | None:
-        """Return about how many seconds of computing are left; None where nothing tells."""
+        """Return an estimate of the seconds of computing that are left; None if unknown."""
         if self.left is None or not self.done:
             return None
         return self.left * self.computed_s / self.done
@@ -48,7 +48,7 @@ class JobProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class NewJob:
-    """A job to submit. ``task`` holds all that its result depends on, as canonical bytes.
+    """A job to submit. ``task`` holds everything that its result depends on, as canonical bytes.
 
     Raise InputError for an unknown kind.
     """
@@ -73,9 +73,9 @@ class Job:
     """A job as the database holds it; times in seconds since 1970.
 
     ``attempts`` counts the claims that were not released. ``fence`` grows with every claim; only
-    the owner with the newest one may write. ``version`` grows with every change that a reader can
-    see. ``error`` is the problem (RFC 9457) of a failed job. ``stopped_by``: why it ends, or has
-    ended, before all was searched. ``label``: what its owner calls it.
+    the worker with the newest one may write. ``version`` grows with every change that a reader can
+    see. ``error`` is the problem (RFC 9457) of a failed job. ``stopped_by``: why the search ends or
+    ended early. ``label``: its owner's name for it.
     """
 
     id: str
@@ -139,14 +139,16 @@ def new_id(prefix: str) -> str:
 
 
 def check_id(identity: str, prefix: str) -> str:
-    """Return ``identity``. Raise NotFoundError for what cannot be an id."""
+    """Return ``identity``. Raise NotFoundError if it cannot be an id."""
     if not (_ID.fullmatch(identity) and identity.startswith(f"{prefix}_")):
         raise no_such_job(identity)
     return identity
 
 
 def no_such_job(identity: str) -> NotFoundError:
-    """Return the error for a job that does not exist or is another owner's: both read the same."""
+    """Return the error for a job that does not exist or belongs to another owner: both read the
+    same.
+    """
     return NotFoundError(f"There is no job {identity[:64]!r}; the list of jobs has yours.")
 
 

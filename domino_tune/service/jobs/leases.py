@@ -1,8 +1,8 @@
-"""Leases: each job has one worker at a time, as long as its lease runs.
+"""Leases: each job has one worker at a time, until its lease expires.
 
 A worker claims a job for ``lease_s`` seconds by the database's clock, and renews the claim by
-heartbeat. Every claim raises the job's fence. Every write names fence and worker and needs a lease
-that runs, so that a worker that was stopped or slow cannot change a job that another has claimed.
+heartbeat. Every claim raises the job's fence. Every write names fence and worker and needs a valid
+lease, so that a worker that was stopped or slow cannot change a job that another has claimed.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from domino_tune.service.tasks.quantum import StopReason
 from simulator.errors import DominoTuneError
 
 PROFILE: Final = "profile"
-"""The artifact that is a profile's file."""
+"""The artifact that holds a profile's file."""
 Shelve = Callable[[Connection, bytes, str], None]
-"""Keep a profile's file as that of an owner, in a transaction."""
+"""Stores a profile's file for an owner, within a transaction."""
 
 
 class LostLeaseError(DominoTuneError):
-    """The job is no longer this worker's: its lease expired, or it was cancelled."""
+    """This worker no longer owns the job: its lease expired, or the job was cancelled."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claimed:
     """A claimed job: its task, and the points and the state that were committed before.
 
-    ``checkpoint`` is None where there is none, or another version of the program made it.
+    ``checkpoint`` is None if there is no state, or another version of the program wrote it.
     """
 
     job: Job
@@ -61,7 +61,7 @@ class Claimed:
 class Leases:
     """The jobs that one worker holds. All methods raise StorageError and UnavailableError.
 
-    Those that take a ``Claimed`` write in one transaction, and raise LostLeaseError.
+    Methods that take a ``Claimed`` write in one transaction, and raise LostLeaseError.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Leases:
         self._lease_s = lease_s
 
     def claim(self) -> Claimed | None:
-        """Claim a job that waits or whose lease expired; return None where there is none.
+        """Claim a job that waits or whose lease expired; return None if no such job exists.
 
         Take the oldest one of the owner who has the fewest running jobs.
         """
@@ -158,8 +158,8 @@ class Leases:
         best: Mapping[str, Any] | None = None,
         state: bytes | None = None,
     ) -> StopReason | None:
-        """Write the progress, the best result so far, and the state to go on from, as far as they
-        are given. Return ``user`` where somebody asked for the best so far.
+        """Write the progress and, if given, the best result so far and the state to continue from.
+        Return ``user`` if somebody asked for the best so far.
         """
         values: dict[str, Any] = {"progress": dump_progress(progress)}
         if best is not None:
@@ -172,7 +172,7 @@ class Leases:
         return stopped_by
 
     def add_points(self, claimed: Claimed, made: Sequence[Point]) -> None:
-        """Commit points of a sweep; a point that is stored already stays as it is."""
+        """Commit points of a sweep; a point that is already stored stays as it is."""
         with self._database.write() as connection:
             self._change(connection, claimed, {})
             size = 0
@@ -197,10 +197,11 @@ class Leases:
         made: Mapping[str, bytes],
         stopped_by: StopReason | None = None,
     ) -> None:
-        """End the job as done; ``made`` are its artifacts by name, besides the result.
+        """End the job as done; ``made``: its artifacts by name, without the result.
 
-        ``stopped_by``: why the result is that of a part of the search; None where it is whole. A
-        profile among the artifacts is kept as the owner's. Raise ConflictError where it cannot be.
+        ``stopped_by``: why the result covers only a part of the search; None if it covers all. A
+        profile among the artifacts is stored as the owner's. Raise ConflictError if that is
+        impossible.
         """
         bodies = {RESULT: result, **made}
         values = {
@@ -228,7 +229,8 @@ class Leases:
 
     def release(self, claimed: Claimed, state: bytes | None = None) -> None:
         """Return the job to the queue as if it had not been claimed; keep its points, and ``state``
-        to go on from."""
+        to continue from.
+        """
         values = {
             "state": "queued",
             "worker": None,
@@ -240,7 +242,7 @@ class Leases:
             _keep(connection, claimed, state)
 
     def _change(self, connection: Connection, claimed: Claimed, values: Mapping[str, Any]) -> None:
-        """Change the job's row, and so lock it until the transaction ends."""
+        """Change the job's row, which locks it until the transaction ends."""
         changed = connection.execute(
             update(jobs).where(self._held(claimed)).values(version=jobs.c.version + 1, **values)
         )
@@ -259,7 +261,7 @@ class Leases:
 
 
 def _keep(connection: Connection, claimed: Claimed, state: bytes | None) -> None:
-    """Store the state from which the job goes on, where there is one."""
+    """Store the state from which the job continues, if given."""
     if state is None:
         return
     values = {"program": VERSION, "body": state}

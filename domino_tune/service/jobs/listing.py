@@ -1,4 +1,4 @@
-"""Which jobs a list holds, and where a search of them looks."""
+"""Which jobs a list contains, and which text a search of them examines."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from domino_tune.service.sql.tables import jobs
 
 @dataclass(frozen=True, kw_only=True)
 class JobFilter:
-    """What jobs must have in common; None: anything. Times in seconds since 1970: jobs made from
-    ``from_s`` on, and before ``until_s``. ``words``: each stands in label or request, in small or
-    capital letters, or is the job's id."""
+    """Conditions that jobs must meet; None: any value. Times are seconds since 1970: jobs created
+    at ``from_s`` or later, and before ``until_s``. ``words``: each occurs in label or request, in
+    small or capital letters, or is the job's id.
+    """
 
     kind: JobKind | None = None
     state: JobState | None = None
@@ -35,7 +36,7 @@ class JobFilter:
                 found.append(jobs.c[name] == value)
         for name in ("model", "profile"):
             if (value := getattr(self, name)) is not None:
-                # Compact JSON: a quote inside a string is escaped, so that only the key matches.
+                # Compact JSON: quotes inside strings are escaped, so that only the key matches.
                 member = json_text({name: value})[1:-1]
                 found.append(jobs.c.request.contains(member, autoescape=True))
         for word in (self.words or "").split():
@@ -52,8 +53,9 @@ EVERY = JobFilter()
 
 
 def searched(request: Mapping[str, Any], label: str | None = None) -> str:
-    """Return the text in which ``words`` are looked for: the label, and the request's values, each
-    after its name. It is made here, since databases fold letters in different ways."""
+    """Return the text in which ``words`` are searched: the label, and the request's values, each
+    after its name. It is built here, since databases fold letters in different ways.
+    """
     return _folded("\n".join([label or "", *_lines(request)]))
 
 

@@ -1,4 +1,4 @@
-"""Retention: finished jobs go when they are old or too many, and bodies that nothing refers to."""
+"""Retention: delete finished jobs that are old or too many, and bodies that nothing refers to."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ from domino_tune.service.sql.tables import (
 )
 
 PERIOD_S: Final = 300.0
-"""Time between two collections, of all replicas together."""
+"""Time between two collections, across all replicas."""
 _DUTY: Final = "retention"
 _AT_ONCE: Final = 50
-"""Jobs or bodies that one transaction deletes: others wait for it on SQLite."""
+"""Most jobs or bodies that one transaction deletes, because others wait for it on SQLite."""
 _PARTS: Final = (points, artifacts, checkpoints, validations)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collected:
-    """How much a collection deleted."""
+    """Numbers of deleted jobs and bodies."""
 
     jobs: int = 0
     bodies: int = 0
 
 
 class Retention:
-    """Deletes what is not kept. All methods raise StorageError and UnavailableError."""
+    """Deletes what exceeds ``keep``. All methods raise StorageError and UnavailableError."""
 
     def __init__(self, database: Database, keep: Keep, period_s: float = PERIOD_S) -> None:
         self._database = database
@@ -61,9 +61,9 @@ class Retention:
         self.period_s = period_s
 
     def collect_if_due(self) -> Collected | None:
-        """Collect where no replica did within the period; return None elsewhere.
+        """Collect unless a replica did within the period; then return None.
 
-        A replica that dies meanwhile leaves the rest to the next collection.
+        If a replica dies during a collection, the next collection does the rest.
         """
         with self._database.write() as connection:
             connection.execute(
@@ -77,7 +77,7 @@ class Retention:
         return self.collect() if claimed.rowcount else None
 
     def collect(self) -> Collected:
-        """Delete the jobs that are not kept, then tasks and profiles' bodies without a user."""
+        """Delete the jobs that exceed ``keep``, then unused tasks and profile bodies."""
         gone = self._delete_jobs(select(jobs.c.id).where(_ended(), _old(self._keep)))
         gone += self._delete_jobs(_beyond(self._keep))
         bodies = self._delete_unused(tasks, tasks.c.digest, jobs.c.task_digest)
@@ -96,10 +96,10 @@ class Retention:
                 return deleted
 
     def _delete_unused(self, table: Table, key: Column[str], user: Column[str]) -> int:
-        """Delete the rows of ``table`` whose ``key`` stands in no ``user``.
+        """Delete the rows of ``table`` whose ``key`` occurs in no ``user``.
 
-        They are locked first, then looked at once more: what takes one up at this moment locks it,
-        too (``hold`` in sql/statements.py).
+        Lock them first, then check again: a transaction that starts to use one also locks it
+        (``hold`` in sql/statements.py).
         """
         unused = ~exists().where(user == key)
         deleted = 0
@@ -117,9 +117,10 @@ class Retention:
 
 
 def remove_jobs(connection: Connection, ids: Collection[str], *, wait: bool = False) -> int:
-    """Delete those of the jobs that have ended, with all that belongs to them. Return how many.
+    """Delete those of the jobs that have ended, with everything that belongs to them. Return how
+    many.
 
-    ``wait`` for other transactions that hold one; else leave that one.
+    With ``wait``, wait for other transactions that lock one; otherwise skip it.
     """
     held = select(jobs.c.id).where(jobs.c.id.in_(ids), _ended())
     found = list(connection.scalars(held.with_for_update(skip_locked=not wait)))
@@ -130,8 +131,9 @@ def remove_jobs(connection: Connection, ids: Collection[str], *, wait: bool = Fa
 
 
 def make_room(connection: Connection, owner: str, more_bytes: int, keep: Keep) -> None:
-    """Delete the oldest finished jobs of an owner until ``more_bytes`` fit. Raise QuotaError where
-    they still do not."""
+    """Delete the oldest finished jobs of an owner until ``more_bytes`` fit. Raise QuotaError if
+    that is not enough.
+    """
     lock_owner(connection, owner)
     over = stored_bytes(connection, owner) + more_bytes - keep.size_bytes
     if over > 0:
@@ -155,7 +157,7 @@ def _old(keep: Keep) -> ColumnElement[bool]:
 
 
 def _beyond(keep: Keep) -> Select[Any]:
-    """Return the finished jobs behind the newest ones of their owner that are kept."""
+    """Select the finished jobs beyond the newest ones that are kept for each owner."""
     owner, newest = jobs.c.owner, jobs.c.id.desc()
     size = func.sum(jobs.c.stored_bytes)
     ranked = (

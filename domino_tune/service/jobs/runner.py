@@ -28,26 +28,27 @@ from simulator.errors import DominoTuneError
 POLL_S: Final = 1.0
 """Period of looking for jobs while nobody wakes the runner."""
 TRIES: Final = 2
-"""A job fails when so many workers died over one quantum."""
+"""Worker deaths during one quantum after which a job fails."""
 MOST_ATTEMPTS: Final = 10
-"""A job fails after so many claims that neither ended nor released it: it may kill services."""
+"""Claims that neither ended nor released a job after which it fails: it may kill services."""
 JOBS_PER_SLOT: Final = 2
-"""Jobs held for each quantum that runs at once: they alternate, so that a long job does not keep
-all others waiting."""
+"""Jobs held for each quantum that runs at once: they take turns, so that a long job does not keep
+all others waiting.
+"""
 LIMIT_S: Final = 3600.0
 """Seconds of computing after which a job ends with the best so far, by default."""
 CHECKPOINT_S: Final = 15.0
-"""Longest time of computing that a kill costs a search; what it has found best is never lost."""
+"""Most computing time that a search loses if it is killed; its best result is never lost."""
 BACK_OFF_S: Final = (0.1, 0.3, 1.0, 3.0)
-"""Pauses between tries while database or cluster are away; the last one repeats."""
+"""Pauses between tries while the database or cluster is unreachable; the last one repeats."""
 LOG: Final = logging.getLogger("domino_tune.service")
 Value = TypeVar("Value")
 
 
 @dataclass(kw_only=True)
 class _Held:
-    """A claimed job. ``renewed_s``: when its lease was last known to run (monotonic clock).
-    ``state``: where the next quantum starts, as far as a job that is given back can tell it.
+    """A claimed job. ``renewed_s``: when its lease was last known to be valid (monotonic clock).
+    ``state``: where the next quantum starts, if known, for a job that is released.
     """
 
     claimed: Claimed
@@ -66,12 +67,12 @@ class _Held:
 
 
 class Runner:
-    """Run jobs of ``leases``, ``slots`` quanta at once.
+    """Runs jobs of ``leases``, ``slots`` quanta at once.
 
-    ``lease_s`` is that of ``leases``. ``budget_s`` is the time of a quantum, and so how long a
-    cancelled job may run on. A job that has computed for ``limit_s`` seconds ends with the best so
-    far. ``retention`` is told to collect from time to time. Call ``start``, then ``wake`` whenever
-    there may be work, and ``drain`` at the end.
+    ``lease_s`` is that of ``leases``. ``budget_s`` is the time of a quantum, and so the longest
+    time that a cancelled job continues. A job that has computed for ``limit_s`` seconds ends with
+    the best so far. ``retention`` collects from time to time. Call ``start``, then ``wake``
+    whenever there may be work, and ``drain`` at the end.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Runner:
         self._slots = slots
         self._free_slots = asyncio.Semaphore(slots)
         self._exclusive = asyncio.Lock()
-        # Not the loop's threads: what blocks those must not keep leases from being renewed.
+        # Not the loop's threads: whatever blocks those must not prevent leases from being renewed.
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="leases")
         self._held: dict[tuple[str, int], _Held] = {}
         self._wake = asyncio.Event()
@@ -110,7 +111,7 @@ class Runner:
         return len(self._held)
 
     async def start(self) -> None:
-        """Start to claim jobs."""
+        """Start claiming jobs."""
         self._loop = asyncio.get_running_loop()
         self._claim_task = asyncio.create_task(self._claim_jobs())
         self._heartbeat_task = asyncio.create_task(self._renew_leases())
@@ -122,7 +123,7 @@ class Runner:
             self._loop.call_soon_threadsafe(self._wake.set)
 
     async def drain(self, timeout_s: float = 10.0) -> None:
-        """Claim no more, drop the running quanta, and release their jobs.
+        """Stop claiming, drop the running quanta, and release their jobs.
 
         A job that is not released within ``timeout_s`` seconds is claimed by others when its lease
         expires.
@@ -140,7 +141,9 @@ class Runner:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _release_all(self, held: list[_Held]) -> None:
-        """Release the held jobs that have not ended, and the one that is being claimed."""
+        """Release those jobs of ``held`` that have not ended, and a job whose claim is in
+        progress.
+        """
         tasks = [one.task for one in held if one.task is not None]
         for task in tasks:
             task.cancel()
@@ -187,7 +190,7 @@ class Runner:
             self._wake.set()
 
     async def _finish(self, held: _Held) -> None:
-        """Compute the job, and write its result or why it failed."""
+        """Compute the job, and write its result or its error."""
         try:
             _check_attempts(held.claimed.job.attempts)
             last = await self._advance(held)
@@ -205,8 +208,9 @@ class Runner:
             await self._write(self._leases.fail, held.claimed, plain_problem(error))
 
     async def _advance(self, held: _Held) -> QuantumResult:
-        """Run quanta until there is a result; write the points and the progress of each, and the
-        state wherever something better is found."""
+        """Run quanta until one returns a result; write the points and the progress of each, and the
+        state whenever something better is found.
+        """
         claimed = held.claimed
         best: Mapping[str, Any] | None = claimed.job.best
         computed_s = kept_s = claimed.job.progress.computed_s
@@ -239,10 +243,10 @@ class Runner:
     async def _quantum(
         self, task: bytes, state: bytes, stopped_by: StopReason | None
     ) -> QuantumResult:
-        """Run one quantum. Where its worker dies, run it again, as short as possible, and alone:
+        """Run one quantum. If its worker dies, run it again, as short as possible, and alone:
         another quantum on that worker may have caused the death.
 
-        Raise WorkerDiedError when the second worker dies too.
+        Raise WorkerDiedError if the second worker dies too.
         """
         deaths = lost = 0
         while True:
@@ -261,7 +265,7 @@ class Runner:
 
     @asynccontextmanager
     async def _slot(self, alone: bool) -> AsyncIterator[None]:
-        """Take one of the slots, first come first served; or all of them."""
+        """Take one of the slots, first come first served, or all of them if ``alone``."""
         if not alone:
             async with self._free_slots:
                 yield
@@ -282,7 +286,7 @@ class Runner:
 
     async def _write(self, function: Callable[..., Value], *args: Any) -> Value:
         """Call ``function`` until the database accepts it; the heartbeat cancels this when the
-        lease expires. Raise LostLeaseError, and ConflictError, which no waiting mends.
+        lease expires. Raise LostLeaseError, and ConflictError, which waiting does not resolve.
         """
         tries = 0
         while True:
@@ -305,12 +309,12 @@ class Runner:
             await self._sql(self._leases.release, claimed, state)
             LOG.info("job %s: given back", claimed.job.id)
         except LostLeaseError:
-            pass  # it has just ended
+            pass  # the job has just ended
         except Exception as error:
             _log(f"job {claimed.job.id} cannot be given back", error)
 
     async def _collect(self) -> None:
-        """Delete what is not kept any more, whenever that is due and no other replica does."""
+        """Delete what exceeds retention, whenever that is due and no other replica does it."""
         while self._retention is not None:
             try:
                 gone = await self._sql(self._retention.collect_if_due)
@@ -323,7 +327,7 @@ class Runner:
     async def _renew_leases(self) -> None:
         while True:
             await asyncio.sleep(self._lease_s / 3)
-            # All at once: while one waits for the database, the other leases must not expire.
+            # Renew all at once: while one waits for the database, the other leases must not expire.
             await asyncio.gather(*map(self._renew, list(self._held.values())))
 
     async def _renew(self, held: _Held) -> None:
@@ -342,7 +346,7 @@ class Runner:
 
 
 async def _end(task: asyncio.Task[None]) -> None:
-    """Cancel a task; log what it raises, so that cleaning up goes on."""
+    """Cancel a task; log what it raises, so that the cleanup continues."""
     task.cancel()
     try:
         await task
@@ -353,7 +357,7 @@ async def _end(task: asyncio.Task[None]) -> None:
 
 
 def _check_attempts(attempts: int) -> None:
-    """Raise RunError where a job was claimed too often."""
+    """Raise RunError if a job was claimed too often."""
     if attempts > MOST_ATTEMPTS:
         raise RunError(
             f"{MOST_ATTEMPTS} attempts ended before this did, each with the service that made it; "

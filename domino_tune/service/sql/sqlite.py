@@ -15,17 +15,17 @@ from domino_tune.base.errors import StorageError
 from simulator.errors import InputError
 
 BUSY_S: Final = 30.0
-"""A writer waits so long for another process's transaction."""
+"""How long a writer waits for another process's transaction."""
 MAGIC: Final = b"SQLite format 3\0"
 TRUNCATION_CHECKS: Final = 3
-"""Checks that must find a file truncated before it is refused."""
+"""Number of checks in a row that must find a file truncated before it is refused."""
 
 
 def sqlite_engine(url: URL, pool: dict[str, Any]) -> Engine:
-    """Return the engine of a file, which is created where there is none.
+    """Return the engine of a file; create the file if it does not exist.
 
     Raise InputError for a URL that names no file, or a file that cannot be created or is not
-    SQLite's; StorageError where the file was truncated.
+    SQLite's; StorageError if the file was truncated.
     """
     if not url.database or url.database == ":memory:" or url.query:
         raise InputError(
@@ -78,7 +78,7 @@ def _use_wal(path: Path) -> None:
 def _connected(connection: sqlite3.Connection, record: object) -> None:
     connection.isolation_level = None  # only ``_begin`` begins transactions
     connection.execute("PRAGMA foreign_keys=ON")
-    connection.execute("PRAGMA synchronous=FULL")  # a commit that returned is on the disk
+    connection.execute("PRAGMA synchronous=FULL")  # a commit that returned is on disk
 
 
 def _begin(connection: Connection) -> None:
@@ -86,11 +86,11 @@ def _begin(connection: Connection) -> None:
 
 
 def check_whole(path: Path) -> None:
-    """Raise StorageError where the file is shorter than its header says, InputError where it is not
-    a SQLite database.
+    """Raise StorageError if the file is shorter than its header says, InputError if it is not a
+    SQLite database.
 
-    SQLite itself would read zeros in place of missing pages, or start an empty database where all
-    are missing.
+    SQLite itself would read zeros in place of missing pages, or start an empty database if all are
+    missing.
     """
     for check in range(TRUNCATION_CHECKS):
         if check:  # another process may be moving the log into the file
@@ -113,7 +113,7 @@ def _is_truncated(path: Path) -> bool:
         return log.is_file() and log.stat().st_size > 0
     if not head.startswith(MAGIC):
         raise InputError(f"{str(path)!r} is no SQLite database; choose another file.")
-    if head[24:28] != head[92:96]:  # then the page count is not valid (sqlite.org/fileformat2)
+    if head[24:28] != head[92:96]:  # the page count is not valid (sqlite.org/fileformat2)
         return False
     page_bytes = int.from_bytes(head[16:18], "big")
     page_bytes = 65536 if page_bytes == 1 else page_bytes

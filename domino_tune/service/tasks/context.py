@@ -1,4 +1,4 @@
-"""TaskContext: a parsed task and what its quanta share, which a worker keeps between them."""
+"""TaskContext: a parsed task and the data that its quanta share; a worker keeps it between them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TaskContext:
     """A task with the cases and plans of a tune, the layouts of a search, or the question of a
     sweep.
 
-    ``alone``: held by a quantum that changes what they share, the layouts with what was found.
+    ``alone``: locked by a quantum that changes the shared data, such as layouts and their results.
     """
 
     task: Task
@@ -52,7 +52,7 @@ class TaskContext:
 
     @cached_property
     def cases(self) -> list[CasePlans]:
-        """Return what a tune searches, one case for each micro-batch size."""
+        """Return the cases that a tune searches, one for each micro-batch size."""
         case = resolve(self.tuning, shelf=self.task.shelf)
         return [
             CasePlans(case=one, target=self.tuning.target)
@@ -61,28 +61,30 @@ class TaskContext:
 
     @cached_property
     def layouts(self) -> LayoutSpace:
-        """Return what a search of layouts goes through."""
+        """Return the layouts to search."""
         return space_of(self.tuning, self.task.shelf)
 
     @cached_property
     def numbers(self) -> tuple[TuneRequest, ...]:
-        """Return the request of each number of GPUs that a search of layouts goes through."""
+        """Return the request for each number of GPUs that a search covers."""
         return requests_of(self.tuning)
 
     @cached_property
     def scaled(self) -> Case:
-        """Return what the layouts of the first of these numbers divide."""
+        """Return the case that the layouts at the first of these numbers divide."""
         return scale_base(self.tuning, self.task.shelf)
 
     def layouts_at(self, asked: TuneRequest) -> LayoutSpace:
-        """Return the layouts at a number of GPUs, and keep them until another is asked for."""
+        """Return the layouts at a number of GPUs, and keep them until another number is
+        asked for.
+        """
         if not self._spaces or self._spaces[0].request != asked:
             self._spaces[:] = [space_of(asked, self.task.shelf)]
         return self._spaces[0]
 
     @cached_property
     def question(self) -> Question:
-        """Return what a sweep asks."""
+        """Return the question of a sweep."""
         assert isinstance(self.task.request, WhatIfRequest)
         return ask(self.task.request, self.task.plan_file, self.task.shelf)
 

@@ -1,4 +1,4 @@
-"""Searches of layouts, and of layouts at one number of GPUs after the other."""
+"""Searches of layouts, at one number of GPUs or at several in turn."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GAINS: Final = ("domino_gain", "domino_gain_here")
 def layout(
     context: TaskContext, state: dict[str, Any], quantum: Quantum, stopped_by: StopReason | None
 ) -> QuantumResult:
-    """Search layouts for a quantum, as ``work.advance`` says."""
+    """Search layouts for one quantum, as ``work.advance`` describes."""
     with context.alone:
         space, progress = context.layouts, LastProgress()
         known = state.get("layouts", [])
@@ -51,8 +51,9 @@ def layout(
 def scale(
     context: TaskContext, state: dict[str, Any], quantum: Quantum, stopped_by: StopReason | None
 ) -> QuantumResult:
-    """Search layouts at a number of GPUs for a quantum; its point is known when that search ends.
-    With ``stopped_by`` it is the best so far."""
+    """Search layouts at one number of GPUs for one quantum; its point is known when that search
+    ends. With ``stopped_by``, return the best so far.
+    """
     numbers, points = context.numbers, state["points"]
     missing = [index for index in range(len(numbers)) if str(index) not in points]
     stops = stopped_by and "layouts" not in state and _first(points) is not None
@@ -91,8 +92,9 @@ def _searched(
     quantum: Quantum,
     stopped_by: StopReason | None,
 ) -> tuple[LayoutSearch, LayoutsResult | None]:
-    """Go on with a search from what is ``known``. Return it, and its answer where it has ended, or
-    is stopped and has found something."""
+    """Continue a search from the results in ``known``. Return it, and its answer if it has ended,
+    or is stopped with a result.
+    """
     restore_layouts(known, space.candidates)
     search, ended = LayoutSearch(space.candidates, progress, pause=quantum), False
     if stopped_by and search.kept():
@@ -106,7 +108,7 @@ def _searched(
 
 
 def _first(points: dict[str, Any]) -> float | None:
-    """Return the tokens/s/GPU at the first number that has a layout."""
+    """Return the tokens/s/GPU at the first number that has a layout, or None."""
     for index in sorted(points, key=int):
         if points[index]["layout"] is not None:
             return float(points[index]["layout"]["tokens_per_second_per_gpu"])

@@ -1,4 +1,4 @@
-"""A quantum of a job: its time budget, and what it gives back."""
+"""A quantum of a job: its time budget and its result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 StopReason = Literal["user", "time"]
-"""Why a search ends before its end: somebody asked for the best so far, or its time is spent."""
+"""Why a search ends early: somebody asked for the best so far, or its time is spent."""
 
 
 class PausedError(Exception):
@@ -17,9 +17,9 @@ class PausedError(Exception):
 
 
 class Quantum:
-    """Let a quantum take ``budget_s`` seconds, counted from its first step, and at least that step.
+    """Lets a quantum take ``budget_s`` seconds, counted from the end of its first step.
 
-    Earlier work, such as replaying what previous quanta found, is not counted: in a long job it
+    Earlier work, such as replaying the results of previous quanta, does not count: in a long job it
     could fill every quantum.
     """
 
@@ -29,7 +29,7 @@ class Quantum:
         self.steps = 0
 
     def __call__(self) -> None:
-        """Count a finished step. Raise PausedError when the time is over."""
+        """Count a finished step. Raise PausedError if the time is over."""
         self.steps += 1
         if self.steps == 1:
             self._end_s = time.monotonic() + self._budget_s
@@ -44,11 +44,11 @@ class Quantum:
 
 @dataclass(frozen=True, kw_only=True)
 class QuantumResult:
-    """``state`` is where the next quantum starts; with a ``result`` the job is done.
+    """The state after a quantum, from which the next one starts; with a ``result`` the job is done.
 
-    ``done`` of ``total`` steps (None: unknown); ``text`` says what was done last, ``best`` is the
-    best so far. ``left``: at most so many steps are left (None: unknown). ``points``: new points of
-    a sweep, as (index, JSON). ``artifacts`` by name. ``stopped_by``: why the result is that of a
+    ``done`` of ``total`` steps (None: unknown); ``text`` describes the last step, ``best`` is the
+    best so far. ``left``: most steps that are left (None: unknown). ``points``: new points of a
+    sweep, as (index, JSON). ``artifacts`` by name. ``stopped_by``: why the result covers only a
     part of the search. ``seconds``: how long the quantum took; no result depends on it.
     """
 
@@ -66,10 +66,10 @@ class QuantumResult:
 
 
 class LastProgress:
-    """A Progress that keeps its last line."""
+    """A Progress that remembers its last line."""
 
     text = ""
 
     def __call__(self, text: str) -> None:
-        """Keep the line."""
+        """Remember the line."""
         self.text = text

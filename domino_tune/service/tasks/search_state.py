@@ -1,4 +1,4 @@
-"""What searches found, as JSON, from which the next quantum goes on in any process."""
+"""Results of searches as JSON, from which the next quantum continues in any process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from simulator.plan import SlicePlan
 def record_to_json(record: Record) -> dict[str, Any]:
     """Return the plans by index: time in ns and peak in bytes, or the reason why a plan cannot run.
 
-    Keep the message of the first plan that cannot run: a search that finds none repeats it.
+    Keep the message of the first plan that cannot run: a search without any feasible plan repeats
+    it.
     """
     first = next(iter(record.failed.values()), "")
     return {
@@ -30,7 +31,7 @@ def record_to_json(record: Record) -> dict[str, Any]:
 
 
 def record_from_json(parsed: Mapping[str, Any], plans: Sequence[SlicePlan]) -> Record:
-    """Return the record that ``record_to_json`` gave; ``plans`` are those that were searched."""
+    """Return the record from the JSON of ``record_to_json``; ``plans``: the searched ones."""
     record = Record(pruned=set(parsed["pruned"]))
     message = parsed["first_failure"]
     for index, *found in parsed["history"]:
@@ -45,9 +46,10 @@ def record_from_json(parsed: Mapping[str, Any], plans: Sequence[SlicePlan]) -> R
 
 
 def layouts_to_json(candidates: Sequence[Candidate]) -> list[list[int | None]]:
-    """Return the evaluated plans in their order, each as the numbers of its candidate and of the
-    plan, then time in ns and peak in bytes, or None where it is not recommended, with the peak
-    where it fits nevertheless."""
+    """Return the evaluated plans in order, each as the indices of its candidate and of the plan,
+    then time in ns and peak in bytes. The time is None for a plan that is not recommended; the peak
+    is then given only if it fits nevertheless.
+    """
     found: list[list[int | None]] = []
     for number, one in enumerate(candidates):
         plans = {plan: index for index, plan in enumerate(one.plans)} if one.timed else {}
@@ -62,7 +64,7 @@ def layouts_to_json(candidates: Sequence[Candidate]) -> list[list[int | None]]:
 
 
 def restore_layouts(found: Sequence[Sequence[Any]], candidates: Sequence[Candidate]) -> None:
-    """Make the candidates hold what ``layouts_to_json`` gave, and nothing else."""
+    """Replace the candidates' results by those in the JSON of ``layouts_to_json``."""
     for one in candidates:
         one.timed.clear()
         one.unsure.clear()

@@ -26,7 +26,7 @@ from simulator.profile import Profile
 
 Asked = TypeVar("Asked", bound=WorkloadFields)
 TEXTS_BYTES: Final = 16 << 20
-"""Size of the profiles whose JSON is remembered."""
+"""Total size of the profile texts that are cached."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,9 @@ class Task:
         shelf: Shelf,
         plan_file: PlanFile | None = None,
     ) -> Task:
-        """Look up what ``request`` names. Raise InputError for what is unknown or missing, or does
-        not fit together."""
+        """Look up what ``request`` names. Raise InputError if something is unknown, missing or
+        inconsistent.
+        """
         if kind not in ASKED:
             raise unknown_name("kind of task", kind, ASKED)
         case = ASKED[kind].case(request, plan_file, shelf)
@@ -79,7 +80,7 @@ class Task:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Task:
-        """Return the task that ``to_bytes`` gave."""
+        """Return the task that ``to_bytes`` wrote."""
         return cls.from_json(json.loads(data))
 
     @classmethod
@@ -100,8 +101,9 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """What a kind of task asks: its request, and the case of one, which raises InputError for what
-    is unknown or missing, or does not fit together."""
+    """The request of a kind of task, and the function that resolves it to a case, which raises
+    InputError if something is unknown, missing or inconsistent.
+    """
 
     request: type[WorkloadFields]
     case: Callable[[Any, PlanFile | None, Shelf], Case] = resolve
@@ -115,8 +117,9 @@ ASKED: Final[Mapping[str, Ask]] = {
     "simulate": Ask(request=SimulateRequest),
     "whatif": Ask(request=WhatIfRequest),
 }
-"""Kinds of tasks that ask what a verb of the command line does. The case of a search of layouts is
-the one that they divide."""
+"""Kinds of tasks that correspond to a verb of the command line. The case of a search of layouts is
+the one that the layouts divide.
+"""
 
 
 def request_of(kind: type[Asked], parsed: Mapping[str, Any]) -> Asked:
@@ -128,8 +131,9 @@ def request_of(kind: type[Asked], parsed: Mapping[str, Any]) -> Asked:
 
 @cached(LRUCache(TEXTS_BYTES, len), key=lambda profile: profile.content_id, lock=Lock())
 def profile_text(profile: Profile) -> str:
-    """Return the profile's JSON. Writing a large one holds up other threads for a second, and every
-    task on it needs it."""
+    """Return the profile's JSON. Cache it: writing a large one holds up other threads for a second,
+    and every task on the profile needs it.
+    """
     return json_text(json.loads(dump_profile(profile)))
 
 
@@ -137,6 +141,6 @@ def profile_text(profile: Profile) -> str:
 def profile_of(data: bytes) -> Profile:
     """Return the profile in a task.
 
-    Keep a few: many tasks share one profile, and checking a profile takes a while.
+    Cache a few: many tasks share one profile, and checking a profile takes a while.
     """
     return parse_profile(data, source="The task's profile")

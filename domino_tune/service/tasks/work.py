@@ -1,8 +1,8 @@
 """The work of jobs, in quanta: pure functions that any executor can run, anywhere, and again.
 
-A quantum goes on from the state that the one before returned. The result depends on the task alone,
-not on where the quanta ended or where they ran: a job whose workers were killed ends with the same
-bytes.
+A quantum continues from the state that the one before returned. The result depends on the task
+alone, not on where the quanta ended or where they ran: a job whose workers were killed ends with
+the same bytes.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def advance(
 ) -> QuantumResult:
     """Compute one quantum of a job; ``state`` comes from the quantum before, or from ``resume``.
 
-    Take about ``budget_s`` seconds, longer where one step does. With ``stopped_by`` the result is
-    made of what ``state`` holds, as soon as that is something. Raise the DominoTuneError that the
-    job fails with.
+    Take about ``budget_s`` seconds, or longer if a single step does. With ``stopped_by``, build the
+    result from ``state`` as soon as it holds one. Raise the DominoTuneError that the job fails
+    with.
     """
     began, ended = time.perf_counter(), True
     job, shared = _read(task)
@@ -65,13 +65,13 @@ def advance(
 
 
 def resume(points: Iterable[tuple[int, bytes]] = ()) -> bytes:
-    """Return the first state of a job whose ``points`` (index, JSON) are known already."""
+    """Return the first state of a job whose ``points`` (index, JSON) are already known."""
     return json_bytes({"points": {index: json.loads(body) for index, body in points}})
 
 
 def quick(kind: str, task: bytes) -> bytes:
-    """Return the result of a ``simulate`` or ``whatif`` task, which is no job, as JSON; of ``fits``
-    nothing, where the search that the task asks for may fit the memory.
+    """Return the result of a task that is not a job, as JSON: ``simulate``, ``whatif``, or
+    ``fits``, which has no result and raises an error if the search cannot fit in memory.
 
     Raise the DominoTuneError that the verb raises.
     """
@@ -86,7 +86,7 @@ def forget() -> None:
 
 
 def _forget(task: bytes) -> None:
-    """Forget a task that has ended: what a search has looked up and bounded is 20 MiB and more."""
+    """Forget a task that has ended: the look-ups and bounds of a search take 20 MiB or more."""
     with _turn:
         OPENED.pop(sha256_hex(task), None)
 
@@ -98,13 +98,15 @@ def import_ahead() -> None:
 
 
 OPENED: Final[LRUCache[str, Any]] = LRUCache(maxsize=6)
-"""The last tasks that were opened and have not ended, by digest, with what their quanta share."""
+"""The last tasks that were opened and have not ended, by digest, with the data that their quanta
+share.
+"""
 _turn: Final = Lock()
 
 
 @cached(OPENED, key=sha256_hex, lock=_turn)
 def _read(task: bytes) -> tuple[Work, Any]:
-    """Return how a task is worked on, and what its quanta share."""
+    """Return the work of a task, and the data that its quanta share."""
     parsed = json.loads(task)
     job = JOBS[parsed["kind"]]
     return job, job.read(parsed)
@@ -142,8 +144,9 @@ def _tune(
 
 
 def _left(cases: Sequence[CasePlans], records: Sequence[Record]) -> int | None:
-    """Return how many plans at most are left of exhaustive searches. A case that was not begun
-    counts as those before it; None before the first trial."""
+    """Return the most plans left of exhaustive searches; None before the first trial. A case that
+    has not started counts like the average of the others.
+    """
     begun = [(one, record) for one, record in zip(cases, records, strict=True) if record.history]
     left = [plans.problem.left(record) for plans, record in begun]
     known = [many for many in left if many is not None]
@@ -154,7 +157,7 @@ def _left(cases: Sequence[CasePlans], records: Sequence[Record]) -> int | None:
 
 
 def _best_so_far(context: TaskContext, records: list[Record]) -> dict[str, Any] | None:
-    """Return the best plan as the result will state it; None where there is none yet."""
+    """Return the best plan as the result will state it; None if no plan was evaluated yet."""
     found = [
         (trial, plans.case.workload)
         for plans, record in zip(context.cases, records, strict=True)
@@ -177,8 +180,9 @@ def _simulate(task: Task) -> Any:
 
 
 def _whatif(task: Task) -> Any:
-    """Return the JSON of ``whatif``; keep what is asked about and the unchanged prediction, which
-    every step of a dragged slider needs again."""
+    """Return the JSON of ``whatif``. Cache what it is about and the unchanged prediction, which
+    every step of a dragged slider needs again.
+    """
     assert isinstance(task.request, WhatIfRequest)
     unchanged = replace(task, request=replace(task.request, change=(), sweep=None)).to_bytes()
     question = ask(task.request, about=_about(unchanged, task))
@@ -189,7 +193,7 @@ def _whatif(task: Task) -> Any:
 
 @cached(LRUCache(maxsize=4), key=lambda unchanged, task: sha256_hex(unchanged), lock=Lock())
 def _about(unchanged: bytes, task: Task) -> About:
-    """Keep a few, as ``profile_of`` does: each has a profile, and the look-ups made in it."""
+    """Cache a few, like ``profile_of``: each holds a profile, and the look-ups made in it."""
     assert isinstance(task.request, WhatIfRequest)
     return asked_about(task.request, task.plan_file, task.shelf)
 
@@ -201,8 +205,9 @@ def _base(unchanged: bytes, question: Question) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The work of a kind of job: ``read`` makes of a task's JSON what its quanta share, ``advance``
-    computes one of them, as the function of that name says."""
+    """The work of a kind of job: ``read`` turns a task's JSON into the data that its quanta share,
+    ``advance`` computes one quantum, like the function of that name.
+    """
 
     read: Callable[[Mapping[str, Any]], Any] = TaskContext.from_json
     advance: Callable[[Any, dict[str, Any], Quantum, StopReason | None], QuantumResult]
