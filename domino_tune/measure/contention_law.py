@@ -1,7 +1,7 @@
-"""Builds the contention section from measured slowdowns: by size on CPU, by CTA count on GPUs.
+"""Build the contention section from measured slowdowns: by size on CPUs, by CTA count on GPUs.
 
-A row holds how much each family of compute slows while collectives of one operation, size and CTA
-count run, and how much these slow, all the time.
+A row says how much each family of compute slows down while collectives of one operation, size and
+CTA count run without a pause, and how much these slow down.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from simulator.contention import (
 )
 
 DEFAULT_CTAS: Final = 16
-"""Assumed for NCCL's own choice where nothing was measured with it."""
+"""Assumed for NCCL's own choice if nothing was measured with it."""
 MOST_CTAS: Final = 64
 ASSUMED_ERROR: Final = 0.25
 """Expected error of a slowdown that was not measured."""
 SHARED_LINKS: Final = Slowdown(factor=2.0, kind="assumed", error=ASSUMED_ERROR)
-"""Two collectives on the same links share them evenly: the sum of their rates is the links'."""
+"""Two collectives on the same links share them evenly: their rates add up to the links' rate."""
 OTHER_LINKS: Final = Slowdown(factor=1.0, kind="assumed", error=ASSUMED_ERROR)
 LEAST_ERROR: Final = 0.02
 
@@ -35,8 +35,9 @@ Points = Sequence[tuple[int, float]]
 
 
 FILLS: Final = 0.5
-"""An op that keeps a collective out for more of what is left of it holds all SMs that it can take:
-other ops let it in at once, and GEMMs in their last wave."""
+"""An op that delays a collective for more than this share of its remaining time holds every SM that
+it can use: other ops admit the collective at once, and GEMMs in their last wave.
+"""
 
 
 def contention_fit(
@@ -49,10 +50,11 @@ def contention_fit(
     """Return the fit of a message's rows (op, size_bytes, ctas, compute by family, collective,
     spread).
 
-    Rows with a CTA count give the law. A row of NCCL's own choice (ctas 0) then shows which CTA
-    count that choice is like. Without CTA counts, as on gloo, slowdowns are stored by size.
-    ``lanes`` is what two concurrent collectives did to each other (shared, factor), if measured;
-    ``waits`` by family how long collectives waited that met an op of it, of what was left of it.
+    Rows with a CTA count give the law. A row with NCCL's own choice (ctas 0) then shows which CTA
+    count that choice resembles. Without CTA counts, as on gloo, slowdowns are stored by size.
+    ``lanes``: how two concurrent collectives affected each other (shared, factor), if measured.
+    ``waits``, by family: the times that collectives waited for an op that they met, as shares of
+    its remaining time.
     """
     counted = [row for row in rows if row["ctas"]]
     fit = _by_ctas(counted, rows, sm_count) if counted else _by_size(rows)
@@ -86,8 +88,9 @@ def assumptions(rows: Sequence[Row], lanes: Row | None) -> str:
 
 
 def with_earlier_sizes(fit: ContentionFit, earlier: ContentionFit) -> ContentionFit:
-    """Return ``fit`` with an earlier run's slowdowns by operation and size; the mean where both
-    have one."""
+    """Return ``fit`` with an earlier run's slowdowns by operation and size; take the mean of those
+    in both runs.
+    """
     if not fit.by_size:
         return fit
     rows = {(row.op, row.bytes): row for row in earlier.by_size}
@@ -112,8 +115,8 @@ def _mean(one: SizeContention, other: SizeContention) -> SizeContention:
 def law_of(points: Points, sm_count: int) -> tuple[float, float]:
     """Return (a, f) of slowdown = f · SMs / (SMs − a · C) through points (C, slowdown).
 
-    a ≥ 0, f ≥ 1. Least squares on 1 / slowdown = u − v · C, which is linear: f = 1 / u,
-    a = SMs · v / u. A single point is explained by lost SMs only (f = 1).
+    a ≥ 0, f ≥ 1. Use least squares on 1 / slowdown = u − v · C, which is linear: f = 1 / u, a = SMs
+    · v / u. A single point is explained by lost SMs alone (f = 1).
     """
     counts = [ctas for ctas, _ in points]
     left = [1 / max(1.0, factor) for _, factor in points]
@@ -216,8 +219,9 @@ def _by_size(rows: Sequence[Row]) -> ContentionFit:
 
 
 def _beside_compute(row: Row, rows: Sequence[Row]) -> float:
-    """Return the slowdown of the row's collectives; where none of them ran wholly during a step,
-    that of the nearest measured size, of the same operation if there is one."""
+    """Return the slowdown of the row's collectives. If none of them ran wholly during a step,
+    return that of the nearest measured size, of the same operation if possible.
+    """
     known = [other for other in rows if "collective" in other]
     if not known:
         return 1.0

@@ -1,8 +1,8 @@
-"""The law of power of one GPU: what families of ops draw, how their times go with the clock.
+"""The law of power of one GPU: what families of ops draw, and how their times depend on the clock.
 
-The state of GEMMs without end, at the power cap, gives the rest where nothing else is known. A
-lasting load of one family tells its own draw, and ops that are timed while the clock falls its
-elasticity. Loads that all run at the cap do not tell the exponent: it stays as assumed.
+GEMMs that run without a pause, at the power cap, determine the law as far as nothing else is known.
+A lasting load of one family determines its draw, and ops timed while the clock falls determine its
+elasticity. Loads that all run at the cap leave the exponent as assumed.
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ Row = Mapping[str, Any]
 REST: Final = "rest"
 COMPUTE: Final = ("gemm", "attention", "pointwise")
 EXPONENT: Final = 2.0
-"""Dynamic power goes with the clock and the square of the voltage. The voltage follows the clock in
-part: between 1 (a constant one, as far below boost) and 3 (a proportional one)."""
+"""Dynamic power is proportional to the clock and to the square of the voltage, which follows the
+clock in part: the exponent is between 1 (constant voltage, as far below boost) and 3
+(proportional).
+"""
 CLOCK_SPREAD: Final = 0.03
 DRAWS: Final = {"attention": (1.0, 0.2), "pointwise": (0.3, 0.3), "collective": (0.15, 0.5)}
-"""What others draw, as a share of GEMMs' watts above idle, and its error, until their own loads are
-measured: attention keeps the same tensor cores busy; copies the memory; a collective some SMs and
-the links."""
+"""(draw as a share of GEMMs' watts above idle, its error) of the other families, until their own
+loads are measured: attention keeps the same tensor cores busy, copies the memory, and a collective
+some SMs and the links.
+"""
 SEEN_ERROR: Final = 0.1
-"""Expected error of the draw of a family that was seen, at one clock."""
+"""Expected error of the draw of a family that was measured at one clock."""
 ASSUMED_ERROR: Final = 0.25
 ELASTICITIES: Final = {"gemm": 1.0, "attention": 1.0, "pointwise": 0.0, "collective": 0.2}
-"""897 TFLOP/s, our H200's fastest GEMM, is 666 × 1,980 / 1,470: a GEMM goes with the clock."""
+"""897 TFLOP/s, the fastest GEMM of our H200, is 666 × 1,980 / 1,470: GEMMs scale with the clock."""
 MEASURED: Final = Provenance(
     kind="fitted",
     source="domino_tune profile: lasting loads on one GPU, NVML's power and clock",
@@ -51,7 +54,8 @@ def power_section(
     provenance: Provenance,
 ) -> PowerSection:
     """Return the section of a GPU whose lasting GEMMs run at ``lasting`` (MHz, W). ``clocks``:
-    (from µs, MHz) of its GEMMs' timings; attention's were taken at the first of these."""
+    (from µs, MHz) of its GEMMs' timings; attention was timed at the first of these.
+    """
     lasting_mhz, lasting_w = lasting
     gemm_w = (lasting_w - idle_w) * (boost_mhz / lasting_mhz) ** EXPONENT
     gemm_error = ASSUMED_ERROR if gemm_kind == "assumed" else SEEN_ERROR
@@ -75,8 +79,9 @@ def power_section(
 def power_law(
     loads: Mapping[str, Row], elasticities: Mapping[str, float], known: PowerSection
 ) -> PowerSection:
-    """Return ``known`` with what lasting loads say: by family that ran alone, and of rest, with
-    ``clock_mhz`` and ``power_w``."""
+    """Return ``known`` updated by lasting loads: those of families that ran alone and of rest, each
+    with ``clock_mhz`` and ``power_w``.
+    """
     rest = loads.get(REST)
     idle_w = _rounded(rest["power_w"]) if rest else known.idle_w
     families = []
@@ -95,7 +100,7 @@ def power_law(
 
 
 def with_loads(known: PowerSection | None, message: Row) -> PowerSection | None:
-    """Return the section with a message's loads; None where neither rest nor GEMMs are known."""
+    """Return the section updated by a message's loads; None if neither rest nor GEMMs are known."""
     loads = {row["load"]: row for row in message["loads"]}
     if known is None:
         if not {REST, "gemm"} <= loads.keys():
@@ -115,16 +120,18 @@ def with_loads(known: PowerSection | None, message: Row) -> PowerSection | None:
 
 
 def lacking_loads(known: PowerSection | None) -> tuple[str, ...]:
-    """Return the loads whose law is still assumed, most useful first; all without a section."""
+    """Return the loads whose law is still assumed, most useful first; all of them without
+    a section.
+    """
     if known is None:
         return (REST, MIXED, *COMPUTE)
     return tuple(name for name in COMPUTE if known.family(name).kind == "assumed")
 
 
 MIXED: Final = "mixed"
-"""The load of all families in turn, on a GPU that rested: their elasticities."""
+"""The load of all families in turn on a rested GPU, which shows their elasticities."""
 
 
 def _rounded(value: float) -> float:
-    """Return ``value`` with the digits that noisy samples justify, equal on every machine."""
+    """Return ``value`` with as many digits as noisy samples justify, the same on every machine."""
     return float(f"{value:.4g}")

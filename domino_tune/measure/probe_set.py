@@ -1,7 +1,8 @@
-"""Everything to measure: cases to play, collectives, contention; and the part still lacking.
+"""Everything to measure: cases to play, collectives, contention; and the part that is still
+missing.
 
-Ops are timed in place, while a schedule plays without communication, so that caches hold the same
-as in training. A case is a model and a workload, with the plans to play of them.
+Ops are timed within a schedule that plays without communication, so that caches hold the same as in
+training. A case is a model and a workload, with the plans to play.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ LEAST_ROUNDS: Final = 3
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeCase:
-    """A model, a workload and the plans to play of them, most useful first."""
+    """A model, a workload and the plans to play, most useful first."""
 
     model: ModelSpec
     workload: Workload
@@ -39,7 +40,7 @@ class ProbeCase:
         return signatures(self.model, self.workload, self.cluster, plan)
 
     def lacking(self, ops: frozenset[Signature], timed: Mapping[Signature, int]) -> ProbeCase:
-        """Return the case with the plans that have any of ``ops``, fewest timings first."""
+        """Return the case with only the plans that have any of ``ops``, fewest timings first."""
         counts = [
             (min(timed.get(op, 0) for op in left), plan)
             for plan in self.plans
@@ -53,14 +54,16 @@ class ProbeCase:
         return max(LEAST_ROUNDS, math.ceil(samples / self.model.num_hidden_layers))
 
     def peak_bytes(self, profile: Profile) -> int:
-        """Return the memory of a rank that plays the case unsliced, bytes: the most it needs."""
+        """Return the memory of a rank that plays the case unsliced, bytes: the most that any of its
+        plans needs.
+        """
         case = Case(model=self.model, workload=self.workload, cluster=self.cluster, profile=profile)
         return peak_bytes(case, MEGATRON)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContentionProbe:
-    """``plan`` of case number ``case``, to time while each of ``messages`` runs back to back."""
+    """``plan`` of case number ``case``, timed while each of ``messages`` runs back to back."""
 
     case: int
     plan: SlicePlan
@@ -69,8 +72,9 @@ class ContentionProbe:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeSet:
-    """Everything to measure; ``ops`` are the compute signatures that a profile stores, ``loads``
-    tell a GPU's power."""
+    """Everything to measure. ``ops``: the compute signatures that a profile stores; ``loads``:
+    those that show a GPU's power.
+    """
 
     cases: tuple[ProbeCase, ...]
     collectives: tuple[Collective, ...]
@@ -79,14 +83,16 @@ class ProbeSet:
     loads: tuple[str, ...] = ()
 
     def without_collectives(self) -> ProbeSet:
-        """Return the compute part: what fewer ranks than the cluster has can measure."""
+        """Return the compute part, which fewer ranks than the cluster has can measure."""
         return replace(self, collectives=(), contention=None)
 
     def lacking(self, profile: Profile, samples: int, ranks: int) -> ProbeSet:
-        """Return what ``profile`` lacks: all with fewer timings than ``ranks`` ranks would take.
-        Those with the fewest come first, so that interrupted runs reach all of them in the end.
+        """Return what ``profile`` lacks: everything with fewer timings than ``ranks`` ranks would
+        take.
 
-        Contention counts as measured when nothing else is lacking: ranks measure all in rounds.
+        Those with the fewest timings come first, so that interrupted runs reach all of them in the
+        end. Contention counts as measured if nothing else is missing: ranks measure everything in
+        rounds.
         """
         timed, reduced = timed_ops(profile), timed_collectives(profile)
         ops = self.ops - self._known_ops(timed, samples, ranks)
@@ -146,7 +152,9 @@ class ProbeSet:
         }
 
     def _has_work(self, number: int) -> bool:
-        """Return whether that case has something to measure; the first has the collectives too."""
+        """Return whether that case has something to measure; the first case includes the
+        collectives.
+        """
         contention = self.contention is not None and self.contention.case == number
         return bool(self.cases[number].plans or contention or (number == 0 and self.collectives))
 
@@ -176,14 +184,15 @@ def signatures(
 
 
 def lacks_waits(profile: Profile, ranks: int) -> bool:
-    """Return whether ranks wait for each other and sleep meanwhile, as on CPUs, and the profile
-    does not say how long or at what cost."""
+    """Return whether ranks sleep while they wait for each other, as on CPUs, and the profile lacks
+    the length or the cost of these waits.
+    """
     sleep = ranks > 1 and profile.machine.backend == "gloo"
     return sleep and (profile.skew is None or profile.resume is None)
 
 
 def _first_and_sliced(plans: tuple[SlicePlan, ...]) -> tuple[SlicePlan, ...]:
-    """Return the plans that tell of waits: the first, and one that computes beside collectives."""
+    """Return the plans that show waits: the first, and one that computes alongside collectives."""
     sliced = (plan for plan in plans[1:] if plan.row_slices > 1)
     return (*plans[:1], *islice(sliced, 1))
 
@@ -200,7 +209,7 @@ def collective_key(collective: Collective) -> tuple[str, int, int, int, int]:
 
 
 def timed_ops(profile: Profile) -> dict[Signature, int]:
-    """Return the number of timings of each compute signature that the profile has a row of."""
+    """Return the number of timings of each compute signature that has a row in the profile."""
     found: dict[Signature, int] = {}
     for gemm in profile.gemm.rows if profile.gemm else ():
         found[Gemm(*gemm[:7], gemm.bias)] = gemm.samples  # type: ignore[arg-type]
@@ -212,6 +221,6 @@ def timed_ops(profile: Profile) -> dict[Signature, int]:
 
 
 def timed_collectives(profile: Profile) -> dict[tuple[str, int, int, int, int], int]:
-    """Return the number of timings of each collective that the profile has, by its key."""
+    """Return the number of timings of each collective in the profile, by its key."""
     rows = profile.collectives.rows if profile.collectives else ()
     return {row.key: row.samples for row in rows}

@@ -1,8 +1,8 @@
-"""The law of what compute loses behind a wait, from steps in which a rank slept.
+"""The law of the time that compute loses after a wait, fitted to steps in which a rank slept.
 
-Each stretch is the compute behind one wait. Its law (``simulator.resume``) has two unknowns: what a
-wait of that length costs in all, and how soon that is paid. For a given recovery the cost is the
-least-squares one; the recovery is the one of ``RECOVERIES_US`` that leaves the smallest squares.
+Each stretch is the compute after one wait. Its law (``simulator.resume``) has two unknowns: the
+total cost of a wait of that length, and how soon it is paid. For a given recovery the cost is the
+least-squares one; the recovery is the one of ``RECOVERIES_US`` with the smallest sum of squares.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from simulator.resume import ResumeFit, ResumeRow
 
 RECOVERIES_US: Final = (500.0, 1000.0, 2000.0, 4000.0, 8000.0)
 LONGEST_US: Final = 16_000
-"""Compute behind a wait that is looked at; what comes later has recovered."""
+"""Length of the compute after a wait that counts; later ops have recovered."""
 ODD: Final = 0.1
-"""Share of stretches left out at either end: the machine was disturbed there."""
+"""Share of stretches dropped at either end, as disturbed."""
 LEAST_ERROR: Final = 0.1
-"""Relative error of the law where its halves agree better by chance."""
+"""Lowest relative error of the law: its halves may agree better by chance."""
 
 
 class Resumption(NamedTuple):
-    """An op behind a wait: how long it takes otherwise, and how much longer it took (µs)."""
+    """An op after a wait: its usual duration, and how much longer it took (µs)."""
 
     usual_us: float
     extra_us: float
 
 
 class WaitStretch(NamedTuple):
-    """A wait of ``idle_us``, and the ops behind it up to the next one."""
+    """A wait of ``idle_us``, and the ops after it, up to the next wait."""
 
     idle_us: float
     ops: tuple[Resumption, ...]
 
 
 def resume_law(stretches: Mapping[float, Sequence[WaitStretch]]) -> ResumeFit:
-    """Return the law; ``stretches`` by the nominal length of their wait, oldest first."""
+    """Return the law; ``stretches``: by the nominal length of their wait, oldest first."""
     kept = {pause: _usual(found) for pause, found in sorted(stretches.items()) if found}
     recovery_us = min(
         RECOVERIES_US,
@@ -58,8 +58,9 @@ def resume_law(stretches: Mapping[float, Sequence[WaitStretch]]) -> ResumeFit:
 
 
 def _error(stretches: Sequence[Sequence[WaitStretch]], recovery_us: float) -> float:
-    """Return by which share of the costs two halves of the stretches differ from both: early and
-    late ones, or every other one."""
+    """Return by what share of the costs two halves of the stretches differ: early and late ones, or
+    every other one; the larger of the two.
+    """
     splits = (
         [(found[: len(found) // 2], found[len(found) // 2 :]) for found in stretches],
         [(found[::2], found[1::2]) for found in stretches],
@@ -79,14 +80,14 @@ def _apart(
 
 
 def _usual(stretches: Sequence[WaitStretch]) -> Sequence[WaitStretch]:
-    """Return the stretches without those that took longest, and shortest, beyond what is usual."""
+    """Return the stretches without the slowest and the fastest ``ODD`` share."""
     ordered = sorted(stretches, key=lambda one: sum(op.extra_us for op in one.ops))
     odd = round(len(ordered) * ODD)
     return ordered[odd : len(ordered) - odd]
 
 
 def _shares(ops: Sequence[Resumption], recovery_us: float) -> Iterator[tuple[float, float]]:
-    """Return, op by op, its share of what the wait costs, and what it took longer, µs."""
+    """Yield for each op its share of the cost of the wait, and how much longer it took, µs."""
     owed, passed_us = 1.0, 0.0
     for op in ops:
         if passed_us > LONGEST_US:
@@ -98,7 +99,7 @@ def _shares(ops: Sequence[Resumption], recovery_us: float) -> Iterator[tuple[flo
 
 
 def _fit(stretches: Sequence[WaitStretch], recovery_us: float) -> tuple[float, float]:
-    """Return the cost of a wait (µs) that fits best, and the squares it leaves."""
+    """Return the cost of a wait (µs) that fits best, and the sum of squares that remains."""
     pairs = [pair for one in stretches for pair in _shares(one.ops, recovery_us)]
     squares = sum(share * share for share, _ in pairs)
     cost = sum(share * extra for share, extra in pairs) / squares if squares else 0.0

@@ -1,4 +1,4 @@
-"""Read JSON files strictly, write files whole or not at all, find those of profiles by name."""
+"""Read JSON files strictly, write files whole or not at all, and find profiles' files by name."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def user_names() -> list[str]:
 
 
 def write_whole(path: str | Path, data: str | bytes) -> None:
-    """Write ``data`` to a temporary file beside the target of ``path``, sync it, rename it.
+    """Write ``data`` to a temporary file next to the target of ``path``, sync it, rename it.
 
-    Symbolic links stay and their target is replaced. A file that exists keeps its mode, a new one
-    follows the umask. Raise InputError where ``check_writable`` does, or where writing fails; then
-    no file changes.
+    Symbolic links stay and their target is replaced. An existing file keeps its mode, a new one
+    follows the umask. Raise InputError if ``check_writable`` does or if writing fails; then no file
+    changes.
     """
     check_writable(path)
     content = data.encode() if isinstance(data, str) else data
@@ -81,7 +81,7 @@ def write_whole(path: str | Path, data: str | bytes) -> None:
 def _beside(target: Path, ending: str) -> Path:
     """Return the path of a hidden file in the same folder.
 
-    Cut the name short, so that a name as long as the file system allows has room for the rest.
+    Shorten the name, so that a name as long as the file system allows leaves room for the rest.
     """
     return target.parent / f".{target.name[:32]}.{ending}"
 
@@ -100,8 +100,8 @@ def make_folder(path: str | Path, instead: str) -> None:
 def only_user(path: str | Path, instead: str) -> Iterator[None]:
     """Lock ``path`` against other callers of this function, in any process, while the block runs.
 
-    Remove the temporary files that killed writers left beside it. Raise InputError, which says
-    what to do ``instead``, where another process holds the lock.
+    Remove the temporary files that killed writers left next to it. Raise InputError, which says
+    what to do ``instead``, if another process holds the lock.
     """
     target = Path(os.path.realpath(path))
     with open(_beside(target, "lock"), "a") as lock:
@@ -109,7 +109,7 @@ def only_user(path: str | Path, instead: str) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(f"{str(path)!r} is in use by another run; {instead}.") from None
-        except OSError:  # this file system has no locks: go on without one
+        except OSError:  # this file system has no locks: continue without one
             pass
         for stale in target.parent.glob(_beside(target, "?" * 12 + ".tmp").name):
             with contextlib.suppress(OSError):
@@ -119,7 +119,7 @@ def only_user(path: str | Path, instead: str) -> Iterator[None]:
 
 
 def check_writable(path: str | Path) -> None:
-    """Raise InputError where ``path`` cannot be written, before a long computation starts.
+    """Raise InputError if ``path`` cannot be written, before a long computation starts.
 
     Only a regular file may be replaced: no device, pipe, folder or read-only file.
     """
@@ -137,7 +137,7 @@ def check_writable(path: str | Path) -> None:
         raise InputError(
             f"{text}: it is no regular file but a device, pipe or socket; give a file name."
         )
-    # Root may write any file; the mode bits still say what the owner wants.
+    # Root may write any file, but the mode bits still say what the owner wants.
     if mode is not None and not (mode & 0o222 and os.access(target, os.W_OK)):
         raise InputError(f"{text}: it is read-only; make it writable or give another name.")
     if parent_mode is None or not stat.S_ISDIR(parent_mode):
@@ -147,7 +147,7 @@ def check_writable(path: str | Path) -> None:
 
 
 def _mode(path: Path) -> int | None:
-    """Return kind and permissions of the file at ``path``, or None where there is none."""
+    """Return kind and permissions of the file at ``path``, or None if it does not exist."""
     try:
         return path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -155,9 +155,9 @@ def _mode(path: Path) -> int | None:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """Return a table's bytes, at most one more than it may have: a device may never end.
+    """Return a table's bytes; stop one byte above the limit, since a device may never end.
 
-    Raise InputError where the file cannot be read.
+    Raise InputError if the file cannot be read.
     """
     try:
         with open(path, "rb") as file:
@@ -170,7 +170,7 @@ def read_bytes(path: str | Path) -> bytes:
 
 
 def read_text(path: str | Path) -> str:
-    """Return a text file. Raise InputError where it cannot be read, is too long, or no UTF-8."""
+    """Return a text file. Raise InputError if it cannot be read, is too long, or is not UTF-8."""
     data = read_bytes(path)
     if len(data) > MAX_TEXT_BYTES:
         raise InputError(
@@ -185,8 +185,8 @@ def read_text(path: str | Path) -> str:
 def read_json(path: str | Path, *, what: str, error: type[DominoTuneError]) -> dict[str, Any]:
     """Return the JSON object in file ``path``; ``what`` names the kind of file in messages.
 
-    Skip a byte-order mark. Raise ``error`` for a file that is missing, truncated, not regular or
-    larger than ``MAX_JSON_BYTES``, and for NaN, infinity and a key that occurs twice.
+    Skip a byte-order mark. Raise ``error`` if the file is missing, truncated, not regular or larger
+    than ``MAX_JSON_BYTES``, and for NaN, infinity and a key that occurs twice.
     """
     source = f"{what} {str(path)!r}"
     try:

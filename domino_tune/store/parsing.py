@@ -1,4 +1,6 @@
-"""Parsed JSON into typed values, strictly: the one place where pydantic checks dataclasses."""
+"""Turn parsed JSON into typed values, strictly: the only place where pydantic checks
+dataclasses.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ T = TypeVar("T")
 Place = tuple[str | int, ...]
 _STRICT: Final = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 _CORE: Final = CoreConfig(extra_fields_behavior="forbid", strict=True, allow_inf_nan=False)
-"""The same in pydantic-core's words."""
+"""The same for pydantic-core."""
 _LISTS: Final = ("list", "tuple")  # pydantic-core's names
-_UNKNOWN: Final = "unexpected_keyword_argument"  # pydantic's name of an unknown key
+_UNKNOWN: Final = "unexpected_keyword_argument"  # pydantic's name for an unknown key
 
 
 def parse(
@@ -30,8 +32,9 @@ def parse(
 ) -> T:
     """Return parsed JSON ``value`` as a ``kind``: a dataclass, or any type made of them.
 
-    Nothing is converted, but a whole number may stand for a float. ``whole`` also requires the
-    fields that have a default. Raise ``error`` with one line: ``source``, the place, the reason.
+    Nothing is converted, except that a whole number is accepted as a float. ``whole`` also requires
+    the fields that have a default. Raise ``error`` with one line: ``source``, the place, the
+    reason.
     """
     try:
         reader = _reader(kind)  # type: ignore[arg-type]  # mypy: a type[T] may be unhashable
@@ -48,19 +51,20 @@ def parse(
 
 @cache
 def adapter(kind: Any) -> TypeAdapter[list[Any]]:
-    """Return the reader of a list of ``kind``: only within a list, config reaches a dataclass."""
+    """Return the reader of a list of ``kind``: only inside a list does config reach a dataclass."""
     return TypeAdapter(list[kind], config=_STRICT)
 
 
 @cache
 def _reader(kind: Any) -> SchemaValidator:
-    """Return the reader of a list of ``kind`` that ends each list at its first faulty entry: a file
-    may hold a million, and each fault takes a hundred times its bytes."""
+    """Return the reader of a list of ``kind`` that stops in each list at the first faulty entry: a
+    file may hold a million, and each fault takes a hundred times its bytes.
+    """
     return SchemaValidator(_to_first_fault(adapter(kind).core_schema), _CORE)
 
 
 def _to_first_fault(schema: Any) -> Any:
-    """Return a copy of pydantic-core's schema in which all lists end at their first fault."""
+    """Return a copy of pydantic-core's schema that stops in each list at the first fault."""
     if isinstance(schema, list):
         return [_to_first_fault(one) for one in schema]
     if not isinstance(schema, dict):
@@ -70,12 +74,14 @@ def _to_first_fault(schema: Any) -> Any:
 
 
 def without(key: str) -> BeforeValidator:
-    """Return a mark for ``Annotated``: the type's JSON object has ``key`` besides the fields."""
+    """Return an ``Annotated`` marker: the type's JSON object has ``key`` in addition to
+    the fields.
+    """
 
     def drop(value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        # Past this point pydantic takes the value for Python's, where a list is no tuple.
+        # From here on pydantic treats the value as Python's, in which a list is not a tuple.
         return {
             name: tuple(item) if isinstance(item, list) else item
             for name, item in value.items()
@@ -86,7 +92,9 @@ def without(key: str) -> BeforeValidator:
 
 
 def held_as(form: Any, convert: Callable[[Any], Any]) -> GetPydanticSchema:
-    """Return a mark for ``Annotated``: JSON holds a ``form``, which ``convert`` makes the type."""
+    """Return an ``Annotated`` marker: JSON holds a ``form``, which ``convert`` turns into
+    the type.
+    """
     return GetPydanticSchema(lambda _, of: no_info_after_validator_function(convert, of(form)))
 
 
@@ -96,9 +104,9 @@ def _line(source: str, place: Sequence[str | int], reason: str) -> str:
 
 
 def _first(kind: Any, failure: ValidationError) -> tuple[Place, str]:
-    """Return place and reason of one error: of an unknown key before all others.
+    """Return place and reason of one error; prefer that of an unknown key.
 
-    Where a key is misspelt, another is missing: the unknown one comes with its near miss.
+    If a key is misspelt, another is missing: the unknown one comes with the nearest known key.
     """
     errors = failure.errors(include_url=False)
     chosen = next((one for one in errors if one["type"] == _UNKNOWN), errors[0])
@@ -116,7 +124,7 @@ def _missing(key: str | int) -> str:
 
 
 def _reason(found: ErrorDetails) -> str:
-    if found["type"] == "value_error":  # raised by a dataclass of ours
+    if found["type"] == "value_error":  # raised by one of our dataclasses
         return str(found["ctx"]["error"])
     return f"{found['msg'].replace('Input should', 'must')}, got {reprlib.repr(found['input'])}."
 
@@ -133,7 +141,7 @@ def _keys_at(kind: Any, place: Sequence[str | int]) -> list[str]:
 
 
 def _entry(kind: Any) -> Any:
-    """Return the type of what a list, tuple, dict or optional ``kind`` holds."""
+    """Return the type of the entries of a list, tuple, dict or optional ``kind``."""
     return [one for one in get_args(kind) if one not in (NoneType, Ellipsis)][-1]
 
 

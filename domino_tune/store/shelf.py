@@ -36,7 +36,7 @@ class Disk:
 
 
 class Pinned:
-    """One profile and one model (before overrides), which stand for any name."""
+    """One profile and one model (before overrides), returned for every name."""
 
     def __init__(self, profile: Profile, model: LoadedModel) -> None:
         self._profile = profile

@@ -31,11 +31,11 @@ from simulator.profile import Profile
 from simulator.provenance import Provenance
 
 USUAL: Final = "megatron"
-"""Strategy of a run that names none."""
+"""Strategy of a run that does not name one."""
 MOST_LEFT: Final = 0.25
-"""Error of a run beyond which the runs contradict it."""
+"""Largest relative error of a run; a larger one means that the runs contradict each other."""
 FAR: Final = 3.0
-"""Prior widths by which a factor moves seldom."""
+"""Number of prior widths by which a factor seldom moves."""
 
 
 def calibrate(
@@ -44,7 +44,7 @@ def calibrate(
     """Fit the profile's factors to the runs, and save the calibrated profile.
 
     Names are looked up on ``shelf``. Raise InputError for runs that contradict each other or the
-    machine, and where the name is taken by a profile that is not calibrated.
+    machine, and if a profile that is not calibrated has the name.
     """
     profile = shelf.profile(request.profile)
     check_base(profile)
@@ -60,8 +60,9 @@ def calibrate(
 
 @dataclass(frozen=True, kw_only=True)
 class AskedRun:
-    """An iteration that was measured: a name for people, the plan as a request, its time and by
-    what that may be rounded, and a note that comes with the answer."""
+    """A measured iteration: a name for people, the plan as a request, its time, the most by which
+    that was rounded, and a note that is repeated in the answer.
+    """
 
     label: str
     request: SimulateRequest
@@ -71,7 +72,7 @@ class AskedRun:
 
 
 def check_base(profile: Profile) -> None:
-    """Raise InputError for a profile that cannot be started from."""
+    """Raise InputError for a profile that cannot be calibrated."""
     if profile.calibration is not None:
         raise InputError(
             f"Profile {profile.name!r} is calibrated already; start from {profile.calibration.base}"
@@ -86,9 +87,9 @@ def calibrated(
     told: str,
     ahead: Ahead = in_turn,
 ) -> tuple[Profile, CalibrateResult]:
-    """Return the profile that explains ``runs`` under its new ``name``, and what they tell.
+    """Return the profile that explains ``runs``, under its new ``name``, and the result of the fit.
 
-    ``told`` says where they come from. Raise InputError for runs that contradict each other.
+    ``told`` says where the runs come from. Raise InputError for runs that contradict each other.
     """
     notes = tuple(run.note for run in runs if run.note)
     runs, merged = merged_samples(runs)
@@ -100,13 +101,13 @@ def calibrated(
 
 @dataclass(frozen=True)
 class OneProfile:
-    """The profile of all runs, beside the models of ``shelf``."""
+    """The profile of all runs, with the models of ``shelf``."""
 
     start: Profile
     shelf: Shelf
 
     def profile(self, name: str) -> Profile:
-        """Return the profile, whose look-ups all runs share."""
+        """Return the profile; all runs share its look-ups."""
         return self.start
 
     def model(self, name: str, overrides: Iterable[str] = ()) -> LoadedModel:
@@ -115,15 +116,15 @@ class OneProfile:
 
 
 def _path(profile: Profile, name: str) -> Path:
-    """Return where the calibrated profile goes, before the long fit starts.
+    """Return the path of the calibrated profile, before the long fit starts.
 
-    Raise InputError for a name that is no name, or of a profile that would be lost.
+    Raise InputError for an invalid name, or the name of a profile that would be lost.
     """
     if name in bundled_names():
         raise InputError(
             f"{name!r} is the name of a bundled profile, which stays as it is; give another --name."
         )
-    replace(profile, name=name)  # raises for what is no name
+    replace(profile, name=name)  # raises for an invalid name
     if name == profile.name:
         raise InputError(
             f"{name!r} is the profile to start from, which stays as it is; give another --name."
@@ -151,7 +152,7 @@ def _rows(request: CalibrateRequest) -> list[RunRow]:
 
 
 def asked_in(row: RunRow, profile: str) -> AskedRun:
-    """Return the run of a row. Raise InputError, which names it, for what is wrong with it."""
+    """Return the run of a row. Raise InputError, which names the row, if it is faulty."""
     try:
         options = by_field(row.options)
         given = options.pop("profile", "") or profile
@@ -170,7 +171,9 @@ def asked_in(row: RunRow, profile: str) -> AskedRun:
 
 
 def planned(run: AskedRun, shelf: Shelf) -> MeasuredRun:
-    """Return the run as a case and a plan. Raise InputError, which names it, where it is none."""
+    """Return the run as a case and a plan. Raise InputError, which names the run, if that is
+    impossible.
+    """
     try:
         case = resolve(run.request, shelf=shelf)
         plan = plan_of(run.request, None, case)
@@ -183,9 +186,10 @@ def planned(run: AskedRun, shelf: Shelf) -> MeasuredRun:
 
 
 def check_predictable(run: MeasuredRun) -> None:
-    """Raise InputError, which names it, for a run that cannot be, or cannot be predicted. Look at
-    one layer and micro-batch of it, for milliseconds: ``planned`` has looked at how layers are
-    divided."""
+    """Raise InputError, which names the run, if it is impossible or cannot be predicted. To take
+    only milliseconds, check one layer and micro-batch: ``planned`` has checked how layers are
+    divided.
+    """
     check_possible(run)
     try:
         predict(_one_layer(run.case), run.plan)
@@ -206,7 +210,7 @@ def _one_layer(case: Case) -> Case:
 
 
 def measured(run: AskedRun, shelf: Shelf) -> MeasuredRun:
-    """Return the run as ``planned`` does. Raise InputError, too, where it cannot be predicted."""
+    """Return the run as ``planned`` does. Raise InputError also if it cannot be predicted."""
     made = planned(run, shelf)
     check_possible(made)
     try:
@@ -217,7 +221,7 @@ def measured(run: AskedRun, shelf: Shelf) -> MeasuredRun:
 
 
 def _refuse_contradictions(runs: Sequence[MeasuredRun], fitted: Fitted) -> None:
-    """Raise InputError for a run that no factors explain beside the others."""
+    """Raise InputError for a run that no factors explain together with the others."""
     left = [
         (after_ms / run.measured_ms - 1, run)
         for run, after_ms in zip(runs, fitted.after_ms, strict=True)

@@ -1,7 +1,7 @@
 """The verbs as Python functions, whose keyword arguments are the fields of their requests.
 
-A request checks its fields, here as on the command line. In place of a name, verbs that run
-nothing on ranks also take what is already loaded: a ModelSpec, a Profile, a PlanFile.
+A request checks its fields, here as on the command line. In place of a name, verbs that run nothing
+on ranks also accept an object that is already loaded: a ModelSpec, a Profile, a PlanFile.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ R = TypeVar("R", bound=Request)
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 LOADED: Final[Mapping[str, type[Any]]] = {"model": ModelSpec, "profile": Profile, "plan": PlanFile}
-"""Field -> what may stand there in place of a name or a path, where nothing is run on ranks."""
+"""Field -> object that it accepts in place of a name or a path, if nothing is run on ranks."""
 
 
 class Verb(Protocol[P, T_co]):
     """A verb as a function: its keyword arguments are its request's fields, and ``progress``.
 
-    Type checkers know the fields. Where an argument is an object, a Path or ``progress``, they
-    check only that one.
+    Type checkers know the fields. If an argument is an object, a Path or ``progress``, they check
+    only that one.
     """
 
     @overload
@@ -84,7 +84,7 @@ class Verb(Protocol[P, T_co]):
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """The objects of a call by field, and the shelf on which they stand for any name."""
+    """The objects of a call by field, and a shelf that returns them for every name."""
 
     objects: Mapping[str, Any]
 
@@ -106,7 +106,7 @@ class Loaded:
         return self.objects.get("plan")
 
     def refuse(self, what: str) -> None:
-        """Raise InputError for any object: ``what`` goes on from names and files."""
+        """Raise InputError if the call has objects: ``what`` needs names and files."""
         if self.objects:
             names = " and ".join(self.objects)
             raise InputError(
@@ -116,7 +116,7 @@ class Loaded:
 
 
 def _verb(kind: Callable[P, R], run: Callable[[R, Loaded, Progress], T]) -> Verb[P, T]:
-    """Return the function that makes a request of its arguments and runs the verb."""
+    """Return the function that builds a request from its arguments and runs the verb."""
     request_class, name = cast("type[R]", kind), run.__name__.strip("_")
 
     def call(*, progress: Progress | None = None, **given: Any) -> T:
@@ -136,7 +136,7 @@ def _verb(kind: Callable[P, R], run: Callable[[R, Loaded, Progress], T]) -> Verb
 
 
 def _as_called(part: object) -> object:
-    """Return a part of an error with options of the command line named as arguments."""
+    """Return a part of an error with command-line options renamed to arguments."""
     return in_wire_words(part) if isinstance(part, str) else part
 
 
@@ -152,7 +152,7 @@ def _signature(kind: type[Request]) -> inspect.Signature:
 def _request(kind: type[R], name: str, given: Mapping[str, Any]) -> tuple[R, Loaded]:
     """Return the request of a call and its objects.
 
-    Raise TypeError for an argument that is no field, InputError for a value that it refuses.
+    Raise TypeError for an unknown argument, InputError for an invalid value.
     """
     hints = get_type_hints(kind)
     known = [item.name for item in fields(kind)]
@@ -172,7 +172,7 @@ def _request(kind: type[R], name: str, given: Mapping[str, Any]) -> tuple[R, Loa
 
 
 def _value(key: str, hint: Any, value: Any) -> Any:
-    """Return ``value`` as its field holds it. Raise InputError for another type."""
+    """Return ``value`` in the type of its field. Raise InputError for another type."""
     if isinstance(value, os.PathLike):
         value = os.path.join(os.curdir, os.fspath(value))
     if hint == tuple[str, ...]:
@@ -218,7 +218,7 @@ def _tune_scale(request: TuneRequest, loaded: Loaded, progress: Progress) -> Sca
 
 
 def _refuse_sweep(request: TuneRequest) -> None:
-    """Raise InputError for numbers of GPUs, which only ``tune_scale`` goes through."""
+    """Raise InputError for a sweep over numbers of GPUs, which only ``tune_scale`` runs."""
     if request.sweep is not None:
         raise InputError("--sweep asks for many numbers of GPUs: call tune_scale, or leave it out.")
 
@@ -237,7 +237,7 @@ def _validate(request: ValidateRequest, loaded: Loaded, progress: Progress) -> V
     try:
         validate_verb.check_result(result)
     except BaseException as error:
-        error.add_note(str(result))  # what was measured is not lost
+        error.add_note(str(result))  # so that the measurement is not lost
         raise
     return result
 

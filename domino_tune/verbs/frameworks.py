@@ -1,4 +1,4 @@
-"""Frameworks: which of them run the best plan, and what runs in the others."""
+"""Frameworks: which of them run the best plan, and the best plan that each of the others runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class _Found(NamedTuple):
 
 
 def frameworks_of(case: Case, best: SimulateResult) -> tuple[RunsThere, ...]:
-    """Return for each framework the best plan of ``case`` that it runs; ``best``: that of all.
+    """Return for each framework the best plan of ``case`` that it runs; ``best`` is the best of
+    all.
 
     DeepSpeed has a Domino of its own, for some models and cuts, and no sequence parallelism.
     """
@@ -52,7 +53,7 @@ def frameworks_of(case: Case, best: SimulateResult) -> tuple[RunsThere, ...]:
 def _runs_there(
     framework: str, case: Case, best: SimulateResult, found: Sequence[_Found]
 ) -> RunsThere:
-    """Return the best of what a framework runs, which is ``found``."""
+    """Return the best of the plans ``found``, which are those that the framework runs."""
     there = min(found, key=lambda one: one.iteration_ms, default=None)
     runs_best = best.plan in (one.plan for one in found)
     if runs_best:
@@ -70,8 +71,9 @@ def _runs_there(
 
 
 def _own_domino(case: Case) -> list[_Found]:
-    """Return the best plan of DeepSpeed's Domino; nothing where it cannot run the workload, or no
-    plan fits."""
+    """Return the best plan of DeepSpeed's Domino; [] if it cannot run the workload, or no
+    plan fits.
+    """
     try:
         plans = SimulatedPlans(case=case, plans=space_of(case, "deepspeed"))
         best = search_exhaustive(plans, SearchOptions()).best
@@ -82,7 +84,8 @@ def _own_domino(case: Case) -> list[_Found]:
 
 def _request(plan: SlicePlan, case: Case) -> tuple[str, dict[str, Any]] | None:
     """Return where to ask for the plan, and the fields to change; None for the baseline, which
-    every answer holds."""
+    every answer contains.
+    """
     if plan.strategy == "megatron":
         return None
     batch = {

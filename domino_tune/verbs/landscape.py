@@ -28,11 +28,11 @@ ROWS: Final = (1, 2, 3, 4, 6, 8, 12, 16)
 COLUMNS: Final = (1, 2, 4, 8)
 FIXED_ORDERS: Final[tuple[Order, ...]] = ("inter", "intra", "paper")
 NEAR_FULL: Final = 0.9
-"""Share of what is recommended of a GPU's memory above which each cell's is checked."""
+"""Share of a GPU's recommended memory above which the memory of each cell is checked."""
 
 FACTORS: Final = (0.0, 1.0, 1.25, 1.5, 2.0, 3.0)
 RIVALS: Final = 4
-"""Fastest plans to compare, besides the fastest of each number of row slices up to 8."""
+"""Fastest plans to compare, in addition to the fastest of each number of row slices up to 8."""
 BISECTIONS: Final = 5
 NOTE: Final = (
     "Each cell is the fastest plan of order greedy, with weight gradients merged or not, and dgrad "
@@ -48,10 +48,10 @@ def plan_grid(
     trials: Sequence[Trial] = (),
     ahead: Ahead = in_turn,
 ) -> tuple[GridCell, ...]:
-    """Return one cell a cut. ``known_peak_bytes`` is the peak memory of any plan of the case,
-    ``trials`` those whose times are known.
+    """Return one cell per cut. ``known_peak_bytes``: the peak memory of any plan of the case;
+    ``trials``: plans with known times.
 
-    Slices hardly change the memory, so it is checked for each cell only where it is nearly full.
+    Slices hardly change the memory, so each cell's memory is checked only if it is nearly full.
     """
     case = problem.case
     near_full = known_peak_bytes > NEAR_FULL * case.memory.sure_bytes
@@ -70,14 +70,14 @@ def _slicings(case: Case, rows: int) -> Iterator[Slicing]:
 
 
 class _Fastest(NamedTuple):
-    """Finds the fastest variant of a cut, by simulation of what bounds leave."""
+    """Finds the fastest variant of a cut, by simulating those that bounds do not rule out."""
 
     case: Case
     known_ns: Mapping[SlicePlan, int]
     bound_ns: Callable[[SlicePlan], int]
 
     def of(self, rows: int, columns: int) -> tuple[SlicePlan, int]:
-        """Return the variant and its time (ns); of equal ones the first."""
+        """Return the fastest variant and its time (ns); the first of equal ones."""
         plans = [
             replace(plan, sequence_parallel=mode, slice_dim=dim, slice_balance=balance)
             for plan in _variants(rows, columns)
@@ -130,7 +130,7 @@ def contention_sensitivity(
     """Return who wins, the chosen plan or a rival, at each contention.
 
     Contention scales the excess of every slowdown over 1. Issue orders stay as planned at ×1. A
-    rival wins when it is more than 1 % faster. Return None where the profile has no contention.
+    rival wins if it is more than 1 % faster. Return None if the profile has no contention.
     """
     if case.profile.contention is None:
         return None
@@ -168,7 +168,7 @@ class _Race:
         self.orders |= {plan: order_of(case, plan) for plan in rivals}
 
     def point(self, factor: float) -> ContentionPoint:
-        """Return who wins at ``factor``: the chosen plan where it ties with the fastest."""
+        """Return who wins at ``factor``: the chosen plan if it ties with the fastest."""
         changes = replace(self.case.changes, contention=self.case.changes.contention * factor)
         case = replace(self.case, changes=changes)
         times = {p: predict(case, p, order).makespan_ns for p, order in self.orders.items()}
@@ -184,7 +184,9 @@ class _Race:
         )
 
     def crossover(self, before: ContentionPoint, after: ContentionPoint) -> ContentionPoint:
-        """Return the point where ``before``'s winner stops winning, to 3 % of their distance."""
+        """Return the point where ``before``'s winner stops winning, to within 3 % of
+        their distance.
+        """
         good = before.factor
         for _ in range(BISECTIONS):
             middle = self.point((good + after.factor) / 2)

@@ -1,4 +1,4 @@
-"""tune --gpus: the best layouts of a model for so many GPUs and a global batch."""
+"""tune --gpus: the best layouts of a model for a number of GPUs and a global batch."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ from simulator.usable import UNSURE
 MOST_MICRO_BATCH: Final = 16
 MOST_VPP: Final = 8
 MANY: Final = 100
-"""A search of so many layouts says first that it may take minutes."""
+"""Number of layouts from which a search first warns that it may take minutes."""
 MOST_TIMES: Final = 64
-"""Most times the GPUs that an answer asks for where a model does not fit."""
+"""Largest factor on the GPUs that an answer suggests if a model does not fit."""
 LEAST_CHUNK_TOKENS: Final = 1024
-"""Context parallelism is looked at while its chunks of a sequence have so many tokens."""
+"""Fewest tokens in a context-parallel rank's chunks of a sequence."""
 ROW_SLICES: Final = (1, 2, 3, 4)
 COL_SLICES: Final = (1, 2, 4)
 NOT_SEARCHED: Final = {
@@ -70,7 +70,7 @@ NOT_SEARCHED: Final = {
     "other schedules of a pipeline": "pp_schedule",
     "other exchanges of context-parallel ranks": "cp_comm",
 }
-"""What no search looks at, though it may be faster -> the field that asks for it or forbids it."""
+"""What no search covers, though it may be faster -> the field that asks for it or forbids it."""
 
 
 class Layout(NamedTuple):
@@ -91,10 +91,10 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayoutSpace:
-    """The layouts of a request that may be recommended, and why others are not, counted.
+    """The layouts of a request that may be recommended, with counts of why others are not.
 
-    ``base``: the case of one layout, which the others differ from in how they divide it.
-    ``edge``: layouts that may fit, but with less chance than is recommended.
+    ``base``: the case of one layout; the others divide it differently. ``edge``: layouts that may
+    fit, but with less chance than is recommended.
     """
 
     request: TuneRequest
@@ -109,8 +109,8 @@ def tune_layouts(
 ) -> LayoutsResult:
     """Return the best layouts of the request's model on its GPUs.
 
-    Raise InputError for an option that does not go with ``--gpus``, and InfeasiblePlanError where
-    no layout fits the memory.
+    Raise InputError for an option that conflicts with ``--gpus``, and InfeasiblePlanError if no
+    layout fits in memory.
     """
     began = time.perf_counter()
     space = space_of(request, shelf)
@@ -123,7 +123,7 @@ def tune_layouts(
 
 
 def space_of(request: TuneRequest, shelf: Shelf = DISK) -> LayoutSpace:
-    """Return what the request's search goes through. Raise as ``check_may_fit`` does."""
+    """Return the layouts that the request's search covers. Raise as ``check_may_fit`` does."""
     base = base_of(request, shelf)
     check_may_fit(base, request)
     candidates, infeasible, edge = candidates_of(base, request)
@@ -139,10 +139,11 @@ def conclude(
     *,
     stopped_by: str | None = None,
 ) -> LayoutsResult:
-    """Return the answer of a search that has ended, with the best layout simulated beside its
-    rivals; ``seconds`` is 0. ``stopped_by``: why it ended before its end; then nothing is proven,
-    nor the best layout without Domino known. Raise InfeasiblePlanError where none is recommended
-    for its memory."""
+    """Return the answer of a search that has ended, with the best layout simulated and compared
+    with its rivals; ``seconds`` is 0. ``stopped_by``: why the search ended early; then nothing is
+    proven, and the best layout without Domino is unknown. Raise InfeasiblePlanError if no layout is
+    recommended because of its memory.
+    """
     base, candidates, kept = space.base, space.candidates, search.kept()
     if not kept:
         raise _nothing_fits(base, space.request)
@@ -183,7 +184,8 @@ def _without_domino(
     search: LayoutSearch, first: Candidate, simulated: SimulateResult
 ) -> tuple[Candidate, Timed] | None:
     """Return the layout and the plan that are the fastest without Domino: plain Megatron-LM in any
-    layout, or what the verdict compares in the best one. None where none is recommended."""
+    layout, or a rival of the verdict in the best one. Return None if none is recommended.
+    """
     plain = search.best_unsliced()
     found = [(plain, plain.best(plain.unsliced))] if plain else []
     for one in simulated.verdict.contestants if simulated.verdict else ():
@@ -195,7 +197,7 @@ def _without_domino(
 
 
 def _frameworks(case: Case, best: SimulateResult) -> tuple[RunsThere, ...]:
-    """Return what frameworks run of the best layout; a request for it gives its sizes."""
+    """Return what frameworks run of the best layout; a request for it names the layout's sizes."""
     cluster, work = case.cluster, case.workload
     layout: dict[str, object] = {
         "tp": cluster.tp, "pp": cluster.pp, "vpp": cluster.vpp, "cp": cluster.cp,
@@ -212,9 +214,10 @@ def _frameworks(case: Case, best: SimulateResult) -> tuple[RunsThere, ...]:
 
 
 def check_may_fit(base: Case, request: TuneRequest) -> None:
-    """Raise InputError where no layout divides GPUs and batch, and InfeasiblePlanError, with the
-    smallest change that was found to fit, where none does; ``base`` is that of ``base_of``. What
-    takes long to tell is left to the search."""
+    """Raise InputError if no layout divides GPUs and batch. Raise InfeasiblePlanError, with the
+    smallest change that was found to fit, if no layout fits. ``base`` is that of ``base_of``.
+    Checks that take long are left to the search.
+    """
     try:
         found = _some_may_fit(base, request, Deadline())
     except OutOfTimeError:
@@ -230,8 +233,9 @@ def check_may_fit(base: Case, request: TuneRequest) -> None:
 
 
 def _some_may_fit(base: Case, request: TuneRequest, deadline: Deadline) -> bool | None:
-    """Return whether a layout may fit; None where none divides the GPUs and the batch. Layouts that
-    need least of a GPU come last, and are looked at first. Raise OutOfTimeError."""
+    """Return whether a layout may fit; None if none divides the GPUs and the batch. Check the
+    layouts that need the least memory per GPU first. Raise OutOfTimeError.
+    """
     looked = False
     for case in _cases(base, request, deadline):
         looked = True
@@ -241,7 +245,7 @@ def _some_may_fit(base: Case, request: TuneRequest, deadline: Deadline) -> bool 
 
 
 def _cases(base: Case, request: TuneRequest, deadline: Deadline) -> Iterator[Case]:
-    """Yield the layouts that can be, as cases, those that need least of a GPU first."""
+    """Yield the possible layouts as cases, those that need the least memory per GPU first."""
     for layout in reversed(list(layouts_of(base, request))):
         deadline.check()
         with suppress(InputError, InfeasiblePlanError):
@@ -267,11 +271,11 @@ def _some_fits(base: Case, request: TuneRequest, deadline: Deadline) -> bool:
 
 
 def _smallest_change(base: Case, request: TuneRequest) -> dict[str, object]:
-    """Return the fields of the request with which some layout was found to fit; empty where none
-    do, or the time for advice is over.
+    """Return the fields of the request with which some layout was found to fit; {} if none was, or
+    the time for advice is over.
 
-    Tried in this order: recomputation, one sequence a micro-batch, and twice, four times … the
-    GPUs, up to MOST_TIMES.
+    Try in this order: recomputation, one sequence per micro-batch, and 2, 4 … times the GPUs, up to
+    MOST_TIMES.
     """
     deadline = Deadline()
     changes: list[dict[str, object]] = [{"recompute": "full"}, {"micro_batch_size": 1}]
@@ -279,7 +283,7 @@ def _smallest_change(base: Case, request: TuneRequest) -> dict[str, object]:
     changes += [{"gpus": gpus << doubled} for doubled in range(1, MOST_TIMES.bit_length())]
     for change in changes:
         if all(getattr(request, name) is None for name in change):
-            continue  # it is searched already
+            continue  # already searched
         with suppress(InputError, OutOfTimeError):
             asked = replace(request, **change)  # type: ignore[arg-type]
             cluster = replace(base.cluster, dp=asked.gpus or gpus)
@@ -301,14 +305,15 @@ def _nothing_fits(base: Case, request: TuneRequest) -> InfeasiblePlanError:
 
 
 def best_so_far(search: LayoutSearch) -> LayoutResult | None:
-    """Return the fastest layout of a search that goes on, without Domino's gain over the best
-    layout that does without: that one is not known yet. None where nothing fits so far."""
+    """Return the fastest layout of an unfinished search, without Domino's gain over the best layout
+    without Domino, which is not known yet. Return None if nothing fits so far.
+    """
     kept = search.kept()
     return _result(kept[0], kept[0].best(), None) if kept else None
 
 
 def base_of(request: TuneRequest, shelf: Shelf) -> Case:
-    """Return the request's case on as many replicas as there are GPUs."""
+    """Return the request's case with as many replicas as GPUs."""
     if not request.gpus or not request.global_batch_size:
         raise InputError(
             "Layouts need both: give --gpus N and --global-batch-size B, in sequences."
@@ -338,8 +343,9 @@ def _batch(request: TuneRequest) -> int:
 def candidates_of(
     base: Case, request: TuneRequest
 ) -> tuple[list[Candidate], Counter[str], list[Candidate]]:
-    """Return the layouts that may be recommended, why others are not, counted, and those that may
-    fit with less chance."""
+    """Return the layouts that may be recommended, counts of why others are not, and those that may
+    fit with less chance.
+    """
     found, edge, infeasible = [], [], Counter[str]()
     layers: dict[tuple[object, ...], Layers] = defaultdict(Layers)
     kept: dict[tuple[object, ...], KeptBytes] = defaultdict(KeptBytes)
@@ -374,7 +380,7 @@ def candidates_of(
 
 
 def layouts_of(base: Case, request: TuneRequest) -> Iterator[Layout]:
-    """Yield every layout of the request; what it gives is fixed."""
+    """Yield every layout of the request; sizes that it gives are fixed."""
     gpus, length = base.cluster.world_size, base.workload.seq_length
     node, layers = base.profile.machine.gpus_per_node, base.model.num_hidden_layers
     for tp in _choices(request.tp, (n for n in divisors(gpus) if n <= node)):
@@ -416,7 +422,7 @@ def _virtual(pp: int, layers: int) -> Iterator[int]:
 
 
 def case_of(base: Case, request: TuneRequest, layout: Layout) -> Case:
-    """Return the layout as a case. Raise InputError where it does not fit the model."""
+    """Return the layout as a case. Raise InputError if it does not suit the model."""
     cluster = replace(
         base.cluster, tp=layout.tp, cp=layout.cp, pp=layout.pp, vpp=layout.vpp, dp=layout.dp
     )
@@ -438,8 +444,9 @@ def case_of(base: Case, request: TuneRequest, layout: Layout) -> Case:
 
 
 def _cuts(case: Case) -> Iterator[SlicePlan]:
-    """Yield the plans that are looked at: a few cuts in the planner's order, with one wgrad for all
-    row slices. Slices of sequences are balanced."""
+    """Yield the plans to evaluate: a few cuts in the planner's order, with one wgrad for all row
+    slices. Slices of sequences are balanced.
+    """
     if case.cluster.tp == 1:
         return
     dims = dict.fromkeys(dim for dim, _ in slicings_of(case))

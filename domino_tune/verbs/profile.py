@@ -1,4 +1,4 @@
-"""profile: measure this machine into a profile until time is up; a later run goes on."""
+"""profile: measure this machine into a profile until time is up; a later run continues."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ from simulator.units import GIB
 
 FOR_MODEL: Final = ("seq_length", "micro_batch_size")
 LEAST_LENGTH: Final = 128
-"""Shorter sequences are no advice."""
+"""Shortest sequence that advice may suggest."""
 MINUTE_S: Final = 60
 NO_POWER: Final = (
     "Power and clock are not measured: NVIDIA's bindings are not installed "
     "(pip install 'domino_tune[kernels]')."
 )
 START_S: Final = 8
-"""Time that starting ranks takes from the budget."""
+"""Time budgeted for starting ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A resolved request: the profile to go on from, and all probes that it needs."""
+    """A resolved request: the profile to continue, and all probes that it needs."""
 
     request: ProfileRequest
     spec: LaunchSpec
@@ -74,8 +74,8 @@ class Task:
 def profile(request: ProfileRequest, progress: Progress = no_progress) -> ProfilingResult:
     """Measure the probes that the profile of that name lacks; ``progress`` gets rounds and times.
 
-    Raise InputError for options that do not fit or a profile of another machine, and RunError when
-    ranks fail; the file then holds what was measured before.
+    Raise InputError for inconsistent options or a profile of another machine, and RunError if ranks
+    fail; the file then holds everything that was measured before.
     """
     began = time.monotonic()
     task = resolve_task(request)
@@ -85,7 +85,9 @@ def profile(request: ProfileRequest, progress: Progress = no_progress) -> Profil
 
 
 def _locked(path: Path) -> AbstractContextManager[None]:
-    """Lock the profile's file, which one run at a time writes; under a launcher rank 0 does it."""
+    """Lock the profile's file, which only one run at a time may write; under a launcher rank 0
+    locks it.
+    """
     if not _is_main():
         return nullcontext()
     return only_user(path, "wait for it to end, or give another --name")
@@ -125,7 +127,7 @@ def profile_path(name: str) -> Path:
 
 
 def resume_command(request: ProfileRequest) -> str:
-    """Return the command that goes on: the same one."""
+    """Return the command that continues, which is the same command."""
     # ``--force`` stays: it is needed until the file holds a measurement of this machine.
     return command_line("profile", request)
 
@@ -193,12 +195,13 @@ def _probes(
 
 
 def _largest_that_fits(workload: Workload, fits: Callable[[Workload], bool]) -> Workload | None:
-    """Return the largest of the smaller jobs that fits, or as large a one as was found in the time
-    for advice; None where the smallest does not."""
+    """Return the largest of the smaller jobs that fits, or the largest found in the time for
+    advice; None if even the smallest does not fit.
+    """
     deadline, smaller = Deadline(), list(_smaller(workload))
     found = None
     with suppress(OutOfTimeError):
-        while smaller:  # the smaller a job, the less it needs
+        while smaller:  # smaller jobs need less
             middle = len(smaller) // 2 if found else -1
             deadline.check()
             if fits(smaller[middle]):
@@ -209,7 +212,7 @@ def _largest_that_fits(workload: Workload, fits: Callable[[Workload], bool]) -> 
 
 
 def _smaller(workload: Workload) -> Iterator[Workload]:
-    """Yield smaller jobs: half the micro-batch, again and again, then half the sequence."""
+    """Yield smaller jobs: halve the micro-batch repeatedly, then the sequence."""
     while workload.micro_batch_size > 1:
         workload = replace(workload, micro_batch_size=workload.micro_batch_size // 2)
         yield workload
@@ -219,7 +222,7 @@ def _smaller(workload: Workload) -> Iterator[Workload]:
 
 
 def _words_of(asked: Workload, fits: Workload | None) -> str:
-    """Return what to ask for instead, as the end of a sentence; nothing where nothing fits."""
+    """Return what to ask for instead, as the end of a sentence; "" if nothing fits."""
     if fits is None:
         return ""
     changed = [
@@ -261,7 +264,7 @@ def _existing(path: Path, fresh: Profile, *, force: bool) -> Profile:
             f"Profile {known.name!r} in {str(path)!r} is of another machine "
             f"({'; '.join(found)}). Give another --name, or --force to go on with it."
         )
-    if found:  # new rows are of this machine; this detail says that not all rows are
+    if found:  # new rows are of this machine; this detail records that others are not
         earlier = known.machine.details.get("forced")
         forced = "; ".join([earlier, *found] if earlier else found)
         details = {**fresh.machine.details, "forced": forced}

@@ -29,7 +29,7 @@ from simulator.specs import ModelSpec, Workload
 
 BITS: Final = 8
 PATIENCE: Final = 5
-"""A step counts as a hang after this many times its predicted time."""
+"""A step that takes this many times its predicted time counts as a hang."""
 
 
 def launch_spec(
@@ -49,7 +49,7 @@ def launch_spec(
 
 
 def default_backend(*, emulated: bool) -> Backend:
-    """Return nccl where NVIDIA's driver is installed and no link is emulated, else gloo."""
+    """Return nccl if NVIDIA's driver is installed and no link is emulated, else gloo."""
     return "nccl" if shutil.which("nvidia-smi") and not emulated else "gloo"
 
 
@@ -61,8 +61,9 @@ def patient(spec: LaunchSpec, longest_ns: float) -> LaunchSpec:
 def check_runnable(
     model: ModelSpec, tp: int, remedy: str = "Give --set attention_dropout=0."
 ) -> None:
-    """Raise InputError for a model that ``tp`` real ranks cannot run; ``remedy`` says what to do
-    about attention dropout."""
+    """Raise InputError for a model that ``tp`` real ranks cannot run; ``remedy`` is the advice on
+    attention dropout.
+    """
     if model.attention_dropout > 0:
         raise InputError(
             f"{model.name} has attention_dropout = {model.attention_dropout}, which real ranks do "
@@ -81,7 +82,9 @@ def check_runnable(
 
 
 def check_played(case: Case, remedy: str) -> None:
-    """Raise InputError for what the runtime does not play; ``remedy`` begins with what to do."""
+    """Raise InputError for features that the runtime does not play; ``remedy`` starts the
+    advice.
+    """
     check_one_stage(case.cluster, remedy)
     workload = case.workload
     check_recomputation(workload, remedy)
@@ -106,7 +109,7 @@ def with_own_kernels(workload: Workload) -> Workload:
 
 
 def kernel_notes(workload: Workload) -> list[str]:
-    """Return a note where a plan was made for other kernels than the runtime's."""
+    """Return a note if a plan was made for other kernels than the runtime's."""
     if workload.implementation == DOMINO_TUNE:
         return []
     return [
@@ -118,7 +121,7 @@ def kernel_notes(workload: Workload) -> list[str]:
 def check_comm_ctas(
     counts: Iterable[int], backend: Backend, env: Mapping[str, str] = os.environ
 ) -> None:
-    """Raise InputError where gloo or the environment makes these ``comm_ctas`` impossible."""
+    """Raise InputError if gloo or the environment makes these ``comm_ctas`` impossible."""
     asked = sorted(set(counts) - {0})
     if not asked:
         return
@@ -137,7 +140,7 @@ def check_comm_ctas(
 
 
 def check_machine(case: Case, spec: LaunchSpec, *, force: bool) -> list[str]:
-    """Return differences from the predicted machine and ranks a node.
+    """Return differences from the predicted machine and ranks per node.
 
     Raise InputError for a difference unless ``force``.
     """
@@ -164,7 +167,7 @@ def check_machine(case: Case, spec: LaunchSpec, *, force: bool) -> list[str]:
 
 
 def _machine(case: Case, spec: LaunchSpec) -> Machine:
-    """Return this machine; for a single rank, with the profile's GPUs a node and link."""
+    """Return this machine; for a single rank, with the profile's GPUs per node and link."""
     if not spec.single_rank:
         return machine_of(spec)
     profiled, here = case.profile.machine, machine_of(spec)

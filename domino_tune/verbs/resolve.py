@@ -1,5 +1,6 @@
-"""From a request to the simulator's arguments: the Case (everything but the plan), the plan, the
-baseline to compare it with."""
+"""From a request to the simulator's arguments: the Case (everything except the plan), the plan, and
+the baseline to compare it with.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ class Chosen:
 
     @classmethod
     def of(cls, case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Chosen:
-        """Return the plan with ``order``, else with the order that its rule gives for the case."""
+        """Return the plan with ``order``, by default the order that its rule gives for the case."""
         return cls(plan=plan, order=order or order_of(case, plan))
 
 
@@ -49,7 +50,7 @@ def read_plan_file(request: PlanFields) -> PlanFile | None:
 def resolve(
     request: WorkloadFields, plan_file: PlanFile | None = None, shelf: Shelf = DISK
 ) -> Case:
-    """Return the request's case; what the request leaves out comes from the plan file.
+    """Return the request's case; values that the request leaves out come from the plan file.
 
     Names are looked up on ``shelf``. Raise InputError that names the missing or wrong options.
     """
@@ -80,7 +81,7 @@ def resolve(
 
 
 def _math_notes(workload: Workload, profile: Profile) -> list[str]:
-    """Return a note of what multiplies fp32 on a GPU, and how its rate is known."""
+    """Return a note on which units multiply fp32 on a GPU, and how their rate is known."""
     machine, math = profile.machine, workload.math
     if workload.dtype != "fp32" or machine.backend != "nccl":
         return []
@@ -95,7 +96,7 @@ def _math_notes(workload: Workload, profile: Profile) -> list[str]:
 
 
 def _changed_values(made: PlanFile, case: Case) -> list[str]:
-    """Return a note of the values that differ from those the plan was made for, if any differ."""
+    """Return a note on the values that differ from those the plan was made for, if any differ."""
     differing = []
     model = made.model.name
     if model != case.model.name:
@@ -125,7 +126,7 @@ def _changes(old: Any, new: Any) -> list[str]:
 def place(cluster: ClusterSpec, profile: Profile, nodes: int | None) -> ClusterSpec:
     """Return ``cluster`` with its ranks on ``nodes`` nodes of the profile; None: the fewest.
 
-    Raise InputError when the nodes are too few, or would have unequal numbers of ranks.
+    Raise InputError if the nodes are too few, or would have unequal numbers of ranks.
     """
     per_node, world = profile.machine.gpus_per_node, cluster.world_size
     if nodes is None:
@@ -145,7 +146,7 @@ def place(cluster: ClusterSpec, profile: Profile, nodes: int | None) -> ClusterS
 
 
 def _nodes_hint(cluster: ClusterSpec, least: int) -> str:
-    """Return which numbers of nodes, from ``least`` on, the ranks spread over in whole groups."""
+    """Return which numbers of nodes, from ``least`` upwards, hold the ranks in whole groups."""
     works = []
     for nodes in range(least, cluster.world_size + 1):
         if cluster.world_size % nodes == 0:
@@ -156,10 +157,10 @@ def _nodes_hint(cluster: ClusterSpec, least: int) -> str:
 
 
 def plan_of(request: PlanFields, plan_file: PlanFile | None, case: Case) -> SlicePlan:
-    """Return the plan file's plan, if there is one, else the plan of the request's options.
+    """Return the plan file's plan, if given, else the plan of the request's options.
 
-    What the options leave out is as usual for ``case``. Raise InputError when both are given, and
-    for a plan that the profile's machines cannot run.
+    Options that are left out get the usual values for ``case``. Raise InputError if both are given,
+    and for a plan that the profile's machines cannot run.
     """
     plan = _asked_plan(request, plan_file, case)
     if plan.strategy in RIVALS and case.profile.machine.backend != "nccl":
@@ -213,8 +214,9 @@ def _asked_plan(request: PlanFields, plan_file: PlanFile | None, case: Case) -> 
 
 
 def _usual_rows(request: PlanFields, case: Case) -> int:
-    """Return the row slices of a plan that does not say how many: two, where there is so much to
-    slice."""
+    """Return the row slices of a plan that does not say how many: two, if the batch can be cut in
+    two.
+    """
     usual = SlicePlan(
         row_slices=2, slice_dim=request.slice_dim or "batch",  # type: ignore[arg-type]  # checked
         sequence_parallel=case.modes[0],
@@ -233,9 +235,10 @@ def unsliced(strategy: str, told: tuple[str, ...], sequence_parallel: bool) -> S
 
 
 def baseline_plan(case: Case) -> SlicePlan:
-    """Return the unsliced plan that speedups are over, whatever mode the plans of ``case`` have.
+    """Return the unsliced plan that speedups are relative to, whatever mode the plans of ``case``
+    have.
 
-    It has sequence parallelism where the machine and the batch allow it, or only that runs.
+    It has sequence parallelism if the machine and the batch allow it, or if only that runs.
     """
     return _fastest(case, case.shards_tokens or False not in case.modes)
 
@@ -246,7 +249,7 @@ def baseline_no_sp(case: Case) -> SlicePlan:
 
 
 def _fastest(case: Case, sequence_parallel: bool) -> SlicePlan:
-    """Return the unsliced plan with the CTAs that suit it best; of equals, NCCL's choice."""
+    """Return the unsliced plan with the best number of CTAs; of equal ones, NCCL's choice."""
     choices = case.comm_ctas_choices
     plans = [
         replace(MEGATRON, sequence_parallel=sequence_parallel, comm_ctas=ctas) for ctas in choices
@@ -289,7 +292,9 @@ def _model(
 def _workload(
     request: WorkloadFields, old: Workload | None, cluster: ClusterSpec, profile: Profile
 ) -> Workload:
-    """Return the request's workload; what it leaves out is as in ``old``, else as usual."""
+    """Return the request's workload; values that it leaves out are those of ``old``, else the usual
+    ones.
+    """
     names = [item.name for item in fields(Workload)]
     given = {name: value for name in names if (value := getattr(request, name)) is not None}
     given["implementation"] = _implementation(request, old, profile)
@@ -302,21 +307,22 @@ def _workload(
 
 
 def usual_sharing(cluster: ClusterSpec) -> dict[str, Any]:
-    """Return what replicas share, and whether messages between stages overlap, where a request does
-    not say: as Megatron-LM's users do."""
+    """Return the defaults of what replicas share and of whether messages between stages overlap, as
+    Megatron-LM's users choose them.
+    """
     usual = "distributed-optimizer" if cluster.replicas > 1 else "replicas"
     return {"data_parallel": usual, "overlap_p2p": cluster.vpp > 1}
 
 
 def _layer_counts(text: str) -> tuple[int, ...]:
-    """Return the numbers of ``10,10,9,9``."""
+    """Return the numbers in ``10,10,9,9``."""
     if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", text):
         raise InputError(f"--pp-layers must be whole numbers like 10,10,9,9, got {text!r}.")
     return tuple(int(count) for count in text.split(","))
 
 
 def check_collectives(profile: Profile, kind: str) -> None:
-    """Raise InputError for multimem collectives where the profile times none."""
+    """Raise InputError for multimem collectives if the profile times none."""
     if kind == "multimem" and not profile.times_multimem:
         raise InputError(
             f"Profile {profile.name!r} times no multimem collectives; leave out what asks for them "
@@ -325,14 +331,16 @@ def check_collectives(profile: Profile, kind: str) -> None:
 
 
 def usual_implementation(profile: Profile) -> Implementation:
-    """Return Megatron-LM's, or our runtime's where the profile times its kernels alone."""
+    """Return Megatron-LM's implementation, or our runtime's if the profile times only its
+    kernels.
+    """
     return IMPLEMENTATIONS["megatron-te"] if profile.times_other_kernels else DOMINO_TUNE
 
 
 def _implementation(
     request: WorkloadFields, old: Workload | None, profile: Profile
 ) -> Implementation:
-    """Return the request's implementation. Raise InputError where the profile cannot price it."""
+    """Return the request's implementation. Raise InputError if the profile cannot price it."""
     if request.implementation is not None:
         found = IMPLEMENTATIONS[request.implementation]
     else:
@@ -374,7 +382,7 @@ def _cluster(request: WorkloadFields, plan_file: PlanFile | None, profile: Profi
 
 
 def _limited(cluster: ClusterSpec, request: WorkloadFields) -> ClusterSpec:
-    """Return ``cluster`` with the limits that the request sets its GPUs to."""
+    """Return ``cluster`` with the request's limits on its GPUs."""
     limits: dict[str, Any] = {}
     if request.power_cap is not None:
         limits["power_cap_w"] = power_cap_w("--power-cap", request.power_cap)
@@ -384,7 +392,7 @@ def _limited(cluster: ClusterSpec, request: WorkloadFields) -> ClusterSpec:
 
 
 def memory_margin(name: str, text: str | None) -> Margin:
-    """Return the margin of ``4GiB``, ``5%`` or ``0``; raise QuantityError for what is none."""
+    """Return the margin of ``4GiB``, ``5%`` or ``0``; raise QuantityError for any other text."""
     if text is None or text.strip() == "0":
         return NO_MARGIN
     with suppress(QuantityError):
@@ -399,7 +407,7 @@ def memory_margin(name: str, text: str | None) -> Margin:
 
 
 def power_cap_w(name: str, text: str) -> float:
-    """Return the watts of ``500W`` or ``500``; raise QuantityError for what is no power > 0."""
+    """Return the watts of ``500W`` or ``500``; raise QuantityError unless it is a power > 0."""
     watts = parse_quantity(name, f"{text}W" if text.strip().isdigit() else text, ("W",)).value
     if not watts:
         raise QuantityError(f"{name} must be above 0, got {text!r}; write it like 500W.")

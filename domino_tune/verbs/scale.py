@@ -22,7 +22,7 @@ from simulator.errors import DominoTuneError, InfeasiblePlanError, InputError
 FEWEST: Final = 2
 MOST: Final = 32
 DRAWN: Final = "Trace and page show"
-"""How warnings begin that are of drawings, which a sweep has not."""
+"""How warnings about drawings begin; a sweep has no drawings."""
 NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}")
 
 
@@ -31,8 +31,8 @@ def tune_scale(
 ) -> ScaleResult:
     """Return the best layout of the request's model at each number of GPUs of its sweep.
 
-    A number without a layout holds its error itself. Raise InputError for an option that does not
-    go with ``--sweep``, and the error of the last number where none has a layout.
+    The point of a number without a layout holds the error. Raise InputError for an option that
+    conflicts with ``--sweep``, and the error of the last number if none has a layout.
     """
     began = time.perf_counter()
     points: list[ScalePoint] = []
@@ -74,8 +74,9 @@ def result_of(
 
 
 def scale_base(request: TuneRequest, shelf: Shelf = DISK) -> Case:
-    """Return what the layouts of the first number that can have some divide. Raise as
-    ``tune_scale`` does, and the last number's InputError where none can."""
+    """Return the case that the layouts divide, at the first number that can have some. Raise as
+    ``tune_scale`` does, and the last number's InputError if no number can.
+    """
     errors: dict[str, DominoTuneError] = {}
     for asked in requests_of(request):
         try:
@@ -86,7 +87,7 @@ def scale_base(request: TuneRequest, shelf: Shelf = DISK) -> Case:
 
 
 def gpus_of(sweep: str) -> tuple[int, ...]:
-    """Return the numbers of GPUs of ``gpus=A,B,C``. Raise InputError for any other text."""
+    """Return the numbers of GPUs in ``gpus=A,B,C``. Raise InputError for any other text."""
     key, _, listed = sweep.partition("=")
     texts = [text.strip() for text in listed.split(",")]
     numbers = tuple(int(text) for text in texts if NUMBER.fullmatch(text))
@@ -101,7 +102,9 @@ def gpus_of(sweep: str) -> tuple[int, ...]:
 
 
 def requests_of(request: TuneRequest) -> tuple[TuneRequest, ...]:
-    """Return the request of each number. Raise InputError for what does not go with a sweep."""
+    """Return the request for each number. Raise InputError for options that conflict with
+    a sweep.
+    """
     numbers = gpus_of(request.sweep or "")
     if request.gpus:
         raise InputError("--sweep has the numbers of GPUs; leave out --gpus, or give it alone.")
@@ -117,8 +120,9 @@ def _told(progress: Progress, gpus: int) -> Progress:
 
 
 def point_of(answer: LayoutsResult, first: float | None = None) -> ScalePoint:
-    """Return a number's answer; ``first``: tokens/s/GPU at the first number with a layout, None
-    where this is the first."""
+    """Return the point of one number. ``first``: tokens/s/GPU at the first number with a layout,
+    None if this is the first.
+    """
     layout, gpus = answer.layouts[0], answer.gpus
     each = layout.tokens_per_second_per_gpu
     return ScalePoint(

@@ -54,8 +54,9 @@ def tune(
 
 
 def check_simulated(request: TuneRequest) -> None:
-    """Raise InputError for options of real ranks, or of layouts, that a simulation of one layout
-    would ignore."""
+    """Raise InputError for options for real ranks or for layouts, which a simulation of one layout
+    would ignore.
+    """
     if request.gpus or request.global_batch_size:
         raise InputError(
             "--gpus and --global-batch-size ask for layouts, which `tune` finds on the command "
@@ -104,9 +105,9 @@ def search(
     pause: Callable[[], None] = go_on,
     ahead: Ahead = in_turn,
 ) -> Searched:
-    """Search the plans of one case; go on from ``record``.
+    """Search the plans of one case; continue from ``record``.
 
-    Raise what ``pause`` raises, and InfeasiblePlanError when no plan is feasible.
+    Raise what ``pause`` raises, and InfeasiblePlanError if no plan is feasible.
     """
     case, space = plans.case, plans.space
     check_may_fit(case, request)
@@ -143,7 +144,7 @@ def tune_cases(
 ) -> TuneResult:
     """Search each case (they differ in micro-batch size) and simulate the best plan of all.
 
-    Raise the first case's InfeasiblePlanError when no case has a feasible plan.
+    Raise the first case's InfeasiblePlanError if no case has a feasible plan.
     """
     began = time.perf_counter()
     plans = [CasePlans(case=case, target=request.target) for case in cases]
@@ -161,9 +162,9 @@ def search_all(
     pause: Callable[[], None] = go_on,
     ahead: Ahead = in_turn,
 ) -> AllSearched:
-    """Search every case; go on from ``records``, one a case.
+    """Search every case; continue from ``records``, one per case.
 
-    Raise as ``search`` does, but InfeasiblePlanError only when no case has a feasible plan.
+    Raise as ``search`` does, but InfeasiblePlanError only if no case has a feasible plan.
     """
     made, failed = [], []
     for plans, record in zip(cases, records or [Record() for _ in cases], strict=True):
@@ -177,7 +178,7 @@ def search_all(
 
 
 def found_so_far(cases: Sequence[CasePlans], records: Sequence[Record]) -> AllSearched:
-    """Return what searches that were interrupted have found; at least one has a trial."""
+    """Return the results of interrupted searches; at least one has a trial."""
     made = []
     for plans, record in zip(cases, records, strict=True):
         if record.trials:
@@ -197,7 +198,7 @@ def conclude(
 ) -> TuneResult:
     """Simulate the best plan of all, its rivals and the grid of cuts; ``seconds`` is 0.
 
-    ``stopped_by``: why the searches ended before their end; nothing is proven then.
+    ``stopped_by``: why the searches ended early; nothing is proven then.
     """
     made = searched.made
     best_trial = choose_best([one.found.best for one in made])
@@ -211,7 +212,7 @@ def conclude(
     infeasible: Counter[str] = Counter()
     for one in made:
         infeasible.update(one.found.infeasible)
-    # Where the target cannot run a micro-batch size at all, there is no space to count.
+    # If the target cannot run a micro-batch size at all, there is no space to count.
     hopeless = [(plans.space, e.reason) for plans, e in searched.failed if e.reason != "target"]
     for space, reason in hopeless:
         infeasible.update({**space.infeasible, reason: len(space)})
@@ -247,7 +248,7 @@ def _trial(case: Case, trial: Trial) -> TrialResult:
 
 
 def check_some_may_fit(cases: Sequence[Case], request: TuneRequest) -> None:
-    """Raise the first case's InfeasiblePlanError where no plan of any case fits the memory."""
+    """Raise the first case's InfeasiblePlanError if no plan of any case fits in memory."""
     failed = []
     for case in cases:
         try:
@@ -259,8 +260,9 @@ def check_some_may_fit(cases: Sequence[Case], request: TuneRequest) -> None:
 
 
 def cases_to_tune(case: Case, tune_also: Sequence[str]) -> list[Case]:
-    """Return the case; with ``micro_batch_size``, one case for each that keeps the global batch;
-    with ``tp_collectives``, one for each that the profile times."""
+    """Return the case; with ``micro_batch_size``, one case for each size that keeps the global
+    batch; with ``tp_collectives``, one for each kind that the profile times.
+    """
     workloads = [case.workload]
     if "micro_batch_size" in tune_also:
         total = case.workload.micro_batch_size * case.workload.grad_accumulation
@@ -277,6 +279,6 @@ def cases_to_tune(case: Case, tune_also: Sequence[str]) -> list[Case]:
 
 
 def divisors(value: int) -> list[int]:
-    """Return the divisors of a number, least first."""
+    """Return the divisors of a number in ascending order."""
     small = [d for d in range(1, math.isqrt(value) + 1) if value % d == 0]
     return sorted({*small, *(value // d for d in small)})

@@ -1,4 +1,4 @@
-"""tune --objective measure: search with runs on real ranks, all of which are stored on disk."""
+"""tune --objective measure: search with runs on real ranks, and store every run on disk."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ class MeasuringSession:
             self._learn(record)
 
     def measure(self, index: int) -> Ratio | None:
-        """Run one plan in turn with the baseline, or the baseline alone for BASELINE.
+        """Run one plan, alternating with the baseline, or the baseline alone for BASELINE.
 
-        Return None where the plan runs out of memory or a rank fails. Raise InfeasiblePlanError
-        when the baseline itself runs out of memory.
+        Return None if the plan runs out of memory or a rank fails. Raise InfeasiblePlanError if the
+        baseline itself runs out of memory.
         """
         self.new_runs += 1
         others = [] if index == BASELINE else [index]
@@ -104,7 +104,7 @@ class MeasuringSession:
         return self.ratios.evaluated[index]
 
     def compare(self, indices: Sequence[int]) -> dict[int, Ratio]:
-        """Run several plans in turn with the baseline; return the ratios of those that ran."""
+        """Run several plans, alternating with the baseline; return the ratios of those that ran."""
         self.progress(f"comparing the {len(indices)} closest plans again")
         self._learn(self._launch("comparison", list(indices), FINAL_ROUNDS))
         compared = self.ratios.compared
@@ -131,7 +131,7 @@ class MeasuringSession:
                 f"{plans[plan].label}: {ns * MS_PER_NS:,.1f} ms"
             ),
         )  # fmt: skip
-        if measured[0].failed:  # not stored: memory may be free the next time
+        if measured[0].failed:  # not stored: memory may be free next time
             raise InfeasiblePlanError(
                 f"The baseline cannot run: {measured[0].failed}; lower --micro-batch-size or "
                 "--seq-length, or raise --tp.",
@@ -180,9 +180,10 @@ def _plan_run(plan: SlicePlan, measured: Measured) -> PlanRun:
 def tune_measured(request: TuneRequest, progress: Progress = no_progress) -> MeasuredTuneResult:
     """Return the plan that runs fastest on real ranks.
 
-    The same request again goes on: runs in the evidence file are not repeated. Raise InputError for
-    options that do not fit, a profile of another machine, or evidence of another question; RunError
-    when a rank dies or hangs; TuningInterrupted on Ctrl-C. The evidence file stays in each case.
+    The same request again continues: runs in the evidence file are not repeated. Raise InputError
+    for inconsistent options, a profile of another machine, or evidence for another question;
+    RunError if a rank dies or hangs; TuningInterrupted on Ctrl-C. The evidence file is kept in
+    every case.
     """
     began = time.perf_counter()
     check_measurable(request)
@@ -208,9 +209,9 @@ def tune_measured(request: TuneRequest, progress: Progress = no_progress) -> Mea
 
 
 def played_case(request: TuneRequest) -> Case:
-    """Return the case as the runtime plays it: its own kernels, and whole replicas.
+    """Return the case as the runtime plays it, with its own kernels and whole replicas.
 
-    Raise InputError where the request asks for something else.
+    Raise InputError if the request asks for something else.
     """
     case = resolve(
         replace(
@@ -240,8 +241,9 @@ def check_measurable(request: TuneRequest) -> None:
 
 
 def question_of(case: Case, spec: LaunchSpec) -> Question:
-    """Return all that measured times depend on, the profile, on which greedy orders depend, and
-    the baseline, which every launch plays."""
+    """Return everything that measured times depend on, the profile, on which greedy orders depend,
+    and the baseline, which every launch plays.
+    """
     model = {name: value for name, value in asdict(case.model).items() if name != "name"}
     return {
         "model": model,
@@ -274,7 +276,7 @@ def _search(session: MeasuringSession, request: TuneRequest, choice: ChosenPool)
 
 
 def _so_far(session: MeasuringSession) -> str:
-    """Return how many plans are measured, where, and the best so far."""
+    """Return how many plans are measured, where the evidence is, and the best so far."""
     ratios = session.ratios.pooled
     count = f"{len(session.ratios.evaluated)} plans measured: {session.evidence.path}."
     if not ratios:

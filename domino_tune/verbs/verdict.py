@@ -35,7 +35,9 @@ SEED: Final = 0
 TAIL: Final = 10
 """Percent of the draws below ``low``, and above ``high``."""
 MICROS: Final = 3
-"""Most micro-batches that sensitivities are taken from: the first, one between and the last."""
+"""Most micro-batches from which sensitivities are computed: the first, one in between,
+and the last.
+"""
 NAMES: Final[Mapping[str, str]] = {
     "megatron": "Megatron", "domino": "Domino", **RIVAL_NAMES,
 }  # fmt: skip
@@ -44,7 +46,7 @@ Contestants = Mapping[str, Chosen]
 
 
 def verdict_of(case: Case, chosen: Chosen, ahead: Ahead = in_turn) -> Verdict:
-    """Return which strategy is the fastest on machines that are off by the profile's errors."""
+    """Return which strategy is the fastest on machines drawn from the profile's errors."""
     plans = contestants_of(case, chosen)
     known = {
         name: found()
@@ -78,22 +80,25 @@ def verdict_of(case: Case, chosen: Chosen, ahead: Ahead = in_turn) -> Verdict:
 
 
 def drawn_times_ns(case: Case, plans: Contestants) -> dict[str, NDArray[np.float64]]:
-    """Return each plan's iteration time on each drawn machine, in ns: the same machines for all."""
+    """Return each plan's iteration time on each drawn machine, in ns; the machines are the same for
+    all.
+    """
     nominal = {name: predict(case, one.plan, one.order).makespan_ns for name, one in plans.items()}
     return _draw_logs(case, plans, nominal, in_turn).times_ns(nominal)
 
 
 def middle_of(drawn: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the ends of the interval that holds all draws but ``TAIL`` percent on each side."""
+    """Return the ends of the interval that holds all draws except ``TAIL`` percent on each side."""
     low, high = np.percentile(drawn, [TAIL, 100 - TAIL])
     return float(low), float(high)
 
 
 def contestants_of(case: Case, chosen: Chosen) -> dict[str, Chosen]:
-    """Return the plans that are compared, by strategy: first Megatron-LM, which the others are held
-    against, then the chosen plan and the rivals.
+    """Return the plans to compare, by strategy: first Megatron-LM, the reference for the others,
+    then the chosen plan and the rivals.
 
-    A chosen plan of Megatron-LM is the first itself, whatever its mode: no row is a slower one.
+    If the chosen plan is Megatron-LM's, it is itself the first, whatever its mode: no row is a
+    slower version of it.
     """
     mine = chosen.plan.strategy
     plans = {"megatron": chosen if mine == "megatron" else Chosen.of(case, baseline_plan(case))}
@@ -131,13 +136,14 @@ def _contestant(
 
 
 class _DrawnLogs:
-    """By what the logarithm of each plan's time changes: at one standard error of each family
-    (``families``), where what the profile does not know is so (``unknown``), and in each draw
-    (``of``).
+    """Changes of the logarithm of each plan's time: for one standard error of each family
+    (``families``), if something that the profile does not know is the case (``unknown``), and in
+    each draw (``of``).
 
-    The logarithm is taken to be linear in the families' normal numbers, and in how far each unknown
-    is so, the same for all plans: in half of the draws not at all, in a sixth fully. What is a
-    signature's own adds by its share of the time, and what is the simulator's own is drawn a plan.
+    The logarithm is assumed to be linear in the families' normal numbers, and in how far each
+    unknown applies, the same for all plans: not at all in half of the draws, fully in a sixth.
+    Errors of single signatures are weighted by their share of the time, and the simulator's own
+    error is drawn for each plan.
     """
 
     def __init__(
@@ -171,7 +177,7 @@ class _DrawnLogs:
         return {name: nominal[name] * np.exp(logs) for name, logs in self.of.items()}
 
     def unsure(self, mine: str, baseline: str) -> dict[str, float]:
-        """Return by how much a standard error of each family moves the speed-up of ``mine``."""
+        """Return how much a standard error of each family moves the speed-up of ``mine``."""
         moved = {
             family: abs(changes[mine] - changes[baseline])
             for family, changes in self.families.items()
@@ -183,8 +189,8 @@ class _DrawnLogs:
 def _draw_logs(
     case: Case, plans: Contestants, nominal: Mapping[str, int], ahead: Ahead
 ) -> _DrawnLogs:
-    # The constant of an iteration is no part of what errors stretch, and a short one would have too
-    # much of it.
+    # Exclude the constant of an iteration: errors do not scale it, and it would dominate short
+    # iterations.
     running = {name: _running_ns(case, time_ns) / time_ns for name, time_ns in nominal.items()}
     short = _short(case)
     runs = {name: played(short, one.plan, one.order) for name, one in plans.items()}
@@ -227,7 +233,7 @@ def _families(case: Case, run: Played) -> list[Family]:
 
 
 def _short(case: Case) -> Case:
-    """Return what the busiest rank plays of a few micro-batches."""
+    """Return a case of a few micro-batches on the busiest rank."""
     one = case.busiest if case.cluster.pp > 1 else case
     micros = min(MICROS, one.workload.grad_accumulation)
     return replace(one, workload=replace(one.workload, grad_accumulation=micros))
@@ -238,7 +244,7 @@ def _time_ns(case: Case, one: Chosen) -> int:
 
 
 def _own_shares(found: Played, share_per_ns: float) -> dict[Signature, float]:
-    """Return by how much the own error of each signature moves the logarithm of the time."""
+    """Return how much the own error of each signature moves the logarithm of the time."""
     spent = {
         signature: count * found.cost.duration_ns(signature)
         for (signature, _, _), count in listing_of(found.schedule).counts.items()
@@ -250,7 +256,7 @@ def _own_shares(found: Played, share_per_ns: float) -> dict[Signature, float]:
 
 
 def _name(plan: SlicePlan) -> str:
-    """Return the strategy, with what makes it another Megatron than most train with."""
+    """Return the strategy, with its difference from the Megatron that most people train with."""
     name = NAMES.get(plan.strategy, plan.strategy)
     sharded = plan.strategy == "megatron" and plan.sequence_parallel
     return name + " with sequence parallelism" * sharded
@@ -261,8 +267,9 @@ def _times(one: Contestant) -> str:
 
 
 def _text(contestants: Sequence[Contestant]) -> str:
-    """Return the answer in words: the strategy that is most often the fastest, Domino where that is
-    another one, and the next."""
+    """Return the answer in words: the strategy that is most often the fastest, then Domino if it is
+    another one, and the next best.
+    """
     baseline, *others = contestants
     fit = [one for one in contestants if one.recommended]
     if not fit:
@@ -276,7 +283,7 @@ def _text(contestants: Sequence[Contestant]) -> str:
 
 
 def _first(best: Contestant, baseline: Contestant) -> str:
-    """Return what is most often the fastest, and how sure that is."""
+    """Return the strategy that is most often the fastest, and how sure that is."""
     clear, chance = best.chance >= CLEAR, f"{best.chance:.0%}"
     if best is baseline and clear:
         return f"Not here; {best.name} is fastest with {chance}"

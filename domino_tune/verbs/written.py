@@ -1,4 +1,6 @@
-"""The plan files of an answer: of what its verdict recommends, and of each that it compares."""
+"""The plan files of an answer: of the plan that its verdict recommends, and of each plan
+compared.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,9 @@ from simulator.units import GIB
 
 
 def recommended(best: Simulated, target: str | None = None) -> str:
-    """Return the strategy that the verdict recommends; that of the chosen plan where there is no
-    verdict, or where only what ``target`` runs was asked for."""
+    """Return the strategy that the verdict recommends; that of the chosen plan without a verdict,
+    or if only plans for ``target`` were asked for.
+    """
     leader = best.verdict.leader if best.verdict and not target else None
     return leader.strategy if leader else best.plan.strategy
 
@@ -24,7 +27,7 @@ def strategies_of(best: Simulated) -> tuple[str, ...]:
 
 
 def check_has(best: Simulated, strategy: str) -> None:
-    """Raise InputError where the answer has no plan of ``strategy``."""
+    """Raise InputError if the answer has no plan of ``strategy``."""
     if strategy not in strategies_of(best):
         raise InputError(
             f"No plan of strategy {strategy!r} is compared here, so --out-of cannot write one; "
@@ -33,7 +36,7 @@ def check_has(best: Simulated, strategy: str) -> None:
 
 
 def plan_file_of(result: SimulateResult, strategy: str) -> PlanFile:
-    """Return the plan file of a strategy. Raise InputError where it is not compared."""
+    """Return the plan file of a strategy. Raise InputError if it was not compared."""
     check_has(result, strategy)
     if strategy == result.plan.strategy:
         return result.plan_file

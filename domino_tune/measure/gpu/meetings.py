@@ -1,9 +1,10 @@
-"""Meetings: an emulated collective that meets ops, and when it gets in.
+"""Meetings: an emulated collective that arrives near an op, and when its CTAs start.
 
-A collective arrives shortly before an op begins, shortly after, or in its middle. Every CTA of it
-writes when it began. One that arrives later waits for a copy from the host, which needs no SM.
-``idle``, ``idle later``: no op is there; what that takes is in ``before``, or in the later ones,
-too. Not seen on one GPU: a start that waits for the CTAs of other ranks.
+A collective arrives shortly before an op begins, shortly after, or in its middle. Each of its CTAs
+records when it began. A later arrival waits for a copy from the host, which needs no SM.
+
+``idle`` and ``idle later`` have no op; they show how much time ``before`` and the later arrivals
+spend on other things. One GPU cannot show a start that waits for the CTAs of other ranks.
 """
 
 from __future__ import annotations
@@ -24,15 +25,16 @@ from domino_tune.runtime.launch.context import RankContext
 
 CTAS: Final = (4, 16, 32)
 RATES: Final = (6.0, 40.0)
-"""Bytes/ns through memory by CTA; 40 with 16 CTAs is about what an all-reduce of 280 GB/s over
-NVSwitch reads and writes. With fewer than 6 the kernel takes so few registers that it would find
-room beside a persistent GEMM's."""
+"""Bytes/ns through memory per CTA; 40 with 16 CTAs is about what an all-reduce of 280 GB/s over
+NVSwitch reads and writes. Below 6 the kernel needs so few registers that it would fit on an SM next
+to a persistent GEMM.
+"""
 COLLECTIVE_NS: Final = 150_000
 ARRIVALS: Final = ("idle", "idle later", "before", "behind", "within")
 LEAD_NS: Final = 10_000
-"""Time between the one that is first and the other; a launch of an idle stream takes less."""
+"""Time from the first of the two to the other; a launch on an idle stream takes less."""
 HOST_BYTES_PER_NS: Final = 50
-"""About what a copy from the host moves over PCIe 5."""
+"""Approximate rate of a copy from the host over PCIe 5."""
 MOST_DELAY_BYTES: Final = 64 << 20
 SPIN_NS: Final = 3_000_000
 CALLS: Final = 3
@@ -41,9 +43,11 @@ REPEATS: Final = 5
 
 
 class Meeting(NamedTuple):
-    """One collective met ops; all in ns. ``first_in``, ``all_in``, ``end``: when its first CTA
-    began, its last one began, and the last one ended, from its arrival, which was ``arrived``
-    after the moment at which both could go. ``ops``: their times. ``late``: the host was."""
+    """A collective that met ops; all times in ns. ``first_in``, ``all_in``, ``end``: when its first
+    CTA began, its last one began, and its last one ended, counted from its arrival; it arrived
+    ``arrived`` after both could start. ``ops``: their times. ``late``: the host was late, so the
+    times do not count.
+    """
 
     first_in: int
     all_in: int
@@ -54,8 +58,9 @@ class Meeting(NamedTuple):
 
 
 class Encounter(NamedTuple):
-    """What meets: calls of an op that takes ``alone_ns``, and a collective of ``ctas`` that moves
-    ``rate`` bytes/ns by CTA and arrives as one of ARRIVALS says."""
+    """A meeting to play: calls of an op that takes ``alone_ns``, and a collective of ``ctas`` CTAs
+    that each move ``rate`` bytes/ns, with an ``arrival`` out of ARRIVALS.
+    """
 
     work: Work
     alone_ns: float
@@ -65,17 +70,17 @@ class Encounter(NamedTuple):
 
     @property
     def later_ns(self) -> int:
-        """About how much later the collective arrives than the first op begins."""
+        """Approximate time by which the collective arrives after the first op begins."""
         return round(self.alone_ns / 2) if self.arrival == "within" else LEAD_NS
 
     @property
     def calls(self) -> int:
-        """How many ops it meets."""
+        """Number of ops that it meets."""
         return 0 if self.arrival.startswith("idle") else CALLS
 
 
 class Gate:
-    """Lets ops and a collective go at known moments, the host ahead of both."""
+    """Starts ops and a collective at known moments, with the host ahead of both."""
 
     def __init__(self) -> None:
         self.head_start = HeadStart(SPIN_NS)
@@ -85,7 +90,7 @@ class Gate:
         self._warm_up()
 
     def _warm_up(self) -> None:
-        """Compile and load everything, so that no meeting waits for that."""
+        """Compile and load everything in advance, so that no meeting includes it."""
         self._stamped_origin(torch.zeros(1, dtype=torch.int64, device="cuda"))
         for rate in RATES:
             for ctas in CTAS:
@@ -95,7 +100,7 @@ class Gate:
         torch.cuda.synchronize()
 
     def alone_ns(self, work: Work) -> float:
-        """Return the median time of an op after others, ns. The host's lead is as at first."""
+        """Return the median time of an op after others, ns, with the host's initial head start."""
         self.head_start.spin_ns = SPIN_NS
         for call in range(SETS):
             work(call)
@@ -113,7 +118,7 @@ class Gate:
         return ticks_around(work, 4 * CALLS)
 
     def meet(self, encounter: Encounter) -> Meeting:
-        """Return one meeting; try again where the host was late."""
+        """Return one meeting; try again if the host was late."""
         found = self._meet(encounter)
         for _ in range(TRIES):
             if not found.late:
@@ -140,7 +145,7 @@ class Gate:
         return meeting(stamps.tolist(), int(zero), later_ns, spans_ns(ticks))._replace(late=late)
 
     def _stamped_origin(self, zero: torch.Tensor) -> torch.cuda.Event:
-        """Return an event at the moment that ``zero`` then holds by the device's clock."""
+        """Write the device's clock to ``zero``, and return an event of the same moment."""
         from domino_tune.runtime.lanes.kernels import stamp
 
         stamp(zero)
@@ -160,7 +165,7 @@ class Gate:
         return arrived
 
     def _wait(self, size: int) -> None:
-        """Keep the current stream busy for as long as the host needs to send so many bytes."""
+        """Keep the current stream busy for as long as the host needs to send ``size`` bytes."""
         target, pinned = (buffer[: min(size, MOST_DELAY_BYTES)] for buffer in self._delay)
         target.copy_(pinned, non_blocking=True)
 
@@ -173,9 +178,10 @@ def moved_bytes(ctas: int, rate: float) -> int:
 def meeting(
     stamps: Sequence[Sequence[int]], zero_ns: int, later_ns: int, ops_ns: Sequence[float]
 ) -> Meeting:
-    """Return a meeting from its CTAs' (begin, end) by the device's clock, which was ``zero_ns``
-    when all could go; the collective arrived ``later_ns`` after that."""
-    arrived_ns = zero_ns + later_ns  # whole: the device's clock has more digits than a float
+    """Return a meeting from its CTAs' (begin, end) on the device's clock, which was ``zero_ns``
+    when both could start; the collective arrived ``later_ns`` after that.
+    """
+    arrived_ns = zero_ns + later_ns  # an int: the device's clock has more digits than a float
     begun, ended = zip(*stamps, strict=True)
     return Meeting(
         min(begun) - arrived_ns, max(begun) - arrived_ns, max(ended) - arrived_ns, later_ns,
@@ -184,20 +190,22 @@ def meeting(
 
 
 def waited_share(found: Sequence[Meeting], alone_ns: float) -> float:
-    """Return how much of the op that it met a collective waited, of what was left of it."""
+    """Return the median time that a collective waited for the op, as a share of the op's remaining
+    time.
+    """
     left = [max(1.0, alone_ns - one.arrived) for one in found]
     return statistics.median(one.all_in / rest for one, rest in zip(found, left, strict=True))
 
 
 class AdmissionProbe:
-    """Rank 0's GPU: how long a collective waits that arrives in the middle of an op, by family."""
+    """Rank 0's GPU: how long a collective waits if it arrives in the middle of an op, by family."""
 
     def __init__(self, context: RankContext) -> None:
         self.context = context
         self.waits: dict[str, list[float]] = {}
 
     def warm_up(self) -> None:
-        """Do nothing: each meeting has a first one that does not count."""
+        """Do nothing: the first round of each meeting is discarded."""
 
     def measure(self) -> None:
         """Measure all families, once."""
@@ -214,5 +222,5 @@ class AdmissionProbe:
         self.context.barrier()
 
     def message(self) -> dict[str, Any]:
-        """Return the shares by family, none before they are measured."""
+        """Return the shares by family, or an empty message before they are measured."""
         return {"waits": self.waits} if self.waits else {}

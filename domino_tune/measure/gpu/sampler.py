@@ -1,6 +1,6 @@
-"""A sampler of one GPU's clock and power, by NVML, in a thread beside the work.
+"""A sampler of one GPU's clock and power through NVML, in a thread alongside the work.
 
-Power is the value of the moment (NVML_FI_DEV_POWER_INSTANT), not the mean of the last second that
+Power is the instantaneous value (NVML_FI_DEV_POWER_INSTANT), not the mean over the last second that
 nvidia-smi shows; joules come from the driver's counter.
 """
 
@@ -24,7 +24,7 @@ NEEDS_BINDINGS: Final = (
 
 
 class Sample(NamedTuple):
-    """The state at one moment of ``time.perf_counter_ns``."""
+    """The state at ``at_ns`` of ``time.perf_counter_ns``."""
 
     at_ns: int
     clock_mhz: int
@@ -33,8 +33,9 @@ class Sample(NamedTuple):
 
 
 class Meter(NamedTuple):
-    """Reads one GPU: its state now, and the joules since the driver was loaded; its highest clock
-    and its power cap."""
+    """Reads one GPU: its present state, the joules since the driver was loaded, its highest clock
+    and its power cap.
+    """
 
     sample: Callable[[], Sample]
     energy_j: Callable[[], float]
@@ -43,7 +44,7 @@ class Meter(NamedTuple):
 
 
 class Sampler:
-    """Samples while it is entered; afterwards ``samples`` and ``energy_j`` tell of that time."""
+    """Samples within its ``with`` block; ``samples`` and ``energy_j`` then cover that time."""
 
     def __init__(self, meter: Meter, period_s: float = PERIOD_S) -> None:
         self.meter = meter
@@ -54,7 +55,7 @@ class Sampler:
         self._thread = threading.Thread(target=self._sample, name="gpu-sampler", daemon=True)
 
     def __enter__(self) -> Sampler:
-        self.samples.append(self.meter.sample())  # what fails should fail now
+        self.samples.append(self.meter.sample())  # fail now if sampling fails
         self.energy_j = -self.meter.energy_j()
         self._thread.start()
         return self
@@ -68,7 +69,7 @@ class Sampler:
         self.energy_j += self.meter.energy_j()
 
     def since(self, begun_ns: int) -> list[tuple[float, int, float]]:
-        """Return each sample's s since a moment, MHz and W."""
+        """Return each sample as (seconds since ``begun_ns``, MHz, W)."""
         return [(round((s.at_ns - begun_ns) / 1e9, 4), s.clock_mhz, s.power_w)
                 for s in self.samples]  # fmt: skip
 
@@ -81,7 +82,7 @@ class Sampler:
 
 
 def nvml_meter(device: torch.device) -> Meter:
-    """Return the meter of a CUDA device. Raise RunError where NVML cannot be used."""
+    """Return the meter of a CUDA device. Raise RunError if NVML cannot be used."""
     try:
         import pynvml
     except ImportError as error:
@@ -102,7 +103,7 @@ def nvml_meter(device: torch.device) -> Meter:
 
 def _sample(nvml: Any, handle: Any) -> Sample:
     (power,) = nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_POWER_INSTANT])
-    if power.nvmlReturn:  # else a GPU that does not tell would draw 0 W
+    if power.nvmlReturn:  # otherwise a GPU without this value would appear to draw 0 W
         raise nvml.NVMLError(power.nvmlReturn)
     clock_mhz = nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
     reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)

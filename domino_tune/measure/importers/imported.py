@@ -19,7 +19,7 @@ from simulator.profile import Machine
 
 SectionName = Literal["gemm", "attention", "pointwise", "collectives"]
 Placed = Sequence[tuple[str, Any]]
-"""Rows, each after its place in the file, such as ``line 3``."""
+"""Rows, each preceded by its place in the file, such as ``line 3``."""
 Found = tuple[Placed, str]
 """Rows, and a note that names what was left out."""
 """No table of timings is larger; an unpacked zip bomb is."""
@@ -27,16 +27,16 @@ MAX_LINES: Final = 1_000_000
 MAX_LINE: Final = 1 << 16
 """Most characters of a line."""
 MOST_COUNT: Final = 10**15
-"""The largest whole number of a table, as of a profile."""
+"""The largest whole number in a table, as in a profile."""
 _LINE: Final = re.compile(r"([^\r\n]*)(?:\r\n|\r|\n|\Z)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hints:
-    """Facts that a table does not contain; None leaves them to the table.
+    """Facts that a table may lack; None leaves them to the table.
 
-    ``unit``: of the column ``us``, None for microseconds. ``machine``: the one that was timed; rows
-    faster than it can be are refused.
+    ``unit``: of the column ``us``, None for microseconds. ``machine``: the machine that was timed;
+    rows faster than it can be are refused.
     """
 
     op: str | None = None
@@ -53,7 +53,7 @@ NO_HINTS = Hints()
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """Rows of one section, sorted, each signature once.
+    """Rows of one section, sorted, one for each signature.
 
     ``note`` names what was left out; ``warnings`` say why look-ups may not profit.
     """
@@ -68,9 +68,9 @@ class Imported:
 class Importer:
     """Reader of one format, called with the file's bytes (gzip is unpacked first).
 
-    ``read`` returns the rows and a note. ``columns`` are those that a CSV must have, ``series``
-    names further ones of which it must have at least one; times of a column ``us`` may have another
-    unit. Raise InputError with the place and the reason.
+    ``read`` returns the rows and a note. ``columns``: those that a CSV must have. ``series``: a
+    name for further columns; the CSV must have at least one. Times in a column ``us`` may have
+    another unit. Raise InputError with the place and the reason.
     """
 
     section: SectionName
@@ -111,7 +111,9 @@ class Importer:
 
 
 def text_of(data: bytes) -> str:
-    """Return the file as text, gzip unpacked; raise InputError when it is neither."""
+    """Return the file as text, with gzip unpacked; raise InputError if it is neither text
+    nor gzip.
+    """
     if data[:2] == b"\x1f\x8b":
         try:
             with gzip.open(io.BytesIO(data)) as packed:
@@ -135,9 +137,11 @@ def text_of(data: bytes) -> str:
 
 
 def lines_of(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each line with its number; raise InputError for more or longer ones than a table's."""
+    """Yield each line with its number; raise InputError if there are too many or one is
+    too long.
+    """
     for number, match in enumerate(_LINE.finditer(text), 1):
-        if number > MAX_LINES + 1:  # behind the last line break there is an empty line
+        if number > MAX_LINES + 1:  # an empty line follows the last line break
             raise InputError(f"The table has more than {MAX_LINES:,} lines; split it.")
         if len(match[1]) > MAX_LINE:
             raise InputError(

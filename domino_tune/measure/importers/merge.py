@@ -1,4 +1,4 @@
-"""Merging rows into a section that has some: keeps what is known of the section's older numbers."""
+"""Merge rows into an existing section, and keep the provenance of its older numbers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ ASSUMED: Final = "assumed"
 
 
 def merged_section(old: Any, rows: Sequence[Any], provenance: Any) -> Any:
-    """Return section ``old`` with ``rows``, some of which are new, and the new rows' provenance.
+    """Return section ``old`` with ``rows``, both older and new ones, and the new rows' provenance.
 
-    Where ``old`` is assumed, its laws are assumed from now on. Rows have no kind of their own, so
-    while any of its rows is left, the section stays assumed. Clocks are those of both.
+    If ``old`` is assumed, mark its laws as assumed. Rows have no kind of their own, so the section
+    stays assumed as long as one of its older rows is left. The clock names those of both.
     """
     before = old.provenance
     clock = _clock(before.clock, provenance.kind)
@@ -26,7 +26,9 @@ def merged_section(old: Any, rows: Sequence[Any], provenance: Any) -> Any:
 
 
 def with_laws_as_known(section: Any) -> Any:
-    """Return the section; where it is assumed, its laws say so themselves, with its error."""
+    """Return the section; if it is assumed, mark each of its laws as assumed, with the section's
+    error.
+    """
     provenance = section.provenance
     if provenance.kind != ASSUMED:
         return section
@@ -41,6 +43,6 @@ def with_laws_as_known(section: Any) -> Any:
 
 
 def _clock(before: str, kind: str) -> str:
-    """Return the clock of new rows, which is not known, with that of the older numbers."""
+    """Return a text for the unknown clock of the new rows and the clock of the older numbers."""
     new = f"{kind} rows: not known; before: "
     return before if not before or before.startswith(new) else new + before

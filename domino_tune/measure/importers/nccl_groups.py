@@ -1,4 +1,4 @@
-"""What all forms of nccl-tests' output have: a collective, the group that ran it, its timings."""
+"""What all forms of nccl-tests' output share: a collective, the group that ran it, its timings."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ BINARIES: Final = {
 OTHERS: Final = (
     "alltoall_perf", "gather_perf", "hypercube_perf", "reduce_perf", "scatter_perf",
 )  # fmt: skip
-"""Programs of nccl-tests whose collectives no prediction looks up."""
-# torch runs these in place; gathers and scatters go from one buffer to another.
+"""Programs of nccl-tests whose collectives no prediction needs."""
+# torch runs these in place, but gathers and scatters from one buffer to another.
 IN_PLACE: Final = ("all_reduce", "broadcast")
 _BUSBW_TOLERANCE: Final = 0.03
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """One direction (out of place, or in place) of one size. ``wrong``: elements; ``deviation``:
-    the largest, of which older versions allow ``allowed``."""
+    """One direction (out of place, or in place) of one size. ``wrong``: number of wrong elements;
+    ``deviation``: the largest one; older versions of nccl-tests allow up to ``allowed``.
+    """
 
     time_us: float
     bus_gb_s: float
@@ -70,14 +71,14 @@ class Group:
 
 
 def program_name(program: str) -> str:
-    """Return the name of a program without its folder and what a build adds (``_mpi``)."""
+    """Return the name of a program without its folder and the suffix of some builds (``_mpi``)."""
     return PurePosixPath(program).name.removesuffix("_mpi")
 
 
 def group_of(program: str | None, hosts: Sequence[str], hints: Hints) -> Group:
-    """Return the group: by the hints, else by the file, whose ranks run on ``hosts``.
+    """Return the group, by the hints, else by the file, whose ranks run on ``hosts``.
 
-    Raise InputError where neither tells it, or where they contradict each other.
+    Raise InputError if neither determines it, or if they contradict each other.
     """
     op = _op(program, hints)
     nodes, per_node = _shape(hosts, hints)
@@ -98,7 +99,7 @@ def _op(program: str | None, hints: Hints) -> str:
 
 
 def _shape(hosts: Sequence[str], hints: Hints) -> tuple[int, int]:
-    """Return the nodes and the ranks of each."""
+    """Return the number of nodes and of ranks on each."""
     nodes = hints.nodes or (len(set(hosts)) or None)
     per_node = hints.per_node or (len(hosts) // nodes if nodes and hosts else None)
     if nodes is None or per_node is None:
@@ -120,9 +121,9 @@ def _shape(hosts: Sequence[str], hints: Hints) -> tuple[int, int]:
 
 
 def rows_of(group: Group, found: Iterable[Result], hints: Hints) -> Placed:
-    """Return a row of each message that is not empty.
+    """Return a row for each message that is not empty.
 
-    Raise InputError for wrong results and bandwidths that do not follow from the times.
+    Raise InputError for wrong results and for bandwidths that do not follow from the times.
     """
     rows = []
     for place, size, both in found:
@@ -155,7 +156,7 @@ def _check(group: Group, place: str, size: int, timing: Timing) -> None:
         raise InputError(f"{place}: time must be finite and > 0, got {timing.time_us!r}.")
     ranks = group.nodes * group.per_node
     expected = size / timing.time_us / 1e3 * busbw_factor(group.op, ranks)
-    if not abs(timing.bus_gb_s - expected) <= 0.02 + _BUSBW_TOLERANCE * expected:  # nor is it NaN
+    if not abs(timing.bus_gb_s - expected) <= 0.02 + _BUSBW_TOLERANCE * expected:  # or NaN
         raise InputError(
             f"{place}: busbw {timing.bus_gb_s:g} GB/s, but {group.op} of {size} bytes in "
             f"{timing.time_us:g} us on {group.nodes}x{group.per_node} ranks gives {expected:.2f}; "

@@ -1,8 +1,8 @@
-"""Tables that nccl-tests prints, of all its versions: each with its own ranks and columns.
+"""Tables that all versions of nccl-tests print, each with its own ranks and columns.
 
-A log may have several: one collective again, or others, of the same ranks or not. Columns are read
-by their names, since versions differ: ``#wrong`` counts elements, ``error`` and ``res`` are the
-largest deviation; root and redop are not always there; the first version printed milliseconds.
+A log may have several tables: of one collective or several, on the same ranks or others. Columns
+are read by name, since versions differ: ``#wrong`` counts elements; ``error`` and ``res`` are the
+largest deviation; root and redop may be missing; the first version printed milliseconds.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _USUAL: Final = (
 _CPU_TIME: Final = "cputime"
 _UNIT_US: Final = {"(us)": 1.0, "(ms)": 1e3, "(s)": 1e6}
 _FIRST_VERSION: Final = "bytes"
-"""Name of the first column where times are in milliseconds, and no line gives units."""
+"""Name of the first column if times are in milliseconds and no line gives units."""
 DEVIATIONS: Final = {"half": 1e-2, "bfloat16": 1e-2, "float": 1e-5, "double": 1e-12}
-"""Type -> the largest deviation that older versions accept; of whole numbers there is none."""
+"""Type -> the largest deviation that older versions accept; whole numbers must be exact."""
 REDUCES: Final = ("all_reduce", "reduce_scatter")
 EITHER: Final = ("send_recv",)
-"""Collectives of which some versions print a redop and others do not."""
+"""Collectives for which some versions print a redop and others do not."""
 ROOTED: Final = ("broadcast",)
 MOST_COLUMNS: Final = 40
 
 
 class Sweep(NamedTuple):
-    """Sizes that rise, of one type, redop and root (``kind``)."""
+    """Rising sizes with the same type, redop and root (``kind``)."""
 
     kind: tuple[str, ...]
     sizes: list[int]
@@ -50,7 +50,7 @@ class Sweep(NamedTuple):
 
 @dataclass(kw_only=True)
 class Table:
-    """Results of one collective on one group; ``ranks``: of each, its group and host."""
+    """Results of one collective on one group. ``ranks``: rank -> (group, host)."""
 
     program: str | None = None
     ranks: dict[int, tuple[str, str]] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Table:
 
     @property
     def place(self) -> str:
-        """Its lines."""
+        """The lines of its results."""
         if not self.results:
             return "The file"
         first, last = (self.results[end][0].removeprefix("line ") for end in (0, -1))
@@ -72,9 +72,9 @@ class Table:
 
     @property
     def hosts(self) -> list[str]:
-        """The host of each rank of a group; of several groups, which run side by side, the first.
+        """The host of each rank of a group; of the first group if several run side by side.
 
-        Raise InputError for groups of several shapes.
+        Raise InputError if the groups differ in shape.
         """
         groups: dict[str, list[str]] = {}
         for group, host in self.ranks.values():
@@ -88,8 +88,9 @@ class Table:
         return next(iter(groups.values()), [])
 
     def check_stream(self) -> None:
-        """Raise InputError where lines are not in the order in which one process prints them: ranks
-        in turn, then one sweep after another (``-N`` repeats it), then the sums."""
+        """Raise InputError if lines are not in the order in which one process prints them: ranks in
+        turn, then one sweep after another (``-N`` repeats it), then the sums.
+        """
         first: dict[tuple[str, ...], list[int]] = {}
         for one in self.sweeps:
             whole = first.setdefault(one.kind, one.sizes)
@@ -113,7 +114,7 @@ class Table:
         self.results.append(result)
 
     def check_op(self, op: str) -> None:
-        """Raise InputError where the columns redop and root say that ``op`` was not timed."""
+        """Raise InputError if the columns redop and root say that ``op`` was not timed."""
         for redop, root in self.kinds:
             reduces = redop not in ("", "none")
             other = bool(redop) and reduces != (op in REDUCES) and op not in EITHER
@@ -126,14 +127,15 @@ class Table:
 
 
 def tables_of(lines: Sequence[Line]) -> list[Table]:
-    """Return the tables of a log, those of each rank that printed some; without any, what the log
-    says of one without results."""
+    """Return the tables of a log, by rank if several ranks printed some. If no table has results,
+    return the first one, which holds what the log says about the run.
+    """
     found = [table for rank in by_rank(lines, _tells) for table in _tables(rank)]
     return [table for table in found if table.results] or found[:1]
 
 
 def _tells(text: str) -> bool:
-    """Return whether a line may be of a table."""
+    """Return whether a line may belong to a table."""
     cells = text.split(maxsplit=2)
     return text.lstrip().startswith("#") or (len(cells) == 3 and cells[0].isdigit())
 
@@ -145,7 +147,8 @@ def _tables(lines: Sequence[Line]) -> Iterator[Table]:
         header = _columns(text)
         if table.results and (header or _begins(text)):
             yield table
-            # A header alone is a further table of the same ranks; all else begins another job.
+            # A header alone is a further table of the same ranks; any other line starts another
+            # job.
             same = Table(program=table.program, ranks=dict(table.ranks))
             table = same if header else Table()
         if header:
@@ -161,12 +164,12 @@ def _tables(lines: Sequence[Line]) -> Iterator[Table]:
 
 
 def _begins(text: str) -> bool:
-    """Return whether a line is of what is printed before a table."""
+    """Return whether a line belongs to the text that is printed before a table."""
     return bool(_SETTINGS.match(text) or RANK.match(text) or _STARTING.search(text))
 
 
 def _columns(text: str) -> tuple[str, ...]:
-    """Return the names of a header's columns; none of another line."""
+    """Return the column names of a header, or () for any other line."""
     if not text.startswith("#"):
         return ()
     names = text[1:].split(maxsplit=MOST_COLUMNS)
@@ -174,16 +177,16 @@ def _columns(text: str) -> tuple[str, ...]:
         raise InputError("nccl-tests timed the CPU (-C); run it without -C to time the collective.")
     if names[:1] not in (["size"], [_FIRST_VERSION]) or "time" not in names:
         return ()
-    if names.count("time") == 1:  # the names of both directions, once
+    if names.count("time") == 1:  # the names for both directions, printed once
         names += names[names.index("time") :]
     return tuple(names)
 
 
 def _note(table: Table, text: str) -> None:
-    """Take what a remark says of the table."""
+    """Record what a remark says about the table."""
     if rank := RANK.match(text):
         number = int(rank[1][:9])
-        if number == 0:  # what was before is of a run that ended before it printed results
+        if number == 0:  # earlier ranks belong to a run that ended before it printed results
             table.ranks = {}
         table.mixed |= number != len(table.ranks)
         table.ranks[number] = (rank[2] or "", rank[3])
@@ -202,8 +205,9 @@ def _check_bounds(line: Line, wrong: re.Match[str]) -> None:
 
 
 def _is_result(table: Table, text: str) -> bool:
-    """Return whether a line begins as a result does: with two whole numbers, or below a header with
-    one that was cut off."""
+    """Return whether a line begins like a result: with two whole numbers, or with one below a
+    header if the line was cut off.
+    """
     cells = text.split(maxsplit=2)
     if not cells or not cells[0].isdigit():
         return False
@@ -213,8 +217,9 @@ def _is_result(table: Table, text: str) -> bool:
 
 
 def _result(table: Table, number: int, text: str) -> tuple[Result, tuple[str, ...]]:
-    """Return a line of results, and its type, redop and root; raise InputError where it is cut off,
-    or is none."""
+    """Return a line of results, and its type, redop and root; raise InputError if the line is cut
+    off or is not a result.
+    """
     columns = table.columns or _USUAL
     cells = text.split()
     if len(cells) < len(columns):

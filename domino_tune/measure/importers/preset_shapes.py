@@ -1,4 +1,4 @@
-"""Shapes of the presets' ops: tells imported rows that no preset looks up."""
+"""Shapes of the presets' ops: find imported rows that no preset looks up."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Shape = tuple[str | int | bool, ...]
 
 
 def unknown_shapes(rows: Sequence[Any]) -> tuple[str, ...]:
-    """Return a warning if ``rows`` of GEMMs or attention have no shape of any preset.
+    """Return a warning if no row of GEMMs or attention in ``rows`` has the shape of a preset.
 
     Tokens and batch do not count: look-ups interpolate well along them.
     """
@@ -68,7 +68,9 @@ def _plans() -> tuple[SlicePlan, ...]:
 def _shapes_of(
     model: ModelSpec, workload: Workload, cluster: ClusterSpec, plan: SlicePlan
 ) -> set[Shape | None]:
-    """Return the shapes of one layer and its edges; none where the model does not shard."""
+    """Return the shapes of one layer and its edges; an empty set if the model cannot be sharded
+    this way.
+    """
     try:
         schedule = build_schedule(replace(model, num_hidden_layers=1), workload, cluster, plan)
     except InputError:
@@ -77,7 +79,7 @@ def _shapes_of(
 
 
 def _shape(op: Signature) -> Shape | None:
-    """Return an op's shape without its tokens; None for ops that are told by their bytes."""
+    """Return an op's shape without its tokens; None for ops identified by their bytes."""
     if isinstance(op, Gemm):
         return (op.layout, op.m, op.n) if op.layout == "wgrad" else (op.layout, op.n, op.k)
     if isinstance(op, Attention):

@@ -1,4 +1,6 @@
-"""Rates of imported rows, compared with what the machine can reach: finds times in wrong units."""
+"""Compare the rates of imported rows with what the machine can reach, to find times in
+wrong units.
+"""
 
 from __future__ import annotations
 
@@ -22,33 +24,36 @@ UNIT_NAMES: Final = {
     "s": "seconds",
 }
 COMPUTE_MARGIN: Final = 1.1
-"""How far compute may exceed the peak: clocks rise above those of the data sheet."""
+"""How far compute may exceed the peak: clocks rise above those in the data sheet."""
 MEASURED_MARGIN: Final = 3.0
-"""The same for compute and memory where the peaks are those of ops that were timed there: others
-may be faster."""
+"""The same for compute and memory if the peaks are those of the ops that were timed on the machine:
+other ops may be faster.
+"""
 CACHE_MB: Final = 64.0
-"""L2 of a machine that states none."""
+"""Assumed L2 if a machine states none, MB."""
 MEMORY_MARGIN: Final = 1.5
-"""How far traffic above L2_MULTIPLE caches may exceed the memory's bandwidth: a fourth may stay in
-the cache."""
+"""How far traffic of more than L2_MULTIPLE caches may exceed the memory bandwidth: a quarter may
+stay in the cache.
+"""
 CACHE_MARGIN: Final = 10.0
 """The same for less traffic. GPUs' caches are some 3 times as fast as memory, CPUs' up to 10."""
 LINK_MARGIN: Final = 2.0
-"""How far bus bandwidth may exceed the memory's bandwidth: each rank reads or writes the tensor in
-its own memory, and bus bandwidth counts a byte of an all-reduce up to twice."""
+"""How far bus bandwidth may exceed the memory bandwidth: each rank reads or writes the tensor in
+its own memory, and bus bandwidth counts a byte of an all-reduce up to twice.
+"""
 LINK_SHARE: Final = 50
-"""By how much links inside a node may be slower than memory before rows count as slow."""
+"""How many times slower than memory the links inside a node may be before rows count as slow."""
 OVERHEAD_US: Final = 20.0
-"""Time that any op may take besides its work: launch and latency."""
+"""Time that any op may take in addition to its work: launch and latency."""
 SLOW: Final = 100.0
-"""How many times as long as OVERHEAD_US and the work at full rate the median row may take."""
+"""How many times OVERHEAD_US plus the work at full rate the median row may take."""
 
 
 class Bound(NamedTuple):
-    """What limits an op. ``work`` over µs is its rate in ``unit``, at most ``most``.
+    """What limits an op. ``work`` per µs is its rate in ``unit``, at most ``most``.
 
-    ``usual_us``: overhead and work at the machine's rate; None where nothing tells it.
-    ``floor_us``: time below which look-ups lift the row, see ``simulator.lookup.roof``.
+    ``usual_us``: overhead plus work at the machine's rate; None if the rate is unknown.
+    ``floor_us``: look-ups raise faster rows to this time, see ``simulator.lookup.roof``.
     """
 
     op: str
@@ -65,9 +70,9 @@ def check_rates(
 ) -> tuple[str, ...]:
     """Raise InputError for a row that is faster than the machine can be; name the likely unit.
 
-    ``rows`` stand behind their places. ``unit`` is what the user gave, None for microseconds that
-    were assumed. Where the median row is hundreds of times slower than the machine, raise
-    InputError if the unit was assumed, else return a warning.
+    ``rows``: (place in the file, row). ``unit``: given by the user, or None if microseconds were
+    assumed. If the median row is hundreds of times slower than the machine, raise InputError if the
+    unit was assumed, else return a warning.
     """
     timed = [(bound_of(row, machine), row.median_us) for _, row in rows]
     fast = [i for i, (bound, us) in enumerate(timed) if bound.work > bound.most * us]
@@ -97,7 +102,9 @@ def check_rates(
 
 
 def lifted_rows(rows: Sequence[Any], machine: Machine) -> tuple[str, ...]:
-    """Return a warning if look-ups will not give ``rows`` as they are, but at the data sheet's."""
+    """Return a warning if look-ups will replace times of ``rows`` by longer ones from the data
+    sheet.
+    """
     lifted = sum(row.median_us < bound_of(row, machine).floor_us for row in rows)
     if not lifted:
         return ()
@@ -108,16 +115,16 @@ def lifted_rows(rows: Sequence[Any], machine: Machine) -> tuple[str, ...]:
 
 
 def _options(row: Any) -> str:
-    """Return the options that say what the rows are."""
+    """Return the options that say what the rows describe."""
     return "--op, --nodes, --ranks-per-node" if isinstance(row, CollectiveRow) else "--dtype"
 
 
 def _remedy(
     timed: list[tuple[Bound, float]], unit: str | None, options: str, *, takes_unit: bool
 ) -> str:
-    """Return what to do: the unit that makes all rows possible and their median usual, if any.
+    """Return the remedy: the unit that makes all rows possible and their median usual, if any.
 
-    ``options``: those that may be wrong otherwise, besides the machine and the unit.
+    ``options``: those that may be wrong if no unit fits, besides the machine and the unit.
     """
     given = UNITS[unit or "us"]
     for name, factor in UNITS.items():
@@ -180,14 +187,14 @@ def _pointwise(row: PointwiseRow, machine: Machine) -> Bound:
 
 
 def _margin(machine: Machine, of_data_sheet: float) -> float:
-    """Return how far rows may exceed the machine's peaks, which are measured if it has no L2."""
+    """Return how far rows may exceed the machine's peaks; these are measured if it states no L2."""
     return of_data_sheet if machine.l2_mb else MEASURED_MARGIN
 
 
 def _collective(row: CollectiveRow, machine: Machine) -> Bound:
     memory = machine.memory_bandwidth_gb_s
     work = row.bytes / 1e3 * busbw_factor(row.op, row.nodes * row.per_node)
-    # Links between nodes may be of any speed, so nothing tells what is slow for them.
+    # Links between nodes may have any speed, so no time is known to be slow for them.
     inside = OVERHEAD_US + LINK_SHARE * work / memory if row.nodes == 1 else None
     return Bound(
         op=f"{row.op} of {row.bytes:,} bytes on {row.nodes}x{row.per_node} ranks",

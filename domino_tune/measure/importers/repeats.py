@@ -1,4 +1,4 @@
-"""Rows of one signature in one import: samples of one row, or a contradiction that is told."""
+"""Rows of one signature in one import: samples of one row, or a contradiction to warn about."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from simulator.lookup.gemm import GemmRow
 from simulator.profile import gemm_key
 
 NOISE: Final = 0.05
-"""How far timings of one signature may differ and still be samples of one time."""
+"""How far timings of one signature may differ and still count as samples of one time."""
 SAMPLES: Final = 3
-"""Timings from which on their median tells; of two that contradict each other the later is kept."""
+"""With this many timings, take their median; of two that contradict each other, keep the
+later one.
+"""
 Same = Sequence[tuple[str, Any]]
-"""Rows of one signature, each after its place in the file."""
+"""Rows of one signature, each preceded by its place in the file."""
 
 
 def merged(placed: Same) -> tuple[tuple[Any, ...], tuple[str, ...]]:
-    """Return rows sorted by key, each once, and warnings that tell which timings contradicted each
-    other. Rows of one key become one: median time, half the range."""
+    """Return rows sorted by key, one for each, and warnings that name contradicting timings. Rows
+    of one key become one: median time, half the range as spread.
+    """
     by_key: dict[Any, list[tuple[str, Any]]] = {}
     for at, row in placed:
         by_key.setdefault(key_of(row), []).append((at, row))
@@ -48,7 +51,7 @@ def _contradict(same: Same) -> bool:
 
 
 def _excess(same: Same) -> float:
-    """Return by how much the longest time exceeds the shortest, as a share of it."""
+    """Return by how much the longest time exceeds the shortest, as a share of the shortest."""
     times = [float(row.median_us) for _, row in same]
     return max(times) / min(times) - 1
 

@@ -1,4 +1,6 @@
-"""A probe of what compute loses behind waits, on CPUs: ranks sleep where they would wait."""
+"""A probe of the time that compute loses after waits, on CPUs: ranks sleep where they
+would wait.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,14 @@ from simulator.schedule import COMPUTE, DP, TP
 from simulator.schedules import fixed_order
 
 PAUSES_S: Final = (1e-3, 4e-3, 16e-3)
-"""Waits that are timed. What longer ones cost is taken to be what the longest does."""
+"""Lengths of the timed waits. Longer ones are assumed to cost as much as the longest."""
 
 
 class PausedStep(NamedTuple):
-    """A step whose ranks slept ``pause_s`` at a time: signature of each compute op, time since the
-    op before it, and duration, µs. ``steady_us``: compute of the last step where nobody slept."""
+    """A step whose ranks slept ``pause_s`` at each wait. ``ops``: for each compute op its
+    signature, the time since the op before it, and its duration, µs. ``steady_us``: compute time of
+    the last step without sleep.
+    """
 
     pause_s: float
     ops: list[tuple[Signature, float, float]]
@@ -34,9 +38,9 @@ class PausedStep(NamedTuple):
 class IdleProbe:
     """Plays a plan without communication, and again with ranks that sleep wherever they would wait.
 
-    The first tells how fast the machine is just then: its speed drifts by more than what waits
-    cost. All waits of a step are equally long: behind a short one, what an earlier long one cost
-    may still be owed.
+    The step without sleep shows the present speed of the machine, which drifts by more than waits
+    cost. All waits of a step are equally long: after a short one, part of the cost of an earlier
+    long one might still remain.
     """
 
     def __init__(self, session: Session, plan: SlicePlan) -> None:
@@ -49,14 +53,14 @@ class IdleProbe:
         self.steps: list[PausedStep] = []
 
     def warm_up(self) -> None:
-        """Play each once, unmeasured."""
+        """Play both steps once, unmeasured."""
         self._spans(self.steady)
         self._spans(self.paused)
 
     def measure(self) -> None:
         """Time a step without waits, then one with waits of each length."""
         steady_ns = sum(end - start for start, end in self._spans(self.steady))
-        turned = len(self.steps) % 2  # what drifts meanwhile hits each length alike
+        turned = len(self.steps) % 2  # so that drift affects each length alike
         for self.lane.pause_s in PAUSES_S[:: -1 if turned else 1]:
             spans = self._spans(self.paused)
             idle = [start - before for (_, before), (start, _) in pairwise(spans)]
@@ -78,8 +82,9 @@ class IdleProbe:
 def stretches_of(
     steps: Sequence[PausedStep], usual_us: Mapping[Signature, float]
 ) -> dict[float, list[WaitStretch]]:
-    """Return the stretches of compute behind pauses, by pause (s). ``usual_us``: what ops take as a
-    rule; they are as much slower now as the steady step is."""
+    """Return the stretches of compute after pauses, by pause (s). ``usual_us``: usual durations,
+    which are scaled to the speed of the step without sleep.
+    """
     found: dict[float, list[WaitStretch]] = defaultdict(list)
     for step in steps:
         slower = step.steady_us / sum(usual_us[signature] for signature, _, _ in step.ops)
@@ -95,7 +100,9 @@ def stretches_of(
 
 
 def resume_message(context: RankContext, probe: IdleProbe, found: Samples) -> Message:
-    """Return the law of all ranks' steps; ``found`` tells what ops take as a rule."""
+    """Return the law of all ranks' steps; ``found``: samples that give the usual duration of each
+    op.
+    """
     usual_us = {one: ns / 1e3 for one, ns in medians_of(found).items()}
     ranks = context.all_gather_objects(dict(stretches_of(probe.steps, usual_us)))
     together = {

@@ -17,14 +17,14 @@ from simulator.plan import SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 _USUAL: Final = MappingProxyType({"--norm-epsilon": "1e-05", "--rotary-base": "10000"})
-"""Options that a Megatron-LM of 2023 lacks, or has by another name -> what it computes with."""
+"""Options that a Megatron-LM of 2023 lacks, or has under another name -> the value that it uses."""
 
 
 def deepspeed_arguments(plan_file: PlanFile, plan: SlicePlan) -> tuple[list[str], dict[str, bool]]:
     """Return arguments of its pretrain_gpt.py, and fields of the Domino config to set in code.
 
     ``plan``: the file's, in an order that DeepSpeed has. Raise InfeasiblePlanError (``target``) as
-    ``megatron_arguments``, and for what Domino's example runs otherwise or not at all.
+    ``megatron_arguments`` does, and for whatever Domino's example runs differently or not at all.
     """
     check_deepspeed(plan_file.model, plan_file.workload, plan_file.cluster)
     arguments = []
@@ -45,7 +45,7 @@ def deepspeed_arguments(plan_file: PlanFile, plan: SlicePlan) -> tuple[list[str]
 
 
 def deepspeed_notes(plan_file: PlanFile) -> list[str]:
-    """Return what was assumed and no option says."""
+    """Return notes on assumptions that no option expresses."""
     workload, cluster = plan_file.workload, plan_file.cluster
     notes = [
         "The setting is no option: write it into domino/language_model.py of DeepSpeed's example, "
@@ -67,7 +67,9 @@ def deepspeed_notes(plan_file: PlanFile) -> list[str]:
 
 
 def check_deepspeed(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> None:
-    """Raise InfeasiblePlanError (``target``) for what Domino's example has no code for."""
+    """Raise InfeasiblePlanError (``target``) for features that Domino's example does not
+    implement.
+    """
     biases = {model.has_bias(name) for name in ("qkv", "proj", "fc1", "fc2")}
     problems = (
         (cluster.pp > 1, "pipeline stages; make the plan with --pp 1"),

@@ -1,9 +1,9 @@
 """Marks that launchers put before the lines of a log: which rank printed one, and when.
 
 mpirun (``[1,0]<stdout>:``), Hydra (``[0] ``), srun (``0: ``), pdsh (``node-4: ``), torchrun
-(``[default0]:``), Ray (``(RayTrainWorker pid=9, ip=…) ``), Docker Compose (``trainer-1  | ``),
-kubectl (``[pod/trainer-0/main] ``), timestamps and levels of all these, and colours. They may stand
-one after the other.
+(``[default0]:``), Ray (``(RayTrainWorker pid=9, ip=…) ``), Docker Compose (``trainer-1 | ``),
+kubectl (``[pod/trainer-0/main] ``), timestamps and levels of all these, and colours. Several may
+follow each other.
 """
 
 from __future__ import annotations
@@ -41,11 +41,13 @@ _RANK: Final = re.compile(
     re.IGNORECASE,
 )
 MOST_MARKS: Final = 8
-"""Marks of one line."""
+"""Most marks on one line."""
 
 
 class Line(NamedTuple):
-    """A line's number in the file, the mark of the rank that printed it ("" for none), its text."""
+    """A line's number in the file, the mark of the rank that printed it ("" if unmarked), and its
+    text.
+    """
 
     number: int
     mark: str
@@ -53,15 +55,15 @@ class Line(NamedTuple):
 
 
 def unmarked(lines: Iterable[tuple[int, str]]) -> list[Line]:
-    """Return numbered lines without their marks; a line without one stays as it is."""
+    """Return numbered lines without their marks; an unmarked line stays as it is."""
     return [_unmarked(number, text) for number, text in lines]
 
 
 def by_rank(lines: Sequence[Line], tells: Callable[[str], object]) -> list[list[Line]]:
-    """Return the lines of each rank that printed some of which ``tells`` is true.
+    """Return the lines of each rank that printed at least one line for which ``tells`` is true.
 
-    Where they carry one mark or none, all lines are one rank's. Else a line without a mark goes on
-    with the rank before it.
+    If these lines carry at most one mark, all lines belong to one rank. Otherwise an unmarked line
+    belongs to the rank of the line before it.
     """
     marks = dict.fromkeys(line.mark for line in lines if line.mark and tells(line.text))
     if len(marks) <= 1:
@@ -76,8 +78,9 @@ def by_rank(lines: Sequence[Line], tells: Callable[[str], object]) -> list[list[
 
 
 def unknown_mark(lines: Iterable[Line], content: re.Pattern[str]) -> str:
-    """Return what stands most often before a match of ``content`` that does not begin its line: the
-    mark of a launcher that is not known here; "" for none."""
+    """Return the most frequent text before a match of ``content`` that does not begin its line: the
+    mark of an unknown launcher, or "".
+    """
     found = (content.search(line.text) for line in lines)
     before = Counter(
         one.string[: one.start()] for one in found if one and one.string[: one.start()].strip()

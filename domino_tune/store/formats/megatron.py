@@ -1,6 +1,6 @@
 """Megatron-LM's command-line arguments for a model, a workload, a cluster and a plan.
 
-Names and what excludes what: megatron/training/arguments.py at 000c4ac, and the configs of
+Names and exclusions are those of megatron/training/arguments.py at 000c4ac, and of the configs of
 megatron-core 0.16.1 (core/model_parallel_config.py, core/transformer/transformer_config.py).
 """
 
@@ -23,8 +23,9 @@ from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 DTYPE_FLAGS: Final = {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp32": []}
 ROPE_SCALING: Final = (1.0, 4.0, 8192)
-"""Low and high frequency factor and original length that Megatron-LM scales angles by, always
-(core/models/common/embeddings/rotary_pos_embedding.py)."""
+"""Low and high frequency factor and original length with which Megatron-LM always scales angles
+(core/models/common/embeddings/rotary_pos_embedding.py).
+"""
 _KERNEL_FLAGS: Final = MappingProxyType(
     {
         "flash_attention": (False, ["--attention-backend unfused"]),
@@ -42,7 +43,9 @@ _KERNEL_FLAGS: Final = MappingProxyType(
         "log_num_zeros_in_grad": (True, ["--log-num-zeros-in-grad"]),
     }
 )
-"""Key of an Implementation -> the value that Megatron-LM does not have by itself, its options."""
+"""Key of an Implementation -> the value that is not Megatron-LM's default, the options
+that set it.
+"""
 _ENVIRONMENT_KEYS: Final = ("deterministic_attention", "nccl_algo", "launch_order")
 _SWITCHES: Final = MappingProxyType(
     {
@@ -56,10 +59,10 @@ _SWITCHES: Final = MappingProxyType(
 
 
 def megatron_arguments(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> list[str]:
-    """Return arguments of Megatron-LM's pretrain_gpt.py: one option with its value an entry.
+    """Return arguments of Megatron-LM's pretrain_gpt.py: one option with its value per entry.
 
-    The user adds data, learning rate and checkpoints. Raise InfeasiblePlanError (``target``) for
-    what Megatron-LM cannot run.
+    The user adds data, learning rate and checkpoints. Raise InfeasiblePlanError (``target``) if
+    Megatron-LM cannot run this.
     """
     check_model(model, workload)
     if shards_parameters(workload, cluster) and model.tie_word_embeddings:
@@ -86,8 +89,10 @@ def megatron_arguments(model: ModelSpec, workload: Workload, cluster: ClusterSpe
 def training_arguments(
     workload: Workload, cluster: ClusterSpec, *, sequence_parallel: bool
 ) -> list[str]:
-    """Return Megatron-LM's own options, which its forks do not all have: what ranks share, kernels
-    and CUDA graphs. Raise InfeasiblePlanError (``target``) for what excludes each other there."""
+    """Return Megatron-LM's own options, which not all of its forks have: what ranks share, kernels
+    and CUDA graphs. Raise InfeasiblePlanError (``target``) for options that exclude each other
+    there.
+    """
     arguments = ["--sequence-parallel"] if sequence_parallel else []
     arguments += _gradients(workload)
     arguments += _replicas(workload, cluster)
@@ -97,7 +102,7 @@ def training_arguments(
 
 
 def userbuffers_arguments(plan: SlicePlan, how: Implementation) -> list[str]:
-    """Return the options of a plan of strategy userbuffers; none where no GEMM overlaps.
+    """Return the options of a plan of strategy userbuffers; [] if no GEMM overlaps.
 
     Raise InfeasiblePlanError (``target``) as the switches do, and without TransformerEngine.
     """
@@ -114,7 +119,7 @@ def userbuffers_arguments(plan: SlicePlan, how: Implementation) -> list[str]:
 
 
 def megatron_notes(plan_file: PlanFile) -> list[str]:
-    """Return what was assumed and no option says."""
+    """Return notes on assumptions that no option expresses."""
     model, workload, cluster = plan_file.model, plan_file.workload, plan_file.cluster
     how = workload.implementation
     notes = []
@@ -170,7 +175,7 @@ def check_model(model: ModelSpec, workload: Workload) -> None:
 
 
 def _gradients(workload: Workload) -> list[str]:
-    """Return the dtype of main gradients, where it is not Megatron-LM's usual one."""
+    """Return the option for the dtype of main gradients, if it is not Megatron-LM's default."""
     if workload.dtype == "fp32" and workload.grad_dtype != "fp32":
         raise InfeasiblePlanError(
             "Megatron-LM keeps gradients of fp32 weights in fp32; make the plan with --grad-dtype "
@@ -221,7 +226,7 @@ def _graphs(workload: Workload, cluster: ClusterSpec) -> list[str]:
 
 
 def _kernels(how: Implementation) -> list[str]:
-    """Return the options of the kernels and passes; of another framework's there are none."""
+    """Return the options of the kernels and passes; [] for other frameworks' kernels."""
     if not how.name.startswith("megatron"):
         return []
     layers = "transformer_engine" if how.name == "megatron-te" else "local"
@@ -251,7 +256,7 @@ def _kernel_notes(how: Implementation) -> list[str]:
 
 
 def _queue_notes(workload: Workload, cluster: ClusterSpec) -> list[str]:
-    """Return where Megatron-LM insists on another launch order than the prediction has."""
+    """Return a note if Megatron-LM insists on a launch order that differs from the prediction's."""
     ordered = workload.implementation.launch_order == "ordered"
     if shards_parameters(workload, cluster):
         told = "Megatron-LM refuses CUDA_DEVICE_MAX_CONNECTIONS=1 with FSDP2, so it is left out"
@@ -340,7 +345,7 @@ def _recomputation(workload: Workload) -> list[str]:
 
 
 def _shape(model: ModelSpec, workload: Workload) -> list[str]:
-    # Megatron-LM refuses sequences above the positions, though rotary ones have no end.
+    # Megatron-LM refuses sequences longer than the positions, although rotary ones have no limit.
     positions = max(model.max_position_embeddings, workload.seq_length)
     arguments = [
         f"--num-layers {model.num_hidden_layers}",

@@ -1,5 +1,6 @@
-"""Arguments of Megatron-LM, 2021 to 2026, and of its forks: what a log's run is priced with, what
-does not matter, what is refused, and the defaults of others, which are told where they differ.
+"""Arguments of Megatron-LM, 2021 to 2026, and of its forks: those that price a log's run, those
+that do not matter, those that are refused, and the defaults of the others, which are reported if
+they differ.
 
 Names are as printed (megatron/training/arguments.py). A name may end with ``*``.
 """
@@ -26,7 +27,7 @@ SHAPE: Final = {
     "ffn_hidden_size": "intermediate_size",
     VOCABULARY: "vocab_size",
 }
-"""Argument -> field of a model, to be set on the preset that is nearest in kind."""
+"""Argument -> field of a model, to be set on the preset of the nearest kind."""
 NEEDED: Final = (*SAME, "world_size", "global_batch_size", *SHAPE)
 MORE_SHAPE: Final = {
     "kv_channels": "head_dim",
@@ -34,7 +35,7 @@ MORE_SHAPE: Final = {
     "hidden_dropout": "hidden_dropout",
     "attention_dropout": "attention_dropout",
 }
-"""The same of arguments that some versions do not print."""
+"""The same for arguments that some versions do not print."""
 KINDS: Final[Mapping[str, Mapping[str, Mapping[str, str]]]] = {
     "normalization": {"layernorm": {"norm": "layernorm"}, "rmsnorm": {"norm": "rmsnorm"}},
     "position_embedding_type": {
@@ -57,13 +58,14 @@ KINDS: Final[Mapping[str, Mapping[str, Mapping[str, str]]]] = {
     "add_qkv_bias": {"true": {"attention_bias": "true"}, "false": {}},
 }  # fmt: skip
 """Argument -> its value, in small letters -> fields of a model; other values are refused. A bias of
-qkv alone is the last word on biases."""
+qkv alone overrides other arguments on biases.
+"""
 SWITCHES: Final = {
     "sequence_parallel": "sequence_parallel",
     "overlap_grad_reduce": "overlap_grad_reduce",
     "overlap_param_gather": "overlap_param_gather",
 }
-"""Argument that is True or False -> option of simulate; False where it is not printed."""
+"""Argument that is True or False -> option of simulate; False if it is not printed."""
 KERNELS: Final = {
     "apply_rope_fusion": "rope_fusion",
     "bias_dropout_fusion": "bias_dropout_fusion",
@@ -80,7 +82,7 @@ FLASH: Final = (
     "use_flash_attn", "use_flash_attn_v1", "use_flash_attn_v2", "use_flash_attn_triton",
     "use_flash_attn_builder",
 )  # fmt: skip
-"""Arguments by which layers without TransformerEngine have flash attention."""
+"""Arguments that give layers without TransformerEngine flash attention."""
 FSDP: Final = ("use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp")
 GRAPHS: Final = ("enable_cuda_graph", "external_cuda_graph", "cuda_graph_impl", "cuda_graph_scope")
 RECOMPUTATION: Final = (
@@ -100,7 +102,7 @@ PRICED: Final = frozenset(
         "zero_stage",
     }
 )  # fmt: skip
-"""What a run is priced with."""
+"""Arguments that price a run."""
 
 DOES_NOT_MATTER: Final[Mapping[str, tuple[str, ...]]] = {
     "data, tokens and tokenizer": (
@@ -202,7 +204,7 @@ DOES_NOT_MATTER: Final[Mapping[str, tuple[str, ...]]] = {
         "use_ring_exchange_p2p",
     ),
 }  # fmt: skip
-"""Reason -> the arguments that change no iteration's time or memory for it."""
+"""Reason -> the arguments that for this reason change neither time nor memory of an iteration."""
 
 REFUSED: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(
@@ -253,8 +255,9 @@ REFUSED: Final[Mapping[str, tuple[str, ...]]] = {
     "torch_fsdp2_reshard_after_forward": ("True",),
     "transformer_impl": ("transformer_engine", "local"),
 }  # fmt: skip
-"""Argument -> the only values with which a run can be read: others change its time or memory by
-what no prediction has."""
+"""Argument -> the only values with which a run can be read: other values change its time or memory
+in a way that no prediction covers.
+"""
 
 OFFLOAD: Final = "offload"
 """Part of the names of all arguments that move tensors to the host, which is refused, too."""
@@ -285,15 +288,17 @@ DEFAULTS: Final[Mapping[str, tuple[str, ...]]] = {
     "param_sharing_style": ("grouped",),
     "sharp_enabled_group": ("None", "dp"),
 }
-"""Argument that is neither priced nor without meaning -> its default, where that is not one of
-NOTHING, or another value that costs the same."""
+"""Argument that is neither priced nor irrelevant -> its default, if that is not one of NOTHING, and
+other values that cost the same.
+"""
 NOTHING: Final = ("None", "False", "", "[]", "{}", "0", "0.0", "none")
-"""Values of arguments that are not given."""
+"""Values of arguments that are not set."""
 
 
 def is_usual(name: str, value: str) -> bool:
-    """Return whether an argument needs no word: it is priced, or does not matter, or has its
-    default."""
+    """Return whether an argument needs no mention: it is priced, does not matter, or has its
+    default.
+    """
     if name in PRICED or name in REFUSED:
         return True
     if name in DEFAULTS:

@@ -1,9 +1,9 @@
-"""Logs of Megatron-LM: its arguments and the time of its iterations, as a run.
+"""Logs of Megatron-LM: read its arguments and the time of its iterations as a run.
 
-Megatron-LM prints every argument once, as ``  name ........ value``, later the size to which it
-pads the vocabulary, and for each logged iteration ``elapsed time per iteration (ms): 1234.5``,
-older forks ``(s): 1.2`` (megatron/training: arguments.py, tokenizer, training.py). Launchers put
-marks before lines; the first rank prints the arguments, the last one the times.
+Megatron-LM prints every argument once, as `` name ........ value``, later the size to which it pads
+the vocabulary, and for each logged iteration ``elapsed time per iteration (ms): 1234.5``, in older
+forks ``(s): 1.2`` (megatron/training: arguments.py, tokenizer, training.py). Launchers put marks
+before lines; the first rank prints the arguments, the last one the times.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _START: Final = re.compile(r"-{3,} arguments -{3,}")
 _END: Final = re.compile(r"-{3,} end of arguments -{3,}")
 _ARGUMENT: Final = re.compile(r"\s*([A-Za-z]\w*) (\.*)(?: (.*))?$")
 _CONTENT: Final = re.compile(rf"\b[a-z_]+ \.{{4,}} |{_START.pattern}")
-"""What tells a line of the arguments, wherever it stands."""
+"""What identifies a line of the arguments, wherever in the line it occurs."""
 _ELAPSED: Final = re.compile(
     r"elapsed time per iteration \((ms|s)\): *([0-9]{1,400}(?:\.([0-9]{1,20}))?)"
 )
@@ -49,14 +49,15 @@ _WHOLE: Final = re.compile(r"[0-9]{1,9}")
 WARM_UP: Final = 2
 """Logged iterations to leave out: the first ones compile, allocate and warm up."""
 LONGEST_VALUE: Final = 40
-"""Characters of a value that a message shows."""
+"""Most characters of a value that a message shows."""
 
 
 def read_megatron_log(text: str, source: str) -> RunRow:
-    """Return the run of a log, with the median of its iterations; of several starts, the last.
+    """Return the run of a log, with the median of its iterations; if it started several times, the
+    last.
 
-    Its note tells the arguments that were not looked at and are not at their default. Raise
-    InputError where arguments or iterations are missing, or cannot be simulated.
+    Its note lists the arguments that were ignored although they are not at their default. Raise
+    InputError if arguments or iterations are missing, or cannot be simulated.
     """
     lines = _last_start(unmarked(enumerate(text.splitlines(), 1)))
     found = _elapsed(lines)
@@ -87,7 +88,7 @@ def _last_start(lines: Sequence[Line]) -> Sequence[Line]:
 
 
 def _elapsed(lines: Sequence[Line]) -> Sequence[tuple[str, str, str]]:
-    """Return unit, value and decimals of each iteration, of the rank that prints most of them."""
+    """Return unit, value and decimals of each iteration, from the rank that prints most of them."""
     ranks = by_rank(lines, _ELAPSED.search)
     return max(
         ([one for line in rank for one in _ELAPSED.findall(line.text)] for rank in ranks), key=len
@@ -95,8 +96,9 @@ def _elapsed(lines: Sequence[Line]) -> Sequence[tuple[str, str, str]]:
 
 
 def _arguments(lines: Sequence[Line]) -> dict[str, str]:
-    """Return the arguments that the rank of the first line prints. Between start and end even a
-    name so long that no dot is left before its value is one."""
+    """Return the arguments that the rank of the first line prints. Between start and end, accept
+    even a name so long that no dot is left before its value.
+    """
     mark = lines[0].mark
     started = bool(_START.search(lines[0].text))
     found = {}
@@ -112,7 +114,7 @@ def _arguments(lines: Sequence[Line]) -> dict[str, str]:
 
 
 def _check(arguments: Mapping[str, str], source: str, lines: Sequence[Line]) -> None:
-    """Raise InputError for arguments that are missing or that no simulation has."""
+    """Raise InputError for arguments that are missing or cannot be simulated."""
     missing = [name for name in NEEDED if arguments.get(name, "None") == "None"]
     mark = "" if arguments.keys() & SAME.keys() else unknown_mark(lines, _CONTENT)
     if mark:
@@ -141,7 +143,7 @@ def _not_simulated(source: str, name: str, value: str) -> InputError:
 
 
 def _note(arguments: Mapping[str, str], source: str) -> str:
-    """Return what was not looked at, and what was read as something else."""
+    """Return what was ignored, and what was read as something else."""
     by_block = "recompute_num_layers" if arguments.get("recompute_method") == "block" else ""
     told = [
         f"{name} = {value[:LONGEST_VALUE]}"
@@ -211,7 +213,7 @@ def _options(arguments: Mapping[str, str], source: str) -> dict[str, str]:
 
 
 def _divided(source: str, name: str, value: int, by: str, divisor: int) -> int:
-    """Return a quotient. Raise InputError where it is not whole."""
+    """Return a quotient. Raise InputError if it is not whole."""
     if value % divisor:
         raise InputError(f"{source}: {name} = {value} does not divide by {by} = {divisor}.")
     return value // divisor
@@ -235,7 +237,9 @@ def _model(arguments: Mapping[str, str], source: str) -> dict[str, str]:
 def _kind(
     arguments: Mapping[str, str], name: str, values: Mapping[str, Mapping[str, str]], source: str
 ) -> Mapping[str, str]:
-    """Return the fields that a value means. Raise InputError for one that no simulation has."""
+    """Return the fields that a value implies. Raise InputError for a value that cannot be
+    simulated.
+    """
     value = arguments.get(name)
     if value is None:
         return {}
@@ -251,7 +255,7 @@ def _word(value: str) -> str:
 
 
 def _key_value_heads(arguments: Mapping[str, str]) -> str:
-    """Return the name of the argument that says how many heads have keys of their own."""
+    """Return the name of the argument with the number of key and value heads."""
     if _is(arguments, "group_query_attention") and "num_query_groups" in arguments:
         return "num_query_groups"
     forks = arguments.get("num_key_value_heads", "None") != "None"
@@ -259,7 +263,7 @@ def _key_value_heads(arguments: Mapping[str, str]) -> str:
 
 
 def _implementation(arguments: Mapping[str, str], source: str) -> dict[str, str]:
-    """Return the implementation, and what differs from it."""
+    """Return the implementation, and the keys that differ from it."""
     name = "megatron-2022" if _is_local(arguments) else "megatron-te"
     changes = {
         key: arguments[argument].lower()
@@ -276,8 +280,9 @@ def _implementation(arguments: Mapping[str, str], source: str) -> dict[str, str]
 
 
 def _is_local(arguments: Mapping[str, str]) -> bool:
-    """Return whether the layers are Megatron-LM's own. Before it had others it printed neither
-    which nor a kind of norm."""
+    """Return whether the layers are Megatron-LM's own. Before it had others, it printed neither
+    their implementation nor the norm.
+    """
     usual = "transformer_engine" if "normalization" in arguments else "local"
     return arguments.get("transformer_impl", usual) == "local"
 
@@ -323,7 +328,7 @@ def _recomputation(arguments: Mapping[str, str], source: str) -> dict[str, str]:
 
 
 def _recomputed(arguments: Mapping[str, str]) -> tuple[str, str, str]:
-    """Return granularity, method and layers; older versions know full recomputation only."""
+    """Return granularity, method and layers; older versions have full recomputation only."""
     for prefix in ("recompute", "activations_checkpoint"):
         method, layers = (
             arguments.get(f"{prefix}_{one}", "None") for one in ("method", "num_layers")
@@ -342,7 +347,7 @@ def _names(value: str) -> list[str]:
 
 
 def _sharing(arguments: Mapping[str, str], source: str) -> str:
-    """Return what replicas share. Raise InputError for kinds between those that are simulated."""
+    """Return what replicas share. Raise InputError for kinds of sharing that are not simulated."""
     sharded = [name for name in FSDP if _is(arguments, name)]
     kind = "data_parallel_sharding_strategy"
     everything = "optim_grads_params"  # the only kind of use_torch_fsdp2
@@ -360,7 +365,9 @@ def _sharing(arguments: Mapping[str, str], source: str) -> str:
 def _virtual_stages(
     arguments: Mapping[str, str], source: str, whole: Callable[[str], int], pp: int
 ) -> int:
-    """Return the virtual stages of a rank; Megatron-LM is told them or the layers of each."""
+    """Return the virtual stages of a rank, from arguments that give their number or the layers of
+    each.
+    """
     for name in ("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank"):
         if arguments.get(name, "None") != "None":
             return whole(name)
@@ -372,7 +379,7 @@ def _virtual_stages(
 
 
 def _cp_comm(arguments: Mapping[str, str], source: str) -> str:
-    """Return how ranks share keys and values: printed as ``p2p`` or as ``['p2p']``."""
+    """Return how ranks share keys and values; it is printed as ``p2p`` or as ``['p2p']``."""
     told = arguments.get("cp_comm_type", "p2p").strip("[]'\" ")
     if told not in CP_COMM:
         raise InputError(

@@ -1,7 +1,7 @@
-"""NeMo's Hydra overrides ``model.…`` and ``trainer.…`` of a GPT on Megatron's core.
+"""NeMo's Hydra overrides ``model.…`` and ``trainer.…`` of a GPT on megatron-core.
 
-Names: NeMo 2.2.1 (nemo/collections/nlp/models/language_modeling/megatron_gpt_model.py and
-megatron_base_model.py: what ``cfg`` is asked for), and the fields of megatron-core's
+Names: NeMo 2.2.1 (keys of ``cfg`` that nemo/collections/nlp/models/language_modeling/
+megatron_gpt_model.py and megatron_base_model.py read), and the fields of megatron-core's
 TransformerConfig, which it takes from ``model`` by their own names. ``++`` sets a key whether a
 config file has it or not.
 """
@@ -28,13 +28,15 @@ POSITIONS: Final = {"learned": "learned_absolute", "rope": "rope", "none": "none
 
 
 def nemo_overrides(plan_file: PlanFile) -> list[str]:
-    """Return one override an entry. Raise InfeasiblePlanError (``target``) for what NeMo lacks."""
+    """Return one override per entry. Raise InfeasiblePlanError (``target``) for features that NeMo
+    lacks.
+    """
     settings = nemo_settings(plan_file)
     return [*_trainer(plan_file), *(f"++model.{key}={value}" for key, value in settings.items())]
 
 
 def nemo_settings(plan_file: PlanFile) -> Settings:
-    """Return key below ``model`` -> value; raise as ``nemo_overrides``."""
+    """Return key below ``model`` -> value; raise as ``nemo_overrides`` does."""
     model, workload, cluster = plan_file.model, plan_file.workload, plan_file.cluster
     check_model(model, workload)
     _check(workload, cluster)
@@ -59,7 +61,7 @@ def nemo_settings(plan_file: PlanFile) -> Settings:
 
 
 def nemo_notes(plan_file: PlanFile) -> list[str]:
-    """Return what was assumed and no override says."""
+    """Return notes on assumptions that no override expresses."""
     workload, cluster = plan_file.workload, plan_file.cluster
     notes = []
     if plan_file.plan.strategy == "userbuffers" and userbuffers_config(plan_file.plan):
@@ -91,8 +93,9 @@ def _trainer(plan_file: PlanFile) -> list[str]:
 
 
 def _check(workload: Workload, cluster: ClusterSpec) -> None:
-    """Raise InfeasiblePlanError (``target``) for what Megatron-LM runs, or some of it, and NeMo
-    does not."""
+    """Raise InfeasiblePlanError (``target``) for features that Megatron-LM supports and
+    NeMo lacks.
+    """
     interleaves = cluster.vpp > 1
     problems = (
         (workload.dtype == "fp16", "fp16 with fp32 weights; make the plan with --dtype bf16"),
@@ -221,7 +224,7 @@ def _kernels(how: Implementation) -> Settings:
 
 
 def _userbuffers(plan: SlicePlan) -> Settings:
-    """Return the switches and each GEMM's method; the config may lie in ``model`` itself."""
+    """Return the switches and each GEMM's method; ``model`` itself may contain the config."""
     config = userbuffers_config(plan) if plan.strategy == "userbuffers" else {}
     if not config:
         return {"ub_tp_comm_overlap": False}

@@ -1,4 +1,4 @@
-"""Tables of measured runs: one row a job, whose columns are options of simulate."""
+"""Tables of measured runs: one row per job, whose columns are options of simulate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MEASURED: Final = "measured_ms"
 ROUNDING: Final = "rounding_ms"
 NOTE: Final = "note"
 LONGEST_NOTE: Final = 4_000
-"""Characters of a note."""
+"""Most characters of a note."""
 LABEL: Final = "label"
 MOST_RUNS: Final = 10_000
 LEAST_MS: Final = 1e-3
@@ -21,8 +21,9 @@ MOST_MS: Final = 1e9
 
 
 class RunRow(NamedTuple):
-    """A run: a name for people, its options as texts, and the median iteration in ms, which may be
-    ``rounding_ms`` off as it was printed. ``note``: what of it was not looked at."""
+    """A run: a name for people, its options as texts, and the median iteration in ms, which was
+    printed rounded, to within ``rounding_ms``. ``note``: what was ignored.
+    """
 
     label: str
     options: dict[str, str]
@@ -34,9 +35,9 @@ class RunRow(NamedTuple):
 def read_runs(text: str, source: str) -> list[RunRow]:
     """Return the rows of a CSV table; lines that begin with ``#`` are remarks.
 
-    A column ``label`` names the run, ``rounding_ms`` is by what its time may be rounded, ``note``
-    comes with the answer. Raise InputError for a table without ``measured_ms``, and for a time that
-    no iteration can take.
+    Column ``label`` names the run, ``rounding_ms`` is the most by which its time was rounded,
+    ``note`` is repeated in the answer. Raise InputError for a table without ``measured_ms``, and
+    for a time that no iteration can take.
     """
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     try:
@@ -75,12 +76,12 @@ def _rows(reader: csv.DictReader[str], source: str) -> list[RunRow]:
 
 
 def checked_ms(text: str, source: str) -> float:
-    """Return the time of an iteration. Raise InputError for what is none."""
+    """Return the time of an iteration. Raise InputError if ``text`` is not one."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not LEAST_MS <= value <= MOST_MS:  # nor is it NaN
+    if not LEAST_MS <= value <= MOST_MS:  # also refuses NaN
         raise InputError(
             f"{source}: {MEASURED} must be a number from {LEAST_MS:g} to {MOST_MS:g}, got "
             f"{text[:40]!r}; correct it."
@@ -89,7 +90,9 @@ def checked_ms(text: str, source: str) -> float:
 
 
 def _checked_rounding(text: str, measured_ms: float, label: str) -> float:
-    """Return by what a time may be rounded. Raise InputError for no number up to the time."""
+    """Return the most by which a time was rounded. Raise InputError unless it is from 0
+    to the time.
+    """
     try:
         value = float(text)
     except ValueError:

@@ -2,7 +2,7 @@
 
 Names: torchtitan 0.2.2 (torchtitan/config/job_config.py: Training, Parallelism,
 ActivationCheckpoint, Compile; distributed/pipeline_parallel.py for modules of stages). 0.3 reads no
-TOML; its Python configs of training and parallelism have these names (config/configs.py).
+TOML; its Python configs of training and parallelism use these names (config/configs.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Value = str | int | bool | list[str] | list[list[str]]
 Sections = dict[str, dict[str, Value]]
 DTYPES: Final = MappingProxyType({"bf16": "bfloat16", "fp32": "float32"})
 _ROTATE: Final = MappingProxyType({"p2p": "alltoall", "all_gather": "allgather"})
-"""How keys travel -> its name: ``alltoall`` passes shares on in a ring, by all-to-alls."""
+"""How keys travel -> torchtitan's name: ``alltoall`` passes them around a ring, by all-to-alls."""
 _RECOMPUTE: Final[dict[str, dict[str, Value]]] = {
     "none": {"mode": "none"},
     "per-op": {"mode": "selective", "selective_ac_option": "op"},
@@ -29,22 +29,24 @@ _FUSIONS: Final = ("norm_fusion", "rope_fusion", "swiglu_fusion", "bias_dropout_
 
 
 def torchtitan_toml(plan_file: PlanFile) -> str:
-    """Return the file's text. Raise InfeasiblePlanError (``target``) for what it cannot say."""
+    """Return the file's text. Raise InfeasiblePlanError (``target``) for settings that it cannot
+    express.
+    """
     lines: list[str] = []
     for name, section in torchtitan_sections(plan_file).items():
-        # A TOML value of these types is written as JSON writes it.
+        # JSON and TOML write values of these types the same way.
         lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in section.items())]
         lines.append("")
     return "\n".join(lines[:-1]) + "\n"
 
 
 def torchtitan_sections(plan_file: PlanFile) -> Sections:
-    """Return the sections; raise as ``torchtitan_toml``."""
+    """Return the sections; raise as ``torchtitan_toml`` does."""
     _check(plan_file)
     model, workload, cluster = plan_file.model, plan_file.workload, plan_file.cluster
     compiled = (
         plan_file.plan.strategy == "async-tp"
-        or workload.recompute == "per-op"  # eagerly, torch repeats what nobody reads, too
+        or workload.recompute == "per-op"  # eager torch also repeats unread ops
         or all(getattr(workload.implementation, name) for name in _FUSIONS)
     )
     return {
@@ -62,7 +64,7 @@ def torchtitan_sections(plan_file: PlanFile) -> Sections:
 
 
 def torchtitan_notes(plan_file: PlanFile) -> list[str]:
-    """Return what was assumed and the file cannot say."""
+    """Return notes on assumptions that the file cannot express."""
     workload, cluster = plan_file.workload, plan_file.cluster
     notes = [
         "For torchtitan 0.2. Add your own sections: [model] with the name and flavor of "
@@ -102,7 +104,7 @@ def torchtitan_notes(plan_file: PlanFile) -> list[str]:
 
 
 def _check(plan_file: PlanFile) -> None:
-    """Raise InfeasiblePlanError (``target``) for what torchtitan does not run."""
+    """Raise InfeasiblePlanError (``target``) for features that torchtitan lacks."""
     workload, cluster, plan = plan_file.workload, plan_file.cluster, plan_file.plan
     unsharded = cluster.tp > 1 and plan.strategy == "megatron" and not plan.sequence_parallel
     problems = (
@@ -140,7 +142,7 @@ def _check(plan_file: PlanFile) -> None:
 
 
 def _training(workload: Workload, cluster: ClusterSpec) -> dict[str, Value]:
-    """Return the batch, and the dtype. A pipeline takes its micro-batches in one step."""
+    """Return the batch and the dtype. A pipeline takes its micro-batches in one step."""
     micros = workload.grad_accumulation
     rows = workload.micro_batch_size * (micros if cluster.pp > 1 else 1)
     training: dict[str, Value] = {
@@ -156,8 +158,9 @@ def _training(workload: Workload, cluster: ClusterSpec) -> dict[str, Value]:
 
 
 def _mixes(workload: Workload, cluster: ClusterSpec) -> bool:
-    """Return whether torchtitan shards weights, without which it does not mix precision beside
-    tensor parallelism (maybe_enable_amp in distributed/utils.py)."""
+    """Return whether torchtitan shards weights. Otherwise it does not mix precision with tensor
+    parallelism (maybe_enable_amp in distributed/utils.py).
+    """
     shards = cluster.dp > 1 and workload.data_parallel != "replicas"
     return shards or cluster.cp > 1 or cluster.tp * cluster.pp == 1
 
@@ -183,7 +186,7 @@ def _pipeline(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> dic
     found["pipeline_parallel_microbatch_size"] = workload.micro_batch_size
     if workload.pp_layers:
         return {**found, "module_fqns_per_model_part": _modules(workload.pp_layers)}
-    # Its usual stages have a layer less beside the embedding and beside the head.
+    # By default its first and last stages have one layer less, for the embedding and the head.
     return {
         **found,
         "pipeline_parallel_layers_per_stage": model.num_hidden_layers // (cluster.pp * cluster.vpp),
