@@ -1,5 +1,6 @@
-"""Errors of look-ups and of the contention law on what was withheld from them, and expected errors
-of look-ups that borrow, measured again on the tables that can tell them."""
+"""Errors of look-ups and of the contention law on data withheld from them, and expected errors of
+look-ups that borrow, measured again on the tables that show them.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def accuracy() -> list[Table]:
 
 
 def contention() -> list[Table]:
-    """Return errors of the law: fitted to all measurements, and with one GEMM shape left out."""
+    """Return errors of the law, fitted to all measurements, and with one GEMM shape left out."""
     overlapped = fitted_overlap(facts_dir())
     fit = overlapped.fit
     checks = [
@@ -96,7 +97,9 @@ GEMMS: Final = (("h100-dgx", "h100_gemm_bf16.csv.gz"), ("a100-sxm", "a100_gemm_b
 
 
 def constants() -> list[Table]:
-    """Return what tables tell of each constant; `profiles check` lists those that are assumed."""
+    """Return the errors that tables show for each constant; `profiles check` lists the
+    assumed ones.
+    """
     checks, notes = [], []
     for constant, parts in MEASURED.items():
         found = [list(part()) for part in parts]
@@ -128,7 +131,7 @@ def _h200() -> Profile:
 
 
 def _from_forward(layout: str) -> Errors:
-    """Yield the error of rows of ``layout`` taken for forward GEMMs of their shape."""
+    """Yield the error of treating rows of ``layout`` as forward GEMMs of their shape."""
     table = _h200().gemm_table()
     rows: tuple[GemmRow, ...] = _h200().section("gemm").rows
     mine = [row for row in rows if row.layout == layout and not row.accumulate]
@@ -137,7 +140,9 @@ def _from_forward(layout: str) -> Errors:
 
 
 def _accumulated() -> Errors:
-    """Yield the error of rows that add to C, from those that do not and the bytes of fp32 sums."""
+    """Yield the error of predicting rows that add to C from those that do not and the bytes of fp32
+    sums.
+    """
     found: dict[tuple[object, ...], dict[bool, GemmRow]] = {}
     rows: tuple[GemmRow, ...] = _h200().section("gemm").rows
     for row in rows:
@@ -165,7 +170,7 @@ def _peaks(name: str, table: str) -> Errors:
 
 
 def _attention() -> Errors:
-    """Yield the error of rows looked up without those of their length."""
+    """Yield the error of rows looked up without rows of their length."""
     rows: tuple[AttentionRow, ...] = _h200().section("attention").rows
     for seq in sorted({row.seq for row in rows}):
         table = AttentionTable([row for row in rows if row.seq != seq])
@@ -182,7 +187,8 @@ def _pointwise() -> Errors:
 
 
 def _between_rows(name: str) -> Errors:
-    """Yield the error of rows of a group of a node, but for its ends, looked up without themselves.
+    """Yield the error of each row of a group within a node, except its ends, looked up without the
+    row.
 
     ``name`` is the table.
     """
@@ -197,7 +203,9 @@ def _between_rows(name: str) -> Errors:
 def _collectives(
     known: Callable[[CollectiveRow], bool], asked: Callable[[CollectiveRow], bool]
 ) -> Parts:
-    """Return, by machine, what yields the errors of ``asked`` rows from ``known`` ones, ≥ 1 MiB."""
+    """Return, by machine, a function that yields the errors of ``asked`` rows from ``known`` ones,
+    ≥ 1 MiB.
+    """
 
     def found(name: str) -> Errors:
         rows = [r for r in read_measured(name, "collectives-csv").rows if r.bytes >= MIB]
@@ -207,7 +215,9 @@ def _collectives(
 
 
 def _between_groups(asked: int, *known: int) -> Parts:
-    """Return what yields errors of groups of ``asked`` GPUs of a node from those of ``known``."""
+    """Return functions that yield errors of groups of ``asked`` GPUs of a node from those of
+    ``known``.
+    """
     return _collectives(lambda r: r.per_node in known, lambda r: r.per_node == asked)
 
 
@@ -225,4 +235,4 @@ MEASURED: Final[dict[Expected, Parts]] = {
     expected.COLLECTIVE_GROUPS: (*_between_groups(4, 2, 8), *_between_groups(8, 2, 4)),
     expected.COLLECTIVE_ONE_GROUP: (*_between_groups(4, 8), *_between_groups(8, 2)),
 }
-"""What yields the errors of each constant that tables can tell, by machine and group."""
+"""Functions that yield the errors of each constant that tables can show, by machine and group."""

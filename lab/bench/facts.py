@@ -1,4 +1,4 @@
-"""Published measurements that benchmarks compare with: those held in ``data``, and the others."""
+"""Published measurements that benchmarks compare with: those in ``data``, and the others."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ MEASURED: Final = REPOSITORY / "data" / "measured"
 
 
 def facts_dir() -> Path:
-    """Return ``DOMINO_TUNE_FACTS``, the folder of tables that are not held (data/NOTICE.md).
+    """Return ``DOMINO_TUNE_FACTS``, the folder of tables that are not in the repository
+    (data/NOTICE.md).
 
-    Raise SkippedError where there is none.
+    Raise SkippedError if it is not set to a folder.
     """
     folder = os.environ.get("DOMINO_TUNE_FACTS", "")
     if not (folder and Path(folder).is_dir()):

@@ -1,4 +1,4 @@
-"""Predicted peaks beside published ones, what allocators reserve for them, and chances to fit."""
+"""Predicted and published peaks, what allocators reserve for them, and chances to fit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from simulator.usable import FRAGMENTS, PREDICTED_SD, SURE, percent
 STATED: Final = {"megatron": "megatron-te", "torch": "torch"}
 """Family of jobs in the table of reserved memory -> an implementation of that family."""
 CLOSE: Final = 0.001
-"""How far a stated number may be from that of its table: it is rounded."""
+"""Largest difference between a stated number, which is rounded, and that of its table."""
 FLAKY: Final = ("llama3-70b", ClusterSpec(tp=4, pp=4, vpp=5, dp=2))
 WHY_FLAKY: Final = (
     "NVIDIA's recipe fails in 30 to 60 % of runs, at a peak that these distributions call safe: it "
@@ -79,8 +79,9 @@ def _ratio(row: Line) -> float:
 
 
 def _checks(runs: list[Run]) -> Table:
-    """Return whether the stated distributions are those of the tables, and what they say of jobs
-    that ran and of one that often does not."""
+    """Return whether the stated distributions are those of the tables, and the chances that they
+    give jobs that ran and one that often fails.
+    """
     checks = [
         Check(
             what=f"{family}: mean and deviation of log(reserved / allocated)",

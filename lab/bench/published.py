@@ -1,4 +1,6 @@
-"""Published runs of whole jobs, and of Domino, beside predictions. Nothing is fitted to them."""
+"""Published runs of whole jobs, and of Domino, compared with predictions. Nothing is
+fitted to them.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from simulator.predict import predict
 from simulator.units import GIB, MS_PER_NS
 
 HALF_WIDTH: Final = 0.15
-"""Largest half-width of an interval that still tells a user something."""
+"""Largest half-width of an interval that is still useful."""
 SHARES: Final = {8: 0.16, 16: 0.29, 32: 0.43}
 """Published by TP degree."""
 POINTS: Final = 0.05
@@ -40,7 +42,7 @@ WHY_SHORT: Final = (
 
 
 class Found(NamedTuple):
-    """A run and its prediction; ``low`` and ``high``: the interval, over the prediction."""
+    """A run and its prediction; ``low`` and ``high``: the interval, relative to the prediction."""
 
     run: Run
     ms: float
@@ -61,7 +63,7 @@ class Found(NamedTuple):
 
 
 def published() -> list[Table]:
-    """Return each run, what is asked of each table, and whether intervals hold the truth."""
+    """Return each run, the checks of each table, and whether intervals contain the truth."""
     b200, ci, korthikanti = (
         [_found(run) for run in runs] for runs in (b200_runs(), ci_runs(), korthikanti_runs())
     )
@@ -124,7 +126,7 @@ def _mean(errors: Iterable[float]) -> float:
 def _coverage(found: Sequence[Found]) -> Table:
     """Return whether each machine's mean factor lies in the interval that is stated for it.
 
-    All rows of a table are one machine, whose factor moves them together.
+    All rows of a table come from one machine, whose factor moves them together.
     """
     checks = []
     for name in dict.fromkeys(one.run.case.profile.name for one in found):
@@ -163,7 +165,8 @@ def _domino() -> list[Table]:
     """Return communication's share under Megatron-LM by TP degree, and upstream's run of Domino.
 
     That run (deepspeedai/DeepSpeed @54a1421, runtime/domino) has more to do than ours: SDPA with
-    dropout, contiguous copies, fp16 with Megatron's optimizer. Its GPU, H200 or MI300, is not told.
+    dropout, contiguous copies, fp16 with Megatron's optimizer. Its GPU, H200 or MI300, is not
+    stated.
     """
     rows = []
     for tp, target in SHARES.items():

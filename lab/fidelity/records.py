@@ -1,6 +1,6 @@
-"""Records: what was measured, in a file with the inputs it was measured for.
+"""Records: measurements, in a file with the inputs that they were made for.
 
-A second run takes what the files hold, and measures only the rest.
+A second run uses what the files hold, and measures only the rest.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from simulator.errors import InputError
 def kept(
     path: Path, inputs: Mapping[str, Any], measure: Callable[[], Any], what: str
 ) -> dict[str, Any]:
-    """Return the result in a file as plain data; say ``what`` is measured and write the file if
-    there is none.
+    """Return the result in a file as plain data. If the file does not exist, measure and write it;
+    print ``what`` is measured.
 
-    Raise InputError where the inputs in the file are others.
+    Raise InputError if the file has other inputs.
     """
     if not path.exists():
         print_line(f"{what} ...", sys.stderr)
@@ -42,7 +42,7 @@ def kept(
 
 
 def setting_from(plain: Mapping[str, Any]) -> Setting:
-    """Return the setting that ``asdict`` made ``plain`` of, read from JSON."""
+    """Return the setting from the JSON of its ``asdict``."""
     cells = []
     for cell in plain["cells"]:
         values: dict[str, Any] = {

@@ -1,7 +1,8 @@
 """Scores: errors of predictions, and the cost of choosing a plan by them.
 
-Pure functions of times. A ``Setting`` is a model on a link. Its plans are measured in two launches
-with the same number of rounds: the difference between the launches is the noise of measuring.
+All functions are pure functions of times. A ``Setting`` is a model on a link. Its plans are
+measured in two launches with the same number of rounds: the difference between the launches is the
+noise of measuring.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final
 from lab.fidelity.settings import ALWAYS_TWO, BASELINE, TUNED
 
 MIN_SPREAD: Final = 0.05
-"""Settings whose plans spread by less do not count for regret: any choice is good there."""
+"""Settings whose plans spread by less do not count for regret: there any choice is good."""
 
 
 def within_rounds(times: Sequence[Sequence[float]]) -> list[list[float]]:
@@ -36,10 +37,10 @@ class Cell:
 
     ``steady_ms``: the prediction at the compute speed that the machine had while the plans ran.
     ``emulated``: rounds on one rank whose collectives take the durations of the profile.
-    ``predicted_emulated_ms``: the prediction for these, without waits for other ranks.
-    ``hidden``: the measured share of communication that compute hides.
-    ``drawn``: the speed-up over the setting's baseline that the verdict gives: low and high; None
-    where the plan is the baseline, and where it was not asked.
+    ``predicted_emulated_ms``: the prediction for these, without waits for other ranks. ``hidden``:
+    the measured share of communication that compute hides. ``drawn``: low and high end of the
+    verdict's speed-up over the setting's baseline; None if the plan is the baseline or no verdict
+    was asked for.
     """
 
     plan: str
@@ -93,7 +94,9 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One model on one link. ``speed``: of compute while plans ran, relative to the profile."""
+    """One model on one link. ``speed``: that of compute while plans ran, relative to the
+    profile.
+    """
 
     model: str
     link: str
@@ -123,12 +126,12 @@ class Setting:
         return math.exp(max(logs) - min(logs)) - 1
 
     def speedup(self, plan: str) -> float:
-        """Return the measured speed-up of a plan over the baseline, of both launches."""
+        """Return the measured speed-up of a plan over the baseline, from both launches."""
         logs = self._relative_logs(0, 1)
         return math.exp(logs[BASELINE] - logs[plan])
 
     def covered(self) -> Iterator[bool]:
-        """Yield for each plan with a drawn interval: does it hold the measured speed-up?"""
+        """Yield for each plan with a drawn interval whether it contains the measured speed-up."""
         for cell in self.cells:
             if cell.drawn is not None:
                 low, high = cell.drawn
@@ -139,7 +142,7 @@ class Setting:
 
         The best of several noisy times looks better than it is. So one launch picks the best plan
         and the other launch gives both times, then the other way round. The mean of both can be
-        below 0 where all plans take the same time.
+        below 0 if all plans take the same time.
         """
         first, second = self._relative_logs(0), self._relative_logs(1)
         costs = [
@@ -155,7 +158,7 @@ class Setting:
 
     @property
     def pair_noise(self) -> float:
-        """Return by how much the ratio of two plans' times differs between launches, on average."""
+        """Return how much the ratio of two plans' times differs between launches, on average."""
         first, second = self._relative_logs(0), self._relative_logs(1)
         return statistics.fmean(
             abs((first[a.plan] - first[b.plan]) - (second[a.plan] - second[b.plan]))
@@ -168,7 +171,9 @@ class Setting:
         return math.comb(len(self.cells), 2)
 
     def pairs(self) -> Iterator[bool]:
-        """Yield for each pair of plans that differ by more than the noise: is its order right?"""
+        """Yield for each pair of plans that differ by more than the noise whether its order is
+        right.
+        """
         first, second = self._relative_logs(0), self._relative_logs(1)
         noise = self.pair_noise
         for a, b in combinations(self.cells, 2):
@@ -177,7 +182,7 @@ class Setting:
                 yield (a.predicted_ms > b.predicted_ms) == (one > 0)
 
     def _relative_logs(self, *launches: int) -> dict[str, float]:
-        """Return the median over all rounds of what ``within_rounds`` gives each plan."""
+        """Return the median over all rounds of each plan's ``within_rounds``."""
         times = [
             [time for launch in launches for time in (cell.first, cell.second)[launch]]
             for cell in self.cells
@@ -218,7 +223,8 @@ class Score:
 
 def score(settings: Sequence[Setting]) -> Score:
     """Return the numbers of a report. A regret is the worst of all settings whose plans spread by
-    more than ``MIN_SPREAD``, or None where there is none."""
+    more than ``MIN_SPREAD``, or None without such a setting.
+    """
     cells = [cell for setting in settings for cell in setting.cells]
     worst_setting = max(settings, key=lambda setting: setting.error)
     in_setting, worst_cell = max(

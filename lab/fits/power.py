@@ -1,11 +1,11 @@
-"""Power sections of the bundled profiles: few points of record bound the law; the rest is assumed.
+"""Power sections of the bundled profiles: a few recorded points bound the law; the rest is assumed.
 
-One state is known of each GPU: GEMMs without end, at the cap. Our H200 was seen in it: 1,470 MHz,
-690 W (data/measured/power_points.csv); of an A100 the clock is published; H100 and B200 are assumed
-to be like the H200. From that state follow what GEMMs draw and at what clock timings were taken:
-the same GEMM that ran at 666 TFLOP/s in it had run at 790 in the first 20 ms after rest, as our
-bursts do. Where a table has many GEMMs, long ones, which heat the GPU while they are timed, say how
-far its clock had fallen.
+One state is known for each GPU: GEMMs without a pause, at the cap. Our H200 was measured in it:
+1,470 MHz, 690 W (data/measured/power_points.csv); for the A100 the clock is published; H100 and
+B200 are assumed to be like the H200. This state determines the draw of GEMMs and the clock at which
+timings were taken: the GEMM that ran at 666 TFLOP/s in it had run at 790 in the first 20 ms after
+rest, like our bursts. If a table has many GEMMs, long ones, which heat the GPU while they are
+timed, show how far its clock had fallen.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ Row = Mapping[str, Any]
 EXPONENTS: Final = (1.0, 3.0)
 """Of a voltage that does not change with the clock, and of one in proportion to it."""
 FASTEST: Final = 0.9
-"""Quantile of GEMMs' FLOP/s that is taken for what the clock allows."""
+"""Quantile of GEMMs' FLOP/s that is assumed to be limited only by the clock."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cap:
-    """A GPU at its power cap. ``lasting_mhz``: of GEMMs without end, None: as far below boost as
-    our H200's. ``seen``: it is our H200, else like it in proportion to the cap. ``from_us``:
-    durations of GEMMs that differ by the clock; ``heats``: the longest are those of a lasting load,
-    else the shortest are those of a burst."""
+    """A GPU at its power cap. ``lasting_mhz``: clock of GEMMs without a pause; None: as far below
+    boost as on our H200. ``seen``: it is our H200; others are like it in proportion to the cap.
+    ``from_us``: durations from which GEMMs run at another clock. ``heats``: the longest ran at the
+    clock of a lasting load; otherwise the shortest ran at that of a burst.
+    """
 
     boost_mhz: int
     cap_w: float
@@ -56,7 +57,9 @@ def power_points(sources: Sources) -> list[Mapping[str, str]]:
 
 
 class Lasting:
-    """GEMMs without end on an H200: clock, watts, FLOP/s in that state and in the first 20 ms."""
+    """GEMMs without a pause on an H200: clock, watts, FLOP/s in that state and in the
+    first 20 ms.
+    """
 
     def __init__(self, sources: Sources) -> None:
         ours = [point for point in power_points(sources) if point["gpu"] == "H200 SXM"]
@@ -97,7 +100,7 @@ def capped_section(gpu: Gpu, sources: Sources, rows: Sequence[GemmRow] = ()) -> 
 def _from_short(
     rows: Sequence[GemmRow], clock_mhz: float, from_us: Sequence[float]
 ) -> list[tuple[float, float]]:
-    """Return (duration, clock) of timings, of which short ones ran at ``clock_mhz``."""
+    """Return (duration, clock) of timings; short ones ran at ``clock_mhz``."""
     rates = _rates(rows, from_us)
     return [(0.0, clock_mhz), (from_us[0], clock_mhz), *(
         (at, clock_mhz * rate / rates[0]) for at, rate in zip(from_us[1:], rates[1:], strict=True)
@@ -107,15 +110,16 @@ def _from_short(
 def _from_long(
     rows: Sequence[GemmRow], clock_mhz: float, from_us: Sequence[float]
 ) -> list[tuple[float, float]]:
-    """Return (duration, clock) of timings, of which the longest ran at ``clock_mhz``."""
+    """Return (duration, clock) of timings; the longest ran at ``clock_mhz``."""
     rates = _rates(rows, from_us)
     short_mhz = clock_mhz * rates[0] / rates[-1]
     return [(0.0, short_mhz), (from_us[0], short_mhz), (from_us[-1], clock_mhz)]
 
 
 def _rates(rows: Iterable[GemmRow], from_us: Sequence[float]) -> list[float]:
-    """Return what the fastest GEMMs reach: those below ``from_us[0]`` that fill the GPU, and those
-    from each other duration on, up to the next."""
+    """Return the rates of the fastest GEMMs: those below ``from_us[0]`` that fill the GPU, and
+    those from each other duration up to the next.
+    """
     bounds = [*from_us[1:], float("inf")]
     spans = [(from_us[0] / 4, from_us[0]), *zip(from_us[1:], bounds[1:], strict=True)]
     rates = []
@@ -127,8 +131,9 @@ def _rates(rows: Iterable[GemmRow], from_us: Sequence[float]) -> list[float]:
 
 
 def stage_law(clocks: Sequence[Row], sustained: Iterable[Row], known: PowerSection) -> PowerSection:
-    """Return ``known`` with what the records of stages ``clocks`` and ``sustained`` say; of
-    elasticities the medians over layers."""
+    """Return ``known`` updated by the records of stages ``clocks`` and ``sustained``; elasticities
+    are medians over layers.
+    """
     found: dict[str, list[float]] = {}
     for row in sustained:
         for family, value in row["elasticity"].items():
@@ -164,7 +169,8 @@ def stage_exponent(
 
 def with_collectives(law: PowerSection, case: Case, plan: SlicePlan, row: Row) -> PowerSection:
     """Return ``law`` with the draw of collectives that gives a lasting step of ``plan`` the joules
-    of its row; 0 where its other ops take them all."""
+    of its row; 0 if its other ops draw them all.
+    """
     none, one = (_step_j(_drawing(law, watts), case, plan, row) for watts in (0.0, 1.0))
     draw_w = max(0.0, (row["step_j"] - none) / (one - none))
     return _drawing(law, rounded(draw_w), kind="fitted")

@@ -1,6 +1,6 @@
-"""Laws fitted to tables that the repository may not hold: data/fitted has the numbers only.
+"""Laws fitted to tables that the repository may not hold: data/fitted has only the numbers.
 
-data/NOTICE.md tells which tables these are and why they are not shipped.
+data/NOTICE.md says which tables these are and why they are not shipped.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Collectives:
 
 
 def a100_overlap(sources: Sources) -> Overlapped:
-    """Return the contention law fitted on A100, of the folder ``data/fitted``."""
+    """Return the contention law fitted on A100, from the folder ``data/fitted``."""
     return _read(Overlapped, sources, "a100_overlap")
 
 
@@ -75,13 +75,13 @@ def fit_unshipped(tables: Path, data: Path) -> None:
 
 
 def fitted_overlap(tables: Path) -> Overlapped:
-    """Fit the contention law to its cells."""
+    """Return the contention law fitted to its cells."""
     cells = read_overlap((tables / OVERLAP_TABLE).read_bytes())
     return Overlapped(cells=len(cells), fit=fit_overlap(cells, sm_count=A100_SMS))
 
 
 def _rows_by_ctas(tables: Path, measured: Path) -> list[CollectiveRow]:
-    """Return timed rows by CTAs; up to SMALL_BYTES, NCCL's own choice stands in for all."""
+    """Return timed rows by CTAs; up to SMALL_BYTES, use NCCL's own choice for every count."""
     timed = cta_all_reduce_csv((tables / CTAS_TABLE).read_bytes()).rows
     rows = collectives_csv((measured / "a100_nccl_nvlink.csv").read_bytes()).rows
     small = [r for r in rows if r.group[:3] == ("all_reduce", 1, 4) and r.bytes <= SMALL_BYTES]

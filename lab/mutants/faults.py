@@ -40,7 +40,7 @@ ASKS_FOR_GPU: Final = re.compile(r"[!=]= 'cuda'|\bis_cuda\b")
 
 @dataclass(frozen=True, order=True, kw_only=True)
 class Fault:
-    """An operator's change of a file; ``occurrence`` counts the places where it fits, from 0."""
+    """An operator's change of a file; ``occurrence`` counts the places where it applies, from 0."""
 
     path: str
     line: int
@@ -56,7 +56,9 @@ class Fault:
         return made
 
     def change(self, source: str) -> tuple[str, str]:
-        """Return the changed lines of ``source`` without and with the fault, joined to one."""
+        """Return the changed lines of ``source`` without and with the fault, each joined
+        into one.
+        """
         old, new = source.splitlines(), self.applied(source).splitlines()
         while old and new and old[0] == new[0]:
             del old[0], new[0]
@@ -88,11 +90,11 @@ def _of_operator(path: str, nodes: Sequence[Any], name: str) -> Iterator[Fault]:
 
 
 def is_left_out(node: Any) -> bool:
-    """Return whether a node of parso's tree is no code that a test could notice.
+    """Return whether a node of parso's tree is not code that a test could notice.
 
     Annotations, decorators and the ``*`` of parameters are declarations, which mypy checks. The
-    text of an error is for people. ``strict=`` of zip is an assertion. ``**`` before a dict is no
-    power.
+    text of an error is for people. ``strict=`` of zip is an assertion. ``**`` before a dict is not
+    a power.
     """
     inside = set()
     if node.parent is not None and node.parent.type == "parameters":
@@ -108,7 +110,7 @@ def is_left_out(node: Any) -> bool:
 
 
 def _is_annotation(node: Any, parent: Any) -> bool:
-    """Return whether ``node`` is what stands behind ``:`` or ``->`` of a name or a function."""
+    """Return whether ``node`` is the annotation of a name or a function."""
     before = parent.children[parent.children.index(node) - 1]
     if parent.type in ("annassign", "tfpdef"):
         return node is not parent.children[0] and getattr(before, "value", "") == ":"
@@ -120,8 +122,9 @@ def _is_strict(parent: Any) -> bool:
 
 
 def unseen_lines(source: str) -> set[int]:
-    """Return the lines that no test is for, or none without a GPU: what is logged, texts of errors,
-    what runs a module as a program, and what runs on a GPU alone."""
+    """Return the lines that no test covers, or none without a GPU: logging, texts of errors, code
+    that runs a module as a program, and code that runs only on a GPU.
+    """
     return {
         line
         for node in ast.walk(ast.parse(source))
@@ -150,8 +153,8 @@ def _unseen(node: ast.AST) -> Sequence[ast.stmt | ast.expr]:
 def sample(texts: dict[str, str], count: int, seed: int) -> list[Fault]:
     """Return ``count`` random faults, at most one for each place, the same for the same seed.
 
-    Areas get equal shares, or what they have: in proportion to their code, the small ones would get
-    a handful, which tells nothing about their tests. They take turns.
+    Areas get equal shares, or as many as they have: in proportion to their code, the small ones
+    would get a handful, which says nothing about their tests. Areas take turns.
     """
     places: dict[str, dict[tuple[str, int, int], list[Fault]]] = {}
     for path, text in texts.items():
