@@ -1,4 +1,6 @@
-"""Shared fixtures, which cases of a test run without --all, and the rule that CI skips no test."""
+"""Shared fixtures, the choice of cases that run without --all, and the rule that CI skips
+no test.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ DATA = REPOSITORY / "data"
 UNIT = REPOSITORY / "tests" / "unit"
 NO_SKIPS = os.environ.get("DOMINO_TUNE_NO_SKIPS") == "1"
 ALLOWED = ("no GPU", "no facts")
-"""Beginnings of the reasons for which a test may skip in CI."""
+"""Prefixes of the reasons for which a test may skip in CI."""
 
 QUICK_EXAMPLES: Final = 20
 """Examples of a property by default; Hypothesis' own number with --all."""
@@ -40,7 +42,9 @@ Shown = tuple[tuple[str, int], ...]
 
 @pytest.fixture(scope="session")
 def facts_dir() -> Path:
-    """Return the folder of tables that are not held (data/NOTICE.md). Skip where there is none."""
+    """Return the folder of tables that are not in the repository (data/NOTICE.md). Skip if it is
+    not set.
+    """
     from lab.bench import facts
     from lab.verdict import SkippedError
 
@@ -52,7 +56,7 @@ def facts_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
-    """Run a PostgreSQL server for the session. Skip where it is not installed."""
+    """Run a PostgreSQL server for the session. Skip if it is not installed."""
     from tests.support.postgres import running_postgres
 
     with running_postgres() as server:
@@ -63,8 +67,9 @@ def postgres() -> Iterator[Postgres]:
 def run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Runner:
-    """Return the command line in this process, with a user's home of its own, and a clock that
-    stands still: on a busy machine progress would be told before an answer."""
+    """Return the command line in this process, with a home of its own, and a stopped clock: on a
+    busy machine progress would otherwise be printed before an answer.
+    """
     from tests.support.runs import Runner
 
     monkeypatch.setenv("DOMINO_TUNE_HOME", str(tmp_path / "home"))
@@ -85,8 +90,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the number of examples. Let SIGINT interrupt: a script's background ignores it, and
-    every process that a test starts would inherit that."""
+    """Choose the number of examples. Let SIGINT interrupt: a script's background jobs ignore it,
+    and every process that a test starts would inherit that.
+    """
     os.environ.setdefault(FOLDER_VARIABLE, str(REPOSITORY / ".pytest_cache" / "d" / "kernels"))
     prepare()
     settings.load_profile("all" if config.getoption("--all") else "quick")
@@ -95,8 +101,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out cases of sampled tests unless all are asked for. Begin with the real ring: at the
-    end, one of its tests would keep all waiting."""
+    """Leave out cases of sampled tests unless all are asked for. Start with the real ring: at the
+    end, one of its tests would keep everything waiting.
+    """
     items.sort(key=lambda item: item.path.is_relative_to(UNIT))
     if not config.getoption("--all"):
         kept = set(_sample(items))
@@ -107,7 +114,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _shuffle(items: list[pytest.Item], chance: random.Random) -> None:
-    """Put files, and the tests of each, in a random order; a file's fixtures are made once."""
+    """Put files, and the tests of each, in random order; tests of a file stay together, so that its
+    fixtures are made once.
+    """
     chance.shuffle(items)
     places: dict[Path, int] = {}
     for item in items:
@@ -116,7 +125,9 @@ def _shuffle(items: list[pytest.Item], chance: random.Random) -> None:
 
 
 def _sample(items: list[pytest.Item]) -> Iterator[pytest.Item]:
-    """Yield the tests that have no cases, or not the mark ``sampled``; of the others some cases."""
+    """Yield the tests that have no cases, or lack the mark ``sampled``; of the others yield some
+    cases.
+    """
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if hasattr(item, "callspec") and item.get_closest_marker("sampled"):
@@ -134,7 +145,8 @@ def _sample(items: list[pytest.Item]) -> Iterator[pytest.Item]:
 
 def _covering(cases: list[pytest.Item], crossed: tuple[str, ...]) -> Iterator[pytest.Item]:
     """Yield cases that together show each value of each parameter, and each combination of the
-    ``crossed`` ones: again and again the first that shows most that is new."""
+    ``crossed`` ones: repeatedly take the first case that shows the most new values.
+    """
     shows = {case: _shown(case, crossed) for case in cases}
     seen: set[Shown] = set()
     while shows:
@@ -147,14 +159,14 @@ def _covering(cases: list[pytest.Item], crossed: tuple[str, ...]) -> Iterator[py
 
 
 def _shown(case: pytest.Item, crossed: tuple[str, ...]) -> set[Shown]:
-    """Return the values of a case, each with its parameter; parameters of one list are one."""
+    """Return the values of a case, each with its parameter; parameters of one list count as one."""
     first: dict[str, str] = {}
     for mark in case.iter_markers("parametrize"):
         given = mark.args[0]
         names = given.replace(" ", "").split(",") if isinstance(given, str) else given
         first |= dict.fromkeys(names, names[0])
     values: dict[str, Shown] = {}
-    # A value that several cases have is one object in all of them; it may have no hash.
+    # A value that several cases share is one object in all of them; it may be unhashable.
     for name, value in case.callspec.params.items():  # type: ignore[attr-defined]
         of = first.get(name, name)
         values[of] = (*values.get(of, ()), (name, id(value)))

@@ -1,4 +1,4 @@
-"""examples/train_hf.py under torchrun: it learns, and goes on after a checkpoint to the bit."""
+"""examples/train_hf.py under torchrun: it learns, and continues from a checkpoint bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""deploy/proxy/nginx.conf in a real nginx, before a server that keeps what it is told."""
+"""deploy/proxy/nginx.conf in a real nginx, in front of a server that records the caller's
+address.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,13 @@ BURST = 5
 
 @dataclass(kw_only=True)
 class Proxy:
-    """``told``: what the server behind it was told of each caller's address."""
+    """``told``: the callers' addresses that the server received."""
 
     port: int
     told: list[str | None] = field(default_factory=list)
 
     def caller(self, address: str) -> httpx.Client:
-        """A client that calls the proxy from an address."""
+        """Return a client that calls the proxy from an address."""
         transport = httpx.HTTPTransport(local_address=address)
         url = f"http://127.0.0.1:{self.port}"
         return httpx.Client(base_url=url, transport=transport, timeout=PATIENCE_S)
@@ -58,7 +60,7 @@ def answering(told: list[str | None]) -> Iterator[str]:
 
 @contextmanager
 def proxied(folder: Path, **limits: str) -> Iterator[Proxy]:
-    """Run nginx; ``limits`` take the place of those in the file."""
+    """Run nginx; ``limits`` replace those in the file."""
     program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None:
         pytest.skip("no nginx: apt-get install nginx-light")
@@ -108,7 +110,7 @@ def test_the_proxy_limits_each_caller_and_speaks_of_problems(tmp_path: Path) -> 
 
 
 def test_the_service_is_told_who_calls_and_not_who_that_says_to_be(tmp_path: Path) -> None:
-    """By this the service counts who guesses tokens."""
+    """The service counts by address who guesses tokens."""
     with proxied(tmp_path) as proxy, proxy.caller("127.0.0.3") as one:
         for headers in ({}, {"X-Forwarded-For": "192.0.2.1"}):
             assert one.get("/v1/models", headers=headers).status_code == 200

@@ -1,7 +1,7 @@
-"""The service within this process: no socket, no process, and time that passes when told to.
+"""The service within this process: no socket, no process, and a clock that the test controls.
 
-Requests reach it through uvicorn's protocol, with the configuration that ``serve`` gives it: byte
-by byte as on a connection (``exchange``), or whole (``client``).
+Requests reach it through uvicorn's protocol, with the configuration that ``serve`` uses: byte by
+byte as on a connection (``exchange``), or whole (``client``).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from tests.support.processes import PATIENCE_S
 HERE: Final = "127.0.0.1"
 STEP_S: Final = 0.5
 ROUNDS: Final = 20
-"""Rounds of the event loop after each step of time: what is due then happens."""
+"""Rounds of the event loop after each step of time, in which due events happen."""
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """Its clock can be put forward."""
+    """An event loop whose clock can be put forward."""
 
     ahead_s = 0.0
 
@@ -45,7 +45,7 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 class Wire(asyncio.Transport):
-    """A connection that keeps what is sent over it."""
+    """A connection that records what is sent over it."""
 
     def __init__(self, address: str) -> None:
         super().__init__({"peername": (address, 1), "sockname": (HERE, 80)})
@@ -82,12 +82,13 @@ class Inside(httpx.BaseTransport):
     portal: BlockingPortal
 
     def client(self, **given: Any) -> httpx.Client:
-        """A client of it."""
+        """Return a client of it."""
         return httpx.Client(base_url="http://127.0.0.1", transport=self, **given)
 
     def exchange(self, sent: Sequence[Part], address: str = HERE, *, late: bool = False) -> Answer:
-        """Send parts over a connection of their own. Seconds among them pass at once, as do those
-        until the answer to what is ``late``."""
+        """Send parts over a connection of their own. Seconds among the parts pass at once, and so
+        does the time until a ``late`` answer.
+        """
         return self.portal.call(self._exchange, sent, address, late)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -123,7 +124,7 @@ class Inside(httpx.BaseTransport):
 
 
 async def _send(made: protocol.TimedProtocol, wire: Wire, data: bytes) -> None:
-    """Let a connection receive ``data`` in pieces, each when the last one was taken."""
+    """Let a connection receive ``data`` in pieces, each after it has taken the last one."""
     for start in range(0, len(data), protocol.READ_BYTES):
         while not (wire.reading or wire.closed):
             await _change(wire)
@@ -145,7 +146,7 @@ async def _pass(loop: Loop, seconds: float) -> None:
 
 
 def config_of(app: FastAPI, proxies: Sequence[str] = ()) -> uvicorn.Config:
-    """The configuration that ``serve`` gives uvicorn, for an application that is there."""
+    """Return the configuration that ``serve`` gives uvicorn for an existing application."""
     found: list[uvicorn.Config] = []
 
     def keep(server: uvicorn.Server, sockets: list[socket.socket]) -> None:
@@ -165,8 +166,9 @@ def _threads(slots: int, niceness: int = 0) -> Executor:
 
 @contextmanager
 def inside(folder: Path, proxies: Sequence[str] = (), **given: Any) -> Iterator[Inside]:
-    """A service with its database in ``folder`` that runs no jobs; threads stand for its worker
-    processes."""
+    """Run a service with its database in ``folder`` that runs no jobs; threads replace its worker
+    processes.
+    """
     asked: dict[str, Any] = {
         "database_url": f"sqlite:///{folder}/jobs.db", "workers": 0, "quick_s": PATIENCE_S, **given,
     }  # fmt: skip

@@ -1,7 +1,7 @@
 """Megatron-LM's own parser, as far as exports use it.
 
 Options and their types: megatron/training/arguments.py of NVIDIA/Megatron-LM at 000c4ac24f61. Those
-of fields of megatron-core's configs were compared with the wheel of megatron-core 0.16.1.
+that set fields of megatron-core's configs were compared with the wheel of megatron-core 0.16.1.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TEXTS: Final = ("tp-comm-overlap-cfg", "pipeline-model-parallel-layout")
 
 
 def parsed(arguments: list[str]) -> dict[str, Any]:
-    """Return what Megatron-LM reads; raise ValueError for what it does not know."""
+    """Return the options as Megatron-LM reads them; raise ValueError for unknown ones."""
     parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
     for name in SWITCHES:
         parser.add_argument(f"--{name}", action="store_true")
@@ -72,7 +72,7 @@ def parsed(arguments: list[str]) -> dict[str, Any]:
 
 
 def _validate(args: dict[str, Any]) -> None:
-    """Raise ValueError as validate_args of the same file asserts."""
+    """Raise ValueError wherever validate_args of the same file fails."""
     problems = {
         "overlap_param_gather needs the distributed optimizer and overlap_grad_reduce": (
             "overlap_param_gather" in args

@@ -25,7 +25,7 @@ from tests.support.processes import PATIENCE_S
 MISSING: Final = "PostgreSQL is not installed; apt-get install postgresql"
 NO_DRIVER: Final = "psycopg is not installed; pip install 'psycopg[binary]'"
 DEBIAN: Final = Path("/usr/lib/postgresql")
-"""Debian's folder of the programs of each version. They are not on the path."""
+"""Debian's folder with the programs of each version. They are not on the path."""
 
 
 TRIES: Final = 5
@@ -58,7 +58,7 @@ class Postgres:
         return self.url(name)
 
     def start(self) -> None:
-        """Start it. PostgreSQL cannot choose a port, so another one is tried where it is taken."""
+        """Start it. PostgreSQL cannot choose a port, so try another one if the first is taken."""
         for last in [False] * (TRIES - 1) + [True]:
             if self.tcp:
                 with socket.create_server(("127.0.0.1", 0)) as free:
@@ -105,7 +105,7 @@ class Postgres:
 
 @contextmanager
 def running_postgres(tcp: bool = False) -> Iterator[Postgres]:
-    """Run a new server, then stop and remove it. Skip where PostgreSQL is not installed."""
+    """Run a new server, then stop and remove it. Skip if PostgreSQL is not installed."""
     programs = find_programs()
     pytest.importorskip("psycopg", reason=NO_DRIVER)
     folder = Path(tempfile.mkdtemp(prefix="domino-postgres-"))
@@ -123,7 +123,7 @@ def running_postgres(tcp: bool = False) -> Iterator[Postgres]:
 
 
 def find_programs() -> Path:
-    """Return the folder of initdb and pg_ctl. Skip where there is none."""
+    """Return the folder of initdb and pg_ctl. Skip if they are not installed."""
     newest = sorted(DEBIAN.glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     found = shutil.which("initdb") or (newest[-1] if newest else None)
     if found is None:
@@ -132,7 +132,7 @@ def find_programs() -> Path:
 
 
 def ordinary_user() -> dict[str, Any]:
-    """Return the options of subprocess that drop root's rights. They are empty without root."""
+    """Return the options of subprocess that drop root's rights, or none without root."""
     if os.geteuid() != 0:
         return {}
     names = {entry.pw_name for entry in pwd.getpwall()}

@@ -54,7 +54,9 @@ def contention_message() -> dict[str, Any]:
 
 
 def waits_messages() -> list[dict[str, Any]]:
-    """What ranks tell of their waits: how long, and what compute loses behind them."""
+    """Return messages of ranks about waits: how long they are, and how much compute loses after
+    them.
+    """
     skew = {"slowest": 1.0, "step_excess": 0.0, "rows": [], "beside": [], "error": 0.01}
     resume = {"rows": [], "recovery_us": 500.0, "error": 0.1}
     return [{"kind": "skew", "samples": 3, **skew}, {"kind": "resume", "samples": 0, **resume}]

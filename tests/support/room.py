@@ -1,4 +1,4 @@
-"""GPUs on which just so much is recommended."""
+"""GPUs with a given amount of recommended memory."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from simulator.units import GIB
 
 
 def with_gib(case: Case, gib: float) -> Case:
-    """``case`` on GPUs that report so much memory."""
+    """Return ``case`` on GPUs that report this much memory."""
     return _on(case, replace(case.profile.machine, gpu_memory_gib=gib, memory_reported=True))
 
 
 def with_room(case: Case, sure_bytes: int) -> Case:
-    """``case`` on GPUs where peaks up to so many bytes, and no more, are recommended."""
+    """Return ``case`` on GPUs that recommend peaks up to this many bytes, and no more."""
     large = with_gib(case, 1000.0).memory
     taken = large.total - large.usable_bytes
     about = taken + round(sure_bytes * large.usable_bytes / large.sure_bytes)

@@ -1,5 +1,6 @@
-"""Customers of a service that is killed: they submit jobs and measurements, remember all that the
-service acknowledged, and check in the end that nothing of it is lost."""
+"""Customers of a service that is killed: they submit jobs and measurements, remember everything
+that the service acknowledged, and check in the end that nothing of it is lost.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
 
 @cache
 def expected_result(name: str) -> QuantumResult:
-    """Compute here, where nothing is killed, the last quantum of the job ``name`` of BODIES."""
+    """Return the result of the job ``name`` of BODIES, computed here, where nothing is killed."""
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in BODIES[name].items()
@@ -59,7 +60,7 @@ def expected_result(name: str) -> QuantumResult:
 
 @dataclass(kw_only=True)
 class AcknowledgedJob:
-    """An acknowledged job, and the points and measurements that the service showed of it."""
+    """An acknowledged job, and the points and measurements that the service showed for it."""
 
     name: str
     path: str
@@ -69,7 +70,7 @@ class AcknowledgedJob:
 
 @dataclass(kw_only=True)
 class Audit:
-    """Numbers of what was acknowledged. ``lost`` and ``unequal`` must be empty."""
+    """Counts of acknowledged things. ``lost`` and ``unequal`` must be empty."""
 
     jobs: int = 0
     points: int = 0
@@ -101,7 +102,7 @@ class Customers:
         self._http.close()
 
     def submit(self) -> AcknowledgedJob:
-        """Submit the next job of BODIES, and return it when it is acknowledged."""
+        """Submit the next job of BODIES, and return it once it is acknowledged."""
         names = list(BODIES)
         name = names[self._submitted % len(names)]
         self._submitted += 1
@@ -137,12 +138,14 @@ class Customers:
         job.measurements.add(answer.json()["id"])
 
     def unfinished(self) -> list[tuple[AcknowledgedJob, dict[str, Any]]]:
-        """Return the jobs that have not ended, each with what the service shows of it now."""
+        """Return the jobs that have not ended, each with what the service shows for it now."""
         shown = [(job, self.get(job)) for job in self.jobs[-12:]]
         return [(job, plain) for job, plain in shown if plain["state"] in ("queued", "running")]
 
     def audit(self) -> Audit:
-        """Wait until every job has ended. Compare it with what was acknowledged and is expected."""
+        """Wait until every job has ended. Compare it with what was acknowledged and what is
+        expected.
+        """
         audit = Audit()
         for job in self.jobs:
             shown = self._wait(job)

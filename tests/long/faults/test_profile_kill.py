@@ -1,4 +1,6 @@
-"""``profile`` killed again and again, at random: its file stays valid, and the next run goes on."""
+"""``profile`` killed repeatedly at random moments: its file stays valid, and the next run
+continues.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans to export: models, layouts, memory and kernels that frameworks are told about."""
+"""Plans to export: models, layouts, memory and kernels that exports describe to frameworks."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ CASES: Final[MappingProxyType[str, dict[str, Any]]] = MappingProxyType(
 
 
 def exports(to: str) -> dict[str, ExportResult]:
-    """Return the exports by case, of those that framework ``to`` can run."""
+    """Return the exports by case, for those cases that framework ``to`` can run."""
     made = {}
     for name, case in CASES.items():
         try:

@@ -1,7 +1,7 @@
-"""Make megatron-core's own configs of Megatron-LM's options, and say what they refuse.
+"""Build megatron-core's own configs from Megatron-LM's options, and report what they refuse.
 
-Options become fields as ``core_transformer_config_from_args`` in megatron/training/arguments.py at
-000c4ac has it, and the two configs beside it in megatron/training/training.py.
+Options become fields as in ``core_transformer_config_from_args`` in megatron/training/arguments.py
+at 000c4ac, and as for the two other configs in megatron/training/training.py.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ LOOP: Final = {
     "num_layers_per_virtual_pipeline_stage", "seq_length", "swiglu", "tp_comm_overlap_cfg",
     "transformer_impl", "use_torch_fsdp2",
 }  # fmt: skip
-"""Options of the training loop alone, or which become fields below."""
+"""Options of the training loop alone, and options that become fields below."""
 
 
 def main() -> None:
@@ -128,7 +128,7 @@ def _fields(options: Options, names: dict[str, str]) -> Options:
 
 
 def _model(options: Options) -> None:
-    """Raise TypeError for what is no parameter of the model, or of another type."""
+    """Raise TypeError for an option that is not a parameter of the model, or has another type."""
     parameters = inspect.signature(GPTModel.__init__).parameters
     hints = typing.get_type_hints(GPTModel.__init__)
     for option, name in MODEL.items():
@@ -139,7 +139,7 @@ def _model(options: Options) -> None:
 
 
 def _made(config: type, fields: Options) -> None:
-    """Make the config, whose fields must have the types that it tells."""
+    """Build the config; its fields must have the types that it declares."""
     config(**fields)
     hints = typing.get_type_hints(config)
     for name, value in fields.items():

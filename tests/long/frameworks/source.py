@@ -1,4 +1,4 @@
-"""Parts of a framework's modules, without importing what stands beside them."""
+"""Parts of a framework's modules, without importing the rest of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def function_of(path: Path, name: str, names: dict[str, Any]) -> Any:
-    """Return the function or class of this name, defined where ``names`` are known."""
+    """Return the function or class of this name, defined with ``names`` as globals."""
     code = ast.Module(body=[_definition(path, name)], type_ignores=[])
     exec(compile(code, str(path), "exec", flags=0, dont_inherit=True), names)
     return names[name]
@@ -23,12 +23,14 @@ def fields_of(path: Path, name: str) -> set[str]:
 
 
 def asked_of(path: Path) -> set[str]:
-    """Return what the module asks configs for: ``cfg.KEY``, ``….get('KEY')`` and ``'KEY' in …``."""
+    """Return the keys that the module reads from configs: ``cfg.KEY``, ``….get('KEY')``, ``'KEY' in
+    …``.
+    """
     return set(_asked(ast.parse(path.read_text())))
 
 
 def texts_of(path: Path) -> set[str]:
-    """Return the texts that stand in the module."""
+    """Return the string literals of the module."""
     return {text for node in ast.walk(ast.parse(path.read_text())) for text in _text(node)}
 
 

@@ -1,4 +1,6 @@
-"""Give TransformerEngine's own ``initialize_ub`` exported files, and say what it makes of them."""
+"""Give TransformerEngine's own ``initialize_ub`` exported files, and report what it makes
+of them.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def main() -> None:
 
 
 def answer(text: str, tp: int) -> Any:
-    """Return what each GEMM's buffer is made with, or why the file is refused."""
+    """Return the arguments of each GEMM's buffer, or why the file is refused."""
     base = Path(str(distribution("transformer_engine").locate_file("transformer_engine")))
     names = _names()
     path = base / "pytorch" / "module" / "base.py"
@@ -45,8 +47,9 @@ def answer(text: str, tp: int) -> Any:
 
 
 def _names() -> dict[str, Any]:
-    """Return what the function needs around it. Its compiled half (``tex``) needs a GPU: here a
-    buffer is what it was asked for."""
+    """Return the globals that the function needs. Its compiled half (``tex``) needs a GPU: here a
+    buffer is represented by its arguments.
+    """
     compiled = SimpleNamespace(
         device_supports_multicast=lambda: True,
         ubuf_built_with_mpi=lambda: False,
@@ -69,12 +72,12 @@ def _ring(shape: Any, dtype: Any, helper: Any, tp: int, does: str, **told: Any) 
 
 
 def _pipeline(shape: Any, dtype: Any, helper: Any, tp: int, **told: Any) -> dict[str, Any]:
-    # Older versions say it of rings only.
+    # Older versions say it only for rings.
     return {"copies": "kernel", "does": told.pop("comm_type", None), **_plain(told)}
 
 
 def _plain(told: dict[str, Any]) -> dict[str, Any]:
-    """Return what was asked for; raise TypeError as the compiled half does for another type."""
+    """Return the arguments; raise TypeError, as the compiled half does, for one of another type."""
     wanted = {"num_comm_sm": int, "num_splits": int, "set_sm_margin": bool}
     found = {}
     for name, kind in wanted.items():

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from tests.conftest import REPOSITORY
 
 CALLS_BACK = "base/cores.py"
-"""Calls what it was handed, as ``map`` does: a library's part."""
+"""Calls functions that it is given, as ``map`` does, like a library."""
 HOME = str(REPOSITORY / "domino_tune") + "/"
 
 
@@ -24,7 +24,8 @@ class Step(NamedTuple):
 
 
 def walked(call: Callable[[], Any]) -> list[Step]:
-    """Return every kind of step between two files that happens during ``call``, in first order.
+    """Return every kind of step between two files that happens during ``call``, in order of first
+    use.
 
     A call back through the simulator or a library counts from the nearest frame of domino_tune.
     Module bodies, which run once at an import, do not count.
@@ -59,7 +60,7 @@ def _file(frame: FrameType) -> str | None:
 
 
 def _imports(frame: FrameType | None) -> bool:
-    """Whether a module body of ours is under way."""
+    """Return whether a module body of ours is running."""
     while frame is not None:
         if frame.f_code.co_name == "<module>" and _file(frame) is not None:
             return True
@@ -68,5 +69,5 @@ def _imports(frame: FrameType | None) -> bool:
 
 
 def room(file: str) -> str:
-    """Return the package, or the loose file, of domino_tune that a file stands in."""
+    """Return the package, or the loose file, of domino_tune that contains a file."""
     return Path(file).parts[0].removesuffix(".py")

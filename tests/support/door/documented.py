@@ -1,4 +1,4 @@
-"""Whether an answer is the one that the table and the OpenAPI document tell of."""
+"""Whether an answer is the one that the table and the OpenAPI document describe."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from tests.support.door.made import Case
 from tests.support.frozen import document
 
 ANY_ROUTE: Final = frozenset({400, 403, 404, 405, 408, 431})
-"""What the document's description says of every request, and of those that match no route."""
+"""Statuses that the document's description gives for every request, and for those that match no
+route.
+"""
 MOST_BYTES: Final = 2_500
-"""Of a problem, whatever was sent."""
+"""Largest problem, whatever was sent."""
 
 
 def wrong(case: Case, answer: Answer) -> str:
-    """What is wrong with the answer; nothing where all is right."""
+    """Return what is wrong with the answer, or nothing."""
     told = answer.problem
     found = (
         answer.status, told.get("type", "").removeprefix("/docs/problems#"),

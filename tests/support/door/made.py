@@ -1,4 +1,4 @@
-"""Requests as bytes, and what they are answered: what the table is written with."""
+"""Requests as bytes, and their answers: the vocabulary of the table."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ class Case(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A request; and, where its group does not say it: places of faults and the type of its
-    problem (TYPES) with spaces between, and words of the detail."""
+    """A request; and, if they differ from its group's: places of faults and the type of its problem
+    (TYPES), separated by spaces, and words of the detail.
+    """
 
     parts: Sequence[Part]
     told: str = ""
@@ -44,7 +45,7 @@ class Row(NamedTuple):
 
 
 TYPES: Final = frozenset({"bad-input", "bad-profile", "bad-plan-file", "infeasible-plan"})
-"""Those that are not called as their status is."""
+"""Types that are not named after their status."""
 
 
 def cases(
@@ -67,7 +68,7 @@ def refused(
     base: Mapping[str, Any],
     rows: Mapping[str, tuple[Mapping[str, Any], *tuple[str, ...]]],
 ) -> dict[str, Case]:
-    """Bodies with other fields, which are refused: name -> (fields, what a Row has)."""
+    """Return bodies with changed fields, which are refused: name -> (fields, the rest of a Row)."""
     return cases(422, {
         name: Row(ask(path, base, **changed), *told) for name, (changed, *told) in rows.items()
     })  # fmt: skip
@@ -76,7 +77,7 @@ def refused(
 def send(
     method: str, path: str, body: bytes | None = None, kind: str = JSON, **headers: str
 ) -> bytes:
-    """A whole request; underscores in names of headers stand for hyphens."""
+    """Return a whole request; underscores in names of headers are sent as hyphens."""
     named: dict[str, str] = {"Host": "127.0.0.1"}
     if body is not None:
         named |= {"Content-Type": kind, "Content-Length": str(len(body))}
@@ -123,7 +124,7 @@ def chunked(chunks: Iterable[bytes]) -> list[Part]:
 
 
 def drops(drop: bytes, count: int) -> list[Part]:
-    """The same, again and again, with pauses."""
+    """Return the same part repeatedly, with pauses."""
     return [part for _ in range(count) for part in (drop, 0.3)]
 
 

@@ -71,7 +71,7 @@ def profiles() -> dict[str, Case]:
 
 
 def imports() -> dict[str, Case]:
-    """Tables that cannot be imported, and ways that are none."""
+    """Tables that cannot be imported, and invalid ways to import one."""
     lines = "m,n,k,us\n" + "".join(f"{m},8,8,1\n" for m in range(1, MOST_LINES + 1))
     ends = {"LF": "\n", "CR": "\r", "LS": "\u2028", "CR LF": "\r\n"}
     files = {name: lines.replace("\n", end).encode() for name, end in ends.items()}
@@ -98,7 +98,7 @@ def imports() -> dict[str, Case]:
 
 
 def calibrations() -> dict[str, Case]:
-    """Runs that cannot be, beside one that can."""
+    """Impossible runs, each together with a possible one."""
     first, second = RUNS
     changes: dict[str, tuple[dict[str, Any], str]] = {
         "a run of -1 ms": ({"measured_ms": -1}, "measured_ms"),
@@ -181,7 +181,7 @@ def calibrations() -> dict[str, Case]:
 
 
 def _gpu(name: str) -> list[Part]:
-    """A bundled profile whose GPU is called otherwise."""
+    """A bundled profile with another name of its GPU."""
     file = json.loads(bundled_bytes("h100-dgx"))
     file["machine"]["gpu"] = name
     return put(json.dumps(file | {"name": "mine"}).encode())

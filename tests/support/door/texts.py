@@ -1,4 +1,4 @@
-"""Rows of the door's table that are about JSON: what is none, and what it must not hold."""
+"""Rows of the door's table that are about JSON: what is not JSON, and what it must not contain."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.door.made import TUNE, Case, Row, cases, deep, model, number,
 
 
 def not_json() -> dict[str, Case]:
-    """Bodies that are no JSON."""
+    """Bodies that are not JSON."""
     objects = {
         "too many braces": b'{"a": 1}}',
         "a list with a trailing comma": b"[1,]",
@@ -57,7 +57,7 @@ def not_json() -> dict[str, Case]:
 
 
 def numbers() -> dict[str, Case]:
-    """Numbers that JSON, or a whole number, cannot be."""
+    """Texts that are not numbers in JSON, or not whole numbers."""
     return cases(422, {
         **{text: number(text) for text in ("NaN", "Infinity", "-Infinity", "1e999", "-1e999")},
         "NaN in a what-if": number("NaN", "/v1/what-ifs"),
@@ -84,7 +84,7 @@ def numbers() -> dict[str, Case]:
 
 
 def strict() -> dict[str, Case]:
-    """What may not stand in JSON here, each at its place in a config."""
+    """Values that JSON may not contain here, each at its place in a config."""
     texts = {
         '{"a": NaN}': "#/a",
         '{"a": [1, Infinity]}': "#/a/1",

@@ -1,4 +1,4 @@
-"""The description of the API: frozen, whole, and generated from what the program is."""
+"""The description of the API: frozen, complete, and generated from the program."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_answers_say_which_keys_are_always_there(made: dict[str, Any]) -> None:
     schemas = made["components"]["schemas"]
     for name in ("Tune", "TuneResult", "SimulateResult", "Workload", "SlicePlan", "Verdict"):
         assert set(schemas[name]["required"]) == set(schemas[name]["properties"])
-    # In what a caller sends, older clients may leave out what is newer.
+    # Older clients may omit newer fields of what they send.
     assert set(schemas["WorkloadGiven"]["required"]) < set(schemas["Workload"]["required"])
 
 

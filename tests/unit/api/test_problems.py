@@ -1,4 +1,4 @@
-"""Errors on the wire: MEANINGS' statuses and titles, fields by their names in bodies."""
+"""Errors on the wire: MEANINGS' statuses and titles, and fields by their names in bodies."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_every_type_leads_to_a_line_of_the_docs() -> None:
     told = set(re.findall(r'<dt id="([^"]+)">', assets()["problems.html"].body.decode()))
     statuses = {status for route in route_table() for status in problem_statuses(route)}
     titles = {meaning.title for meaning in (*MEANINGS.values(), BUG)}
-    # 412 and 507 are told by errors of domino_tune alone.
+    # Only errors of domino_tune report 412 and 507.
     titles |= {phrase(status) for status in statuses | {431} if status not in (412, 507)}
     assert {type_of(title).partition("#")[2] for title in titles} == told
 
@@ -110,7 +110,7 @@ def test_a_bad_profile_is_pointed_into(change: Callable[[Any], Any], pointer: st
     change(plain)
     with pytest.raises(ProfileError) as caught:
         parse_profile(json.dumps(plain).encode(), source="the profile")
-    # As a process hands it over that reads uploads.
+    # As a process that reads uploads hands it over.
     problem = problem_of(pickle.loads(pickle.dumps(caught.value)))
     assert problem.type == "/docs/problems#bad-profile"
     assert [fault.pointer for fault in problem.errors] == [pointer]

@@ -13,11 +13,11 @@ from tests.conftest import REPOSITORY
 
 ROOTS: Final = ("api", "lab", "domino_tune", "profiles", "scripts", "simulator")
 SPLIT: Final = ("lab", "domino_tune", "scripts")
-"""Folders whose packages and loose files are rooms of their own; every other folder is one."""
+"""Folders whose packages and loose files are separate rooms; every other folder is one room."""
 
 
 def modules() -> dict[str, Path]:
-    """Return the file of every module of ours, by dotted name; tests are no part of the house."""
+    """Return the file of every module of ours, by dotted name, without tests."""
     found = {}
     for root in ROOTS:
         for path in sorted((REPOSITORY / root).rglob("*.py")):
@@ -27,7 +27,7 @@ def modules() -> dict[str, Path]:
 
 
 def room_of(module: str) -> str:
-    """Return the room that a module stands in."""
+    """Return the room that contains a module."""
     parts = module.split(".")
     return ".".join(parts[: 2 if parts[0] in SPLIT else 1])
 
@@ -46,7 +46,7 @@ def imports_of(path: Path, known: Mapping[str, Path]) -> Iterator[str]:
 
 
 def rooms() -> dict[str, set[str]]:
-    """Return the rooms that each room imports from, itself left out."""
+    """Return the rooms that each room imports from, except itself."""
     known, found = modules(), defaultdict[str, set[str]](set)
     for module, path in known.items():
         here = room_of(module)
@@ -55,7 +55,7 @@ def rooms() -> dict[str, set[str]]:
 
 
 def longest_chain(graph: Mapping[str, set[str]]) -> list[str]:
-    """Return the longest chain of imports. Raise CycleError where rooms import in a circle."""
+    """Return the longest chain of imports. Raise CycleError if rooms import in a circle."""
     chains: dict[str, list[str]] = {}
     for room in TopologicalSorter(graph).static_order():
         below = max((chains[other] for other in graph.get(room, ())), key=len, default=[])

@@ -49,7 +49,7 @@ def test_every_package_says_what_it_is() -> None:
 
 
 def test_tests_mirror_the_tree() -> None:
-    """Each folder of tests stands for one of ours; its own helpers aside."""
+    """Each folder of tests mirrors one of ours, except for its own helpers."""
     ours = {path.parent.relative_to(REPOSITORY) for path in modules().values()}
     for ring in ("unit", "real", "long"):
         for part in ("api", "lab", "domino_tune", "simulator"):

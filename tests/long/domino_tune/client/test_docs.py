@@ -1,4 +1,4 @@
-"""docs/client.md: its examples run as they stand there, one after the other."""
+"""docs/client.md: its examples run as they are written, one after the other."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def run(server: Served, words: list[str]) -> str:
-    """What a command prints that succeeds."""
+    """Return the output of a command that must succeed."""
     done = subprocess.run(
         words, env=environment(server.home), capture_output=True, text=True, timeout=PATIENCE_S,
         cwd=server.home,

@@ -1,4 +1,4 @@
-"""A search of layouts that is interrupted at every step goes on to the same answer."""
+"""A search of layouts that is interrupted at every step ends with the same answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kinds of jobs: what tests ask of each, and what its verb finds in this process."""
+"""The kinds of jobs: what tests ask of each, and what its verb returns in this process."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ DEEP: Final = [
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """``small`` ends in a second or a few, ``long`` takes long; ``links`` besides itself and its
-    events; ``local``: the verb's result, where it is the same. ``files``: links that are there at
-    the end."""
+    """``small`` ends within a few seconds, ``long`` takes long; ``links``: those other than the job
+    itself and its events; ``local``: the verb's result, if it is the same. ``files``: links that
+    exist at the end.
+    """
 
     small: dict[str, Any]
     long: dict[str, Any]
@@ -79,7 +80,7 @@ KINDS: Final = {
 
 
 def as_json(result: Any) -> Any:
-    """A result as an answer tells it, but for the time it took."""
+    """Return a result as an answer shows it, without the time it took."""
     plain = json.loads(json.dumps(to_json(result)))
     plain.pop("seconds", None)
     return plain

@@ -1,4 +1,4 @@
-"""What is there is left out of collections; what is made later is not."""
+"""Existing objects are left out of garbage collections; objects that are made later are not."""
 
 from __future__ import annotations
 

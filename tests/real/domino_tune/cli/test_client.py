@@ -1,4 +1,4 @@
-"""The command line at a server: the same output as here, byte for byte but for times."""
+"""The command line at a server: the same output as without one, byte for byte except for times."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_same_is_printed_of_layouts(
 
 @pytest.fixture(scope="module")
 def calibrate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """The words of a calibration."""
+    """The arguments of a calibration."""
     runs = tmp_path_factory.mktemp("runs") / "runs.csv"
     runs.write_text(RUNS)
     return "calibrate", "--profile", "h100-dgx", "--runs", str(runs), "--json", "--name", "mine"
@@ -89,7 +89,7 @@ def calibrate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 def calibrated(
     server: Served, calibrate: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> str:
-    """What the server's calibration prints."""
+    """The output of the server's calibration."""
     done = command(tmp_path_factory.mktemp("home"), *calibrate, "--server", server.url)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -148,7 +148,7 @@ def test_the_same_files_are_written(server: Served, tmp_path: Path) -> None:
 
 
 def shown(page: bytes) -> str:
-    """A page without the command that made it and the time that this took."""
+    """Return a page without the command that made it and the time that it took."""
     text = re.sub(r"python -m domino_tune tune [^<]*", "COMMAND", page.decode())
     return re.sub(r"<div><dt>Time</dt><dd>[\d.]+ s</dd></div>", "", text)
 
@@ -196,7 +196,7 @@ def test_ctrl_c_cancels_the_job(server: Served, tmp_path: Path) -> None:
             return {job.id for job in client.jobs(kind="tune").items} - before
 
         with started(words, env=environment(tmp_path), stderr=subprocess.PIPE) as tuning:
-            wait_until(made)  # whether or not the command line has been told of it
+            wait_until(made)  # whether or not the command line has received the answer
             tuning.send_signal(signal.SIGINT)
             assert tuning.communicate(timeout=PATIENCE_S)[1].endswith("error: interrupted.\n")
         assert tuning.returncode == 130
@@ -250,7 +250,7 @@ def test_a_token_from_a_file_and_from_the_environment(tmp_path: Path) -> None:
 
 
 class Reports:
-    """A tune at a server of a question that this machine can run, and how to validate it."""
+    """A tune at a server, of a question that this machine can run, and how to validate it."""
 
     def __init__(self, server: Served, folder: Path) -> None:
         self.server = server
@@ -309,7 +309,7 @@ def test_what_cannot_be_sent_is_kept_and_can_be_sent_again(reports: Reports) -> 
     before = len(reports.received())
     nobodys = f"{reports.server.url}/v1/tunes/job_{'0' * 32}/validations"
     done = reports.validate(nobodys, "--max-error", "1e-9%")
-    assert done.returncode == 3, done.stderr  # the prediction is off: what the measuring says
+    assert done.returncode == 3, done.stderr  # the prediction is off, as the measurement says
     assert "were not sent; they are saved in" in done.stderr
     (unsent,) = reports.unsent()
     assert json.loads(unsent.read_bytes()) == json.loads(done.stdout)
@@ -318,7 +318,7 @@ def test_what_cannot_be_sent_is_kept_and_can_be_sent_again(reports: Reports) -> 
     words, copy = said[1].split()[:-1], unsent.read_bytes()
     assert command(reports.folder, *words, reports.url("http://127.0.0.1:9")).returncode == 6
     assert unsent.exists()
-    for _ in range(2):  # the second time as where the first answer was lost
+    for _ in range(2):  # the second time as if the first answer was lost
         unsent.write_bytes(copy)
         sent = command(reports.folder, *words, reports.url(reports.server.url))
         assert sent.returncode == 0, sent

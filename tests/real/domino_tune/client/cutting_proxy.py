@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that breaks connections: what was asked arrives, the answer is lost."""
+"""A TCP proxy on loopback that breaks connections: the request arrives, the answer is lost."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import closing, contextmanager, suppress
 
 
 class CuttingProxy:
-    """Forwards to a server that may go, and come back elsewhere: meanwhile connections are lost.
+    """Forwards to a server that may stop and come back elsewhere; meanwhile connections are lost.
 
     While ``cuts`` is above 0, each new connection lowers it by one and is closed as soon as the
-    server has answered its first request, without passing that on.
+    server has answered its first request, without passing the answer on.
     """
 
     def __init__(self, url: str) -> None:

@@ -1,4 +1,4 @@
-"""Compiles the failing disk and lets one process live with it."""
+"""Compile the failing disk, and let one process live with it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ FAULTS: dict[str, tuple[int, bool]] = {
     "fails once": (errno.EIO, False),
     "stays full": (errno.ENOSPC, True),
 }
-"""What calls get, and whether all that follow get it too."""
+"""The error of a call, and whether all calls after it fail too."""
 
 
 def make_library(folder: Path) -> Path:
-    """Compile the library. Skip where that cannot be."""
+    """Compile the library. Skip if that is impossible."""
     made = folder / "failing_disk.so"
     program = shutil.which("gcc") or shutil.which("cc")
     if program is None or sys.platform != "linux":
@@ -39,9 +39,10 @@ def make_library(folder: Path) -> Path:
 def fail_each_call(
     library: Path, folder: Path, error: int, lasting: bool, stride: int = 1
 ) -> dict[str, int]:
-    """See ``failing_disk.py``; how many calls were let ``failed``, and how many steps ``refused``.
+    """Return how many calls ``failed`` and how many steps were ``refused``; see
+    ``failing_disk.py``.
 
-    Raises AssertionError where a database was half-changed, or a job could not go on.
+    Raise AssertionError if a database was half-changed, or a job could not continue.
     """
     module = "tests.real.domino_tune.service.failing_disk"
     arguments = [str(folder), str(error), str(int(lasting)), str(stride)]

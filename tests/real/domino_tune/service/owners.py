@@ -1,4 +1,4 @@
-"""Starts owner processes (``owner.py``) that work on one database."""
+"""Start owner processes (``owner.py``) that work on one database."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ from tests.support.processes import started
 
 @dataclass(frozen=True, kw_only=True)
 class Worked:
-    """Ids of the jobs that owner processes handed in, and of those they were told to have finished,
-    each as often as that was."""
+    """Ids of the jobs that owner processes submitted, and of those reported to them as finished,
+    once for each report.
+    """
 
     submitted: list[str]
     finished: list[str]
 
 
 def owner(*arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
-    """Run an owner, which is killed at the end where it has not ended."""
+    """Run an owner; kill it at the end if it is still running."""
     words = [sys.executable, "-W", "error", "-m", "tests.real.domino_tune.service.owner"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     return started([*words, *arguments], cwd=REPOSITORY, **pipes)
 
 
 def work_together(url: str, owners: int, each: int) -> Worked:
-    """``owners`` processes hand in ``each`` jobs, and finish anybody's until none is left."""
+    """Let ``owners`` processes submit ``each`` jobs, and finish anybody's jobs until none
+    is left.
+    """
     with ExitStack() as stack:
         processes = [
             stack.enter_context(owner("work", url, f"owner-{number}", str(each)))

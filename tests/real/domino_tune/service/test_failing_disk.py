@@ -1,6 +1,6 @@
-"""The n-th write or sync of SQLite fails: old or new, never half, and it goes on.
+"""The n-th write or sync of SQLite fails: the state is old or new, never half, and work continues.
 
-Here for every sixth n; tests/long has them all.
+This file runs every sixth n; tests/long runs all of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`tune --objective measure`: plans on real ranks, their evidence, and how it goes on."""
+"""`tune --objective measure`: plans on real ranks, their evidence, and how it continues."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def result(request_: TuneRequest) -> MeasuredTuneResult:
 
 
 def copied(request: TuneRequest, folder: Path, lines: int | None = None) -> TuneRequest:
-    """The same question with the first ``lines`` of its evidence in a file of its own."""
+    """Return the same question with the first ``lines`` of its evidence in a file of its own."""
     first = Path(str(request.evidence)).read_bytes().splitlines(keepends=True)[:lines]
     path = folder / "evidence.jsonl"
     path.write_bytes(b"".join(first))
@@ -59,13 +59,13 @@ def write_down(request: TuneRequest, record: LaunchRecord) -> None:
     line = {"kind": record.kind, "runs": to_json(list(record.runs))}
     for entry in line["runs"]:
         del entry["plan"]["label"]
-    launches(request)  # makes the file where there is none
+    launches(request)  # creates the file if it is missing
     with Path(str(request.evidence)).open("a") as file:
         file.write(json.dumps(line) + "\n")
 
 
 def words(request: TuneRequest, *options: str) -> list[str]:
-    """The request as arguments of the command line."""
+    """Return the request as arguments of the command line."""
     return [*shlex.split(command_line("tune", request))[3:], *options]
 
 
@@ -161,7 +161,7 @@ def test_a_plan_that_ran_out_of_memory_is_told_and_not_run_again(
 def test_a_baseline_that_ran_out_of_memory_is_an_answer_and_no_evidence(
     request_: TuneRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory may be free the next time: what an earlier version wrote down is passed over, too."""
+    """Memory may be free next time: records of an earlier version are skipped, too."""
     asked = replace(request_, evidence=str(tmp_path / "evidence.jsonl"), trials=1)
     with monkeypatch.context() as patched:
         patched.setattr(plan_runs, "JOB", "tests.support.rank_jobs:validate_without_memory")
@@ -216,7 +216,7 @@ class TestRefused:
         assert "--force" in text
 
     def test_cta_counts_over_gloo(self, run: Runner, request_: TuneRequest, tmp_path: Path) -> None:
-        """Of a profile that has some: their plans cannot be run."""
+        """The profile has CTA counts, so its plans cannot be run."""
         few = Collective("all_reduce", 1 << 20, 1, 2, 4)
         profile = add_message(
             load_profile(str(request_.profile)),

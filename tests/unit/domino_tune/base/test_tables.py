@@ -1,4 +1,4 @@
-"""Tables on a terminal too narrow for them, and where there is none."""
+"""Tables on a terminal that is too narrow for them, and without a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports of ranks become a profile, in whatever order they come."""
+"""Reports of ranks become a profile, in whatever order they arrive."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def test_collectives_behind_each_other_tell_what_an_idle_lane_changes() -> None:
 
 
 def test_launches_of_a_gpu_are_measured_apart() -> None:
-    """Its ops and collectives tell nothing of them, and what is told stays, whatever comes."""
+    """Its ops and collectives say nothing about them, and reported values stay, whatever
+    follows.
+    """
     launch = {"gemm": 6.0, "attention": 9.0, "pointwise": 5.0, "collective": 14.0}
     plan = {name: value for name, value in PLAN.items() if name != "overhead_us"}
     reduce = {name: value for name, value in COLLECTIVE.items() if name != "hand_over_us"}
@@ -99,7 +101,7 @@ def test_contention_by_cta_count_is_of_the_machines_sms() -> None:
 def test_timings_of_an_earlier_run_count() -> None:
     before = add_message(add_message(empty(), PLAN), COLLECTIVE)
     again = before
-    for samples in (10, 60):  # a run tells all that it knows so far, again and again
+    for samples in (10, 60):  # a run reports everything it knows so far, repeatedly
         ops = [{**PLAN["ops"][0], "median_us": 9.5, "spread_us": 1.5, "samples": samples}]
         again = add_message(again, {**PLAN, "ops": ops}, before)
         reduce = {**COLLECTIVE, "median_us": 240.0, "samples": samples, "hand_over_us": 1.0}
@@ -112,7 +114,7 @@ def test_timings_of_an_earlier_run_count() -> None:
 
 
 def test_what_hangs_on_no_signature_gives_way_only_to_more_samples() -> None:
-    """A later run may have but a few plans and collectives left, unlike those before."""
+    """A later run may have only a few plans and collectives left, unlike those before."""
     skew = {
         "kind": "skew",
         "slowest": 1.02,

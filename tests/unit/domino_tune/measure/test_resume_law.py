@@ -1,4 +1,4 @@
-"""The law of what waits cost is found again in steps that follow it."""
+"""The law of the cost of waits is recovered from steps that follow it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DURATIONS_US = (40.0, 3000.0, 200.0, 2500.0, 90.0, 4000.0, 4000.0)
 
 
 def stretch(idle_us: float, cost_us: float, recovery_us: float, rng: random.Random) -> WaitStretch:
-    """Ops behind a wait, each up to 2 % off its usual time."""
+    """Return ops after a wait, each up to 2 % off its usual time."""
     ops, owed = [], cost_us
     for usual in rng.sample(DURATIONS_US, len(DURATIONS_US)):
         paid = owed * usual / (usual + recovery_us)
@@ -51,7 +51,7 @@ def test_a_wait_costs_nothing_rather_than_less() -> None:
 
 
 def costing(*costs_us: float) -> float:
-    """The law's error where waits cost as much, one after the other."""
+    """Return the law's error if waits cost these amounts, in this order."""
     rng = random.Random(9)
     return resume_law({1e-3: [stretch(1000.0, cost, 1000.0, rng) for cost in costs_us]}).error
 

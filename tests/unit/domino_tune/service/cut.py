@@ -1,4 +1,4 @@
-"""Cuts the files of a SQLite database at every 4 KiB, and looks what is left."""
+"""Cut the files of a SQLite database at every 4 KiB, and check what is left."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Crashed:
     """The files of a database as a crash would leave them.
 
     ``acknowledged`` maps each job to the size of the log, in bytes, when it was acknowledged: 0 for
-    those that had been moved into the database before.
+    jobs that had been moved into the database before.
     """
 
     database: bytes
@@ -37,8 +37,9 @@ class Crashed:
 
 @dataclass(kw_only=True)
 class Outcome:
-    """How many databases opened and how many were refused; of those opened, where was damage, and
-    which acknowledged jobs lacked."""
+    """How many databases opened and how many were refused; of those that opened, which were
+    damaged, and which acknowledged jobs were missing.
+    """
 
     opened: int = 0
     refused: int = 0
@@ -87,7 +88,7 @@ def cut_database(crashed: Crashed, folder: Path) -> Outcome:
 
 
 def kill_checkpoint(crashed: Crashed, folder: Path) -> Outcome:
-    """The log was being moved into the database: that is shorter than it says already."""
+    """The log was being moved into the database, which is still shorter than its header says."""
     moved, outcome = checkpointed(crashed, folder), Outcome()
     for cut in range(len(crashed.database), len(moved), STEP):
         examine(lay(folder, moved[:cut], crashed.log), crashed.acknowledged, outcome)
@@ -95,7 +96,7 @@ def kill_checkpoint(crashed: Crashed, folder: Path) -> Outcome:
 
 
 def cut_closed(crashed: Crashed, folder: Path) -> Outcome:
-    """A database without a log is cut. (Where all is gone, it is a new one.)"""
+    """A database without a log is cut. (If everything is gone, it is a new one.)"""
     whole, outcome = checkpointed(crashed, folder), Outcome()
     for cut in range(STEP, len(whole), STEP):
         examine(lay(folder, whole[:cut]), crashed.acknowledged, outcome)
@@ -110,7 +111,7 @@ def checkpointed(crashed: Crashed, folder: Path) -> bytes:
 
 
 def lay(folder: Path, database: bytes, log: bytes = b"") -> Path:
-    """Put the files down; returns the database's."""
+    """Write the files; return the path of the database."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     (folder / "jobs.db").write_bytes(database)
@@ -120,7 +121,9 @@ def lay(folder: Path, database: bytes, log: bytes = b"") -> Path:
 
 
 def examine(file: Path, must: Collection[str], outcome: Outcome) -> None:
-    """Open it, and note whether all is whole, what lacks, and that it can go on."""
+    """Open it, and record whether everything is whole, what is missing, and that it can
+    continue.
+    """
     try:
         database = open_database(f"sqlite:///{file}")
     except StorageError:

@@ -1,4 +1,4 @@
-"""Evidence files: nothing synced is ever lost, and nothing of another question is ever taken."""
+"""Evidence files: nothing synced is ever lost, and nothing from another question is ever used."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def records(path: Path) -> list[LaunchRecord]:
 
 
 def refused(path: Path, question: Any = QUESTION) -> str:
-    """The message of the refusal; the file is left as it is."""
+    """Return the message of the refusal, which must leave the file as it is."""
     before = path.read_bytes()
     with pytest.raises(InputError) as caught:
         Evidence(path, question)
@@ -59,7 +59,9 @@ def test_what_was_appended_is_read_again(path: Path) -> None:
 
 
 def test_cut_anywhere_it_holds_every_whole_line(path: Path) -> None:
-    """As after a kill in the middle of a write; what is appended then is read again, too."""
+    """As after a kill in the middle of a write; lines that are appended later are read
+    again, too.
+    """
     whole = path.read_bytes()
     ends = [at + 1 for at, byte in enumerate(whole) if byte == ord("\n")]
     for size in range(len(whole) + 1):
@@ -124,7 +126,7 @@ def test_one_at_a_time(path: Path) -> None:
 
 
 def test_a_full_disk_leaves_what_was_there(path: Path) -> None:
-    """Half of a line fits, the rest does not."""
+    """Only half of a line fits."""
     before = path.read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with Evidence(path, QUESTION) as evidence:

@@ -1,4 +1,4 @@
-"""Every option of a job is answered by every verb that has it, in a job that suits it."""
+"""Every verb that has an option of a job answers with it, in a job that suits it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SUITS: Final[dict[str, dict[str, Any]]] = {
     "recompute_layers": {"recompute": "full"}, "tp_comm_overlap": {"strategy": "userbuffers"},
     "seed": {"search": "random"},
 }  # fmt: skip
-"""What else an option needs, as its help says."""
+"""Further options that an option needs, as its help says."""
 ELSEWHERE: Final = {
     "plan": "a file", "evidence": "real ranks", "objective": "real ranks", "force": "real ranks",
     "gpus": "layouts", "global_batch_size": "layouts", "search": "test_search",
@@ -52,7 +52,8 @@ ELSEWHERE: Final = {
 
 def _asked(kind: type[Request], sampled: tuple[pytest.MarkDecorator, ...] = ()) -> Iterator[Any]:
     """Yield a case for each value of each option; ``sampled`` marks all but an option's last, which
-    is seldom its default."""
+    is seldom its default.
+    """
     for item in fields(kind):
         if item.name in ELSEWHERE:
             continue
@@ -82,7 +83,7 @@ def _job(asked: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("asked", list(_asked(SimulateRequest)))
 def test_simulate_answers(asked: dict[str, Any]) -> None:
-    """All rows that can be made; a row that cannot is told of."""
+    """All rows that are possible; an impossible row is reported."""
     request = SimulateRequest(**_job(asked))
     case = resolve(request)
     result = simulate_plan(case, Chosen.of(case, plan_of(request, None, case)))
@@ -100,7 +101,7 @@ def test_simulate_has_a_verdict(asked: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("asked", list(_asked(WhatIfRequest, (pytest.mark.sampled(count=4),))))
 def test_whatif_answers(asked: dict[str, Any]) -> None:
-    """Of most options one value suffices: simulate, which answers the same, is asked all."""
+    """One value suffices for most options: simulate, which answers the same, gets all values."""
     more = {} if set(asked) & {"change", "sweep"} else {"change": ("link_latency=2x",)}
     question = ask(WhatIfRequest(**_job(asked, **more)))
     best = (lambda case: question.chosen) if question.retune else None
@@ -109,7 +110,7 @@ def test_whatif_answers(asked: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("asked", list(_asked(TuneRequest)))
 def test_tune_begins(asked: dict[str, Any]) -> None:
-    """The search of one plan; what tune does with its best plan is what simulate does."""
+    """The search of one plan; from there tune does the same as simulate."""
     if "sweep" in asked:
         return  # of layouts
     request = TuneRequest(**{"search": "random", **_job(asked), "trials": 1})
@@ -120,7 +121,7 @@ def test_tune_begins(asked: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "per-op", "full"])
 def test_layouts_begin(recompute: str) -> None:
-    """What a layout cannot have counts as a layout that is not there, and refuses no other."""
+    """Values that a layout cannot have rule out only that layout."""
     request = TuneRequest(
         model="llama3-8b", profile="h100-dgx", gpus=8, global_batch_size=8, seq_length=2048,
         recompute=recompute, implementation="torch",

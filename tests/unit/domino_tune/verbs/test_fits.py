@@ -1,4 +1,4 @@
-"""What may not fit is shown with its chance, and never recommended."""
+"""Plans that may not fit are shown with their chance, and never recommended."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ JOB: dict[str, Any] = {
 
 
 def filled(usable_over_peak: float) -> SimulateResult:
-    """A plan on a GPU of which so many times its peak is usable."""
+    """Return a plan on a GPU whose usable memory is this multiple of the plan's peak."""
     request = SimulateRequest(**JOB)
     case = resolve(request)
     chosen = Chosen.of(case, plan_of(request, None, case))
@@ -73,7 +73,7 @@ def test_a_simulation_says_how_likely_it_fits(
 
 
 def on_gpus_of(gib: float, folder: Path) -> str:
-    """A profile whose GPUs report so much."""
+    """Return a profile whose GPUs report this much memory."""
     known = load_profile("h100-dgx")
     machine = replace(known.machine, gpu_memory_gib=gib)
     path = folder / f"{gib}.json"
@@ -82,7 +82,7 @@ def on_gpus_of(gib: float, folder: Path) -> str:
 
 
 def looked_at(candidates: list[Candidate]) -> list[tuple[int, int]]:
-    """Time and peak of every plan that may be recommended, the fastest first."""
+    """Return time and peak of every plan that may be recommended, the fastest first."""
     found = (one.time(plan) for one in candidates for plan in one.plans)
     return sorted((one.iteration_ns, one.peak_bytes) for one in found if isinstance(one, Timed))
 
@@ -131,7 +131,7 @@ def test_a_larger_margin_leaves_fewer_layouts(edge: tuple[TuneRequest, LayoutsRe
 
 
 def test_where_nothing_is_recommended_the_most_likely_layout_is_named(tmp_path: Path) -> None:
-    """Fixed in all but its memory, so that one layout is left, which leaves 3 % free."""
+    """Everything except the memory is fixed, so that one layout is left, which leaves 3 % free."""
     fixed = replace(SMALL, tp=2, micro_batch_size=1, recompute="full")
     large = tune_layouts(fixed)
     known, first = large.best.usable_memory, large.layouts[0]

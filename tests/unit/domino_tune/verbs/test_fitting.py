@@ -1,4 +1,6 @@
-"""The smallest change that fits: it does, it is possible, and the question before it does not."""
+"""The smallest change that fits: it does fit, it is possible, and the original question
+did not fit.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,7 @@ def test_no_advice_where_the_time_is_over() -> None:
 
 
 def test_no_advice_that_the_rest_of_the_request_refuses() -> None:
-    """More ranks do not stand on the nodes that are given; DeepSpeed's Domino has no pipeline."""
+    """The given nodes cannot hold more ranks; DeepSpeed's Domino has no pipeline."""
     given = {**ASKED["--pp 4 --micro-batch-size 1 --grad-accumulation 8"], "nodes": 1}
     asked = request(**given)
     assert smallest_change(resolve(asked), asked, Deadline()) == {}

@@ -1,4 +1,4 @@
-"""What multiplies fp32 on a GPU: by implementation, at the peak of its units, and told."""
+"""Units that multiply fp32 on a GPU: by implementation, at the peak of the units, and reported."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_it_goes_by_implementation(implementation: str, tf32: bool) -> None:
     changed = f"tf32={str(not tf32).lower()}"
     other = answer(dtype="fp32", implementation=implementation, implementation_set=changed)
     fast, slow = (usual, other) if tf32 else (other, usual)
-    assert 4 < slow.iteration_ms / fast.iteration_ms < 8  # of 156 / 19.5, less what is not GEMMs
+    assert 4 < slow.iteration_ms / fast.iteration_ms < 8  # less than 156 / 19.5: not all is GEMMs
     assert "TF32" in told(fast)
     assert "CUDA cores multiply fp32 (19.5 TFLOP/s)" in told(slow)
     for one in (fast, slow):

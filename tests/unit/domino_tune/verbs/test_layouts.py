@@ -1,4 +1,4 @@
-"""tune --gpus: the best layouts, held against looking at every one of them."""
+"""tune --gpus: the best layouts, compared with an evaluation of every layout."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_answer_is_that_of_looking_at_every_plan(asked: TuneRequest) -> None
 
 
 def _rivals_ms(result: LayoutsResult) -> list[float]:
-    """Times of what the verdict compares with Domino in the best layout."""
+    """Return the times of the plans that the verdict compares with Domino in the best layout."""
     assert result.best.verdict is not None
     contestants = result.best.verdict.contestants
     return [one.iteration_ms for one in contestants if one.fits and one.strategy != "domino"]

@@ -1,5 +1,6 @@
-"""Runs that calibrate is given: those that cannot have been are refused, samples of one run count
-as one, and no profile that was fitted to them beats its own peak."""
+"""Runs for calibrate: impossible ones are refused, samples of one run count as one, and no profile
+that was fitted to them beats its own peak.
+"""
 
 from __future__ import annotations
 
@@ -76,8 +77,9 @@ def test_what_is_computed_again_counts() -> None:
 
 
 def test_kernels_skip_the_masked_half() -> None:
-    """Llama 3 8B with 131,072 tokens at six tenths of an H100's peak, as kernels run: with all
-    scores counted it would be above the peak."""
+    """Llama 3 8B with 131,072 tokens at six tenths of an H100's peak, as kernels run: if all scores
+    counted, it would be above the peak.
+    """
     asked = {**EIGHT, "model": "llama3-8b", "overrides": "max_position_embeddings=131072",
              "seq_length": "131072", "cp": "8", "micro_batch_size": "1"}  # fmt: skip
     run = run_of(asked, 1.0, "h100-dgx")
@@ -89,7 +91,7 @@ def test_kernels_skip_the_masked_half() -> None:
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 def test_fp32_may_be_multiplied_in_fewer_bits(dtype: str) -> None:
-    """On an A100 the rate is 60 TFLOP/s: three times what its fp32 units do."""
+    """On an A100 the rate is 60 TFLOP/s: three times the peak of its fp32 units."""
     check_possible(run_of({**EIGHT, "model": "gpt3-1.3b", "tp": "4", "dtype": dtype,
                            "seq_length": "2048"}, 600.0, "a100-sxm"))  # fmt: skip
 
@@ -155,7 +157,7 @@ def test_samples_that_contradict_each_other_are_refused() -> None:
 
 
 def fitted(gemm: float, attention: float = 1.0) -> Profile:
-    """A profile as calibrated, by factors that no fit should have found."""
+    """Return a profile calibrated with factors that no fit should find."""
     parts = (
         CalibratedPart(part="attention", factor=attention, error=0.05),
         CalibratedPart(part="gemm", factor=gemm, error=0.05),
@@ -197,7 +199,7 @@ def predicted_ms(run: MeasuredRun) -> float:
 
 
 def test_rounding_counts_for_as_little_as_it_tells() -> None:
-    """A time that is rounded by a third is explained less than one that is not."""
+    """A time that is rounded by a third is explained less well than an exact one."""
     shared = {**EIGHT, "overrides": "num_hidden_layers=2", "cuda_graph": "yes"}
     runs = [
         planned(asked_in(RunRow(tp, {**shared, "tp": tp}, 1e5), "plain"), OneProfile(PLAIN, DISK))

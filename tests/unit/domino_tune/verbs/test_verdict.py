@@ -1,4 +1,6 @@
-"""The verdict: sure where nothing is unsure, the same every time, and true to the machine drawn."""
+"""The verdict: certain if nothing is uncertain, the same every time, and true to the
+machine drawn.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ def simulated() -> SimulateResult:
 
 
 def exact(known: Profile) -> Profile:
-    """The profile of a machine that is known without any error."""
+    """Return the profile without any error."""
     assert known.gemm
     assert known.attention
     assert known.attention.fit
@@ -174,7 +176,7 @@ def test_without_look_up_errors_only_the_simulators_own_is_left(tp: int) -> None
 
 
 def moved(case: Case, family: Family) -> float:
-    """By how much a standard error of a family moves the logarithm of Domino's speed-up."""
+    """Return how much a standard error of a family moves the logarithm of Domino's speed-up."""
     plans = {"megatron": Chosen.of(case, baseline_plan(case)), "domino": chosen_of(case)}
     drawn = case.drawn(Draw({family: 1.0}))
     usual_ns, drawn_ns = (
@@ -248,7 +250,7 @@ def test_a_chosen_plan_of_megatron_is_compared_in_its_own_mode() -> None:
 
 
 def test_a_plan_that_does_not_fit_has_no_chance() -> None:
-    """Between the peaks of what needs least and of what needs more."""
+    """Memory between the lowest peak and a higher one."""
     case = case_of(micro_batch_size=4)
     peaks = {
         name: peak_bytes(case, one.plan, one.order)
@@ -282,7 +284,7 @@ def contestant(strategy: str, name: str, speedup: float, chance: float, **more: 
 
 
 def field(megatron: float, domino: float, rival: float, **baseline: Any) -> list[Contestant]:
-    """The contestants with these chances."""
+    """Return the contestants with these chances."""
     return [
         contestant("megatron", "Megatron", 1.0, megatron, **baseline),
         contestant("domino", "Domino", 1.05, domino),
@@ -374,7 +376,7 @@ def test_what_a_machine_cannot_run_is_neither_compared_nor_asked_for(strategy: s
 
 
 def test_an_unknown_network_is_the_same_for_all_that_are_compared() -> None:
-    """A factor of all compute moves times alone; one of the network moves the speed-up a little."""
+    """A factor on all compute moves only times; one on the network moves the speed-up a little."""
     case = case_of(load_profile("a100-sxm"), dp=2, implementation="megatron-2022")
     verdict = judged(case)
     assert {"network", "host"} <= set(verdict.unsure)

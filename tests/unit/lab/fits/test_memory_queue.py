@@ -1,4 +1,4 @@
-"""The law of what collectives wait for memory, and what our H200's records make of it."""
+"""The law of how long collectives wait for memory, and its fit to our H200's records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Meetings of a collective and ops: what is played, and what is read off their stamps."""
+"""Meetings of a collective and ops: what is played, and what their stamps show."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from domino_tune.runtime.lanes.pace import BLOCKS, Chunks, Pace
 
 
 def test_a_meeting_counts_from_the_arrival() -> None:
-    zero = 1_764_000_000_000_000_000  # ns, of which a float has not all digits
+    zero = 1_764_000_000_000_000_000  # ns; a float lacks digits for it
     stamps = [(zero + 1_101, zero + 2_000), (zero + 1_500, zero + 2_600)]
     found = meeting(stamps, zero, 1_000, [300.0, 310.0])
     assert found == Meeting(101, 500, 1_600, 1_000, (300.0, 310.0))

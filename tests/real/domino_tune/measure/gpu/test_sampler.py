@@ -1,4 +1,4 @@
-"""A sampler: samples while work runs, the joules of that time; and NVML where there is none."""
+"""A sampler: samples while work runs, and the joules of that time; and a machine without NVML."""
 
 from __future__ import annotations
 

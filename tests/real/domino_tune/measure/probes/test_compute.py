@@ -1,4 +1,4 @@
-"""Probes: which lane and type a collective is timed with, how skew is told, how a budget ends."""
+"""Probes: lane and type of a timed collective, how skew is reported, how a budget ends."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_collective_is_timed_burst_by_burst(context: RankContext) -> None:
 
 
 def test_all_reduces_that_outlast_the_step_say_nothing_of_themselves(context: RankContext) -> None:
-    """None of them lies within the step, and none is taken for one that was not slowed."""
+    """None of them lies within the step, and none is mistaken for one that was not slowed."""
     lane = emulated_lane(lambda call: Pace(600 * MS), context.device)
     session = Session(
         context=replace(context, lanes={TP: lane, DP: lane}), model=TINY,
@@ -138,8 +138,9 @@ def test_all_reduces_that_outlast_the_step_say_nothing_of_themselves(context: Ra
 
 
 class _Played:
-    """Stands for a probe: every rank's durations of each step, in ns, the last ``beside`` of them
-    of ops beside collectives."""
+    """Stands for a probe: every rank's durations of each step, in ns; the last ``beside`` of them
+    are of ops that ran alongside collectives.
+    """
 
     def __init__(self, *steps: list[list[int]], beside: int = 0) -> None:
         self.steps = [
@@ -167,7 +168,7 @@ def test_a_rank_that_is_always_slower_is_the_steps_and_nobody_waits_beyond_it() 
 
 
 def test_ranks_that_are_slow_in_turn_wait_though_no_step_is_longer() -> None:
-    """Ops of 1.1 and 1.3 ms in turn: over a step equal, over one op 0.1 ms behind the mean."""
+    """Ops of 1.1 and 1.3 ms in turn: equal over a step, 0.1 ms after the mean over one op."""
     in_turn = [MS * 11 // 10, MS * 13 // 10] * 20
     found = skew([in_turn, in_turn[1:] + in_turn[:1]])
     assert found["slowest"] == 1.0
@@ -178,7 +179,7 @@ def test_ranks_that_are_slow_in_turn_wait_though_no_step_is_longer() -> None:
 
 
 def test_compute_beside_collectives_has_rows_of_its_own() -> None:
-    """Ops of 1 ms each, equally fast; then ops of 1.1 and 1.3 ms in turn beside collectives."""
+    """Ops of 1 ms each, equally fast; then ops of 1.1 and 1.3 ms in turn alongside collectives."""
     in_turn = [MS * 11 // 10, MS * 13 // 10] * 20
     ranks = [[MS] * 40 + in_turn, [MS] * 40 + in_turn[1:] + in_turn[:1]]
     found = skew_message([cast("StepProbe", _Played(ranks, beside=40))], 0.01)
@@ -192,7 +193,8 @@ def test_steps_take_longer_than_the_medians_of_their_ops_add_up_to(
     context: RankContext, sums_ns: list[int], excess: float | None
 ) -> None:
     """Medians of 3 and 2 ns, two ops of the first kind and one of the other: 8 ns. Hiccups, and
-    steps that seem shorter, tell nothing."""
+    steps that seem shorter, do not count.
+    """
     one, other = (Collective("all_reduce", size, 1, 2) for size in (1, 2))
     ops = [SimpleNamespace(signature=signature) for signature in (one, other, one)]
     probe = SimpleNamespace(sums_ns=sums_ns, step=SimpleNamespace(ops=ops))
@@ -214,7 +216,7 @@ def test_the_error_of_skew_is_what_steps_differ_by() -> None:
 
 
 class _World:
-    """Stands for a context of two ranks, the other of which answers the opposite."""
+    """Stands for a context of two ranks; the other rank answers the opposite."""
 
     def __init__(self) -> None:
         self.reports: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""The probe of waits: a step is cut at its pauses, and lanes pause as they are told."""
+"""The probe of waits: a step is cut at its pauses, and lanes pause as requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runners of jobs, and waits for what they do."""
+"""Runners of jobs, and functions that wait for their results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.tasks import undisturbed
 
 
 class Watched(Executor):
-    """Passes calls on, and keeps which tasks they were for."""
+    """Passes calls on, and remembers which tasks they were for."""
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
@@ -61,7 +61,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def finished(desk: JobDesk, jobs: Mapping[str, bytes]) -> None:
-    """Every job is done, with the bytes of one that nobody disturbed."""
+    """Wait until every job is done; each must have the bytes of an undisturbed one."""
     await until(lambda: all(desk.get(identity, None).ended for identity in jobs))
     for identity, task in jobs.items():
         job = desk.get(identity, None)
@@ -73,7 +73,7 @@ async def finished(desk: JobDesk, jobs: Mapping[str, bytes]) -> None:
 
 
 async def ended(desk: JobDesk, job: Job) -> tuple[Job, dict[str, Any]]:
-    """Return a job that has ended as done, and its result."""
+    """Wait until a job is done; return it and its result."""
     await until(lambda: desk.get(job.id, None).ended)
     found = desk.get(job.id, None)
     assert (found.state, found.error) == ("done", None)

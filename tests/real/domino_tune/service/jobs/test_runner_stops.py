@@ -1,4 +1,4 @@
-"""Jobs that end before their search does, and those that are kept no longer."""
+"""Jobs that end before their search does, and jobs that are no longer kept."""
 
 from __future__ import annotations
 
@@ -72,8 +72,9 @@ def test_a_job_whose_time_is_spent_keeps_what_it_has(
 def test_the_best_so_far_outlives_its_runner(
     database: Database, desk: JobDesk, slots: SlotExecutor
 ) -> None:
-    """A runner that is killed says nothing: its lease runs out, and the next one goes on from what
-    was committed."""
+    """A killed runner says nothing: its lease expires, and the next runner continues from the last
+    commit.
+    """
 
     async def play() -> None:
         job = submit(desk, longer_task(5))

@@ -19,7 +19,7 @@ from tests.support.tasks import SHELF, WORKLOAD, finish
 
 
 def task(*factors: float) -> bytes:
-    """Runs that took so many times what is predicted."""
+    """Return a task with runs that took ``factors`` times their predicted time."""
     runs = []
     for number, factor in enumerate(factors):
         sized = {**WORKLOAD, "micro_batch_size": number + 1, "strategy": "megatron"}

@@ -1,4 +1,4 @@
-"""Arguments of Megatron-LM's logs: priced, without meaning, refused by name, or told."""
+"""Arguments of Megatron-LM's logs: priced, irrelevant, refused by name, or reported."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OLD: Final[dict[str, Any]] = {
     "distribute_checkpointed_activations": False, "fp16": True, "masked_softmax_fusion": True,
     "optimizer": "adam", "scatter_gather_tensors_in_pipeline": True,
 }  # fmt: skip
-"""What Megatron-LM of 2021 printed: neither kinds of models nor of kernels."""
+"""Arguments that Megatron-LM of 2021 printed: neither kinds of models nor of kernels."""
 
 
 def note(told: dict[str, Any]) -> str:
@@ -317,7 +317,9 @@ def test_the_first_rank_prints_arguments_and_the_last_one_times() -> None:
 
 
 def test_times_of_several_ranks_count_once() -> None:
-    """Eight ranks print each iteration: the first two of one rank are left out, not of all."""
+    """Eight ranks print each iteration: the first two of one rank are left out, not the first two
+    lines.
+    """
     head, times = log(GPT).split("[after megatron", 1)
     lines = marked(head, "0: ")
     for line in f"[after megatron{times}".splitlines():

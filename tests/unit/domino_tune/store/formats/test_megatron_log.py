@@ -1,4 +1,4 @@
-"""Logs of Megatron-LM: the run that they are of, told by what it would be simulated as."""
+"""Logs of Megatron-LM: the run that each describes, checked by how it would be simulated."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SIZE: Final = 50257
 
 
 def log(arguments: dict[str, Any], *, times: tuple[float, ...] = TIMES, padded: int = 50304) -> str:
-    """What Megatron-LM prints, of which most is left out."""
+    """Return a shortened output of Megatron-LM."""
     block = [f"  {name} {'.' * (48 - len(name))} {value}" for name, value in arguments.items()]
     iterations = [
         f" [2025-11-13 16:30:{number:02}] iteration {number:8}/     500 | consumed samples: "
@@ -77,7 +77,7 @@ def log(arguments: dict[str, Any], *, times: tuple[float, ...] = TIMES, padded: 
 
 
 def case_of(text: str) -> Case:
-    """The case that is simulated for a log's run."""
+    """Return the case that is simulated for a log's run."""
     return resolved(text)[0]
 
 

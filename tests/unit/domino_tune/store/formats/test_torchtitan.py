@@ -1,4 +1,4 @@
-"""torchtitan's TOML, held against the fields of its config."""
+"""torchtitan's TOML, compared with the fields of its config."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def exported(*args: Any, **named: Any) -> ExportResult:
 
 
 def sections(*args: Any, **named: Any) -> dict[str, Any]:
-    """Return what torchtitan reads; raise ValueError for a field or a value that it has not."""
+    """Return the sections as torchtitan reads them; raise ValueError for an unknown field
+    or value.
+    """
     made = exported(*args, **named)
     found = tomllib.loads(made.document)
     assert tomllib.loads(export_text(made)) == found
