@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 examples/train_hf.py --steps 60 --folder out/train_hf
 
-Started again with the same folder, it goes on after its last checkpoint. All of it is an ordinary
+Started again with the same folder, it continues from its last checkpoint. All of it is an ordinary
 loop; only the line with ``apply`` is domino_tune's.
 """
 

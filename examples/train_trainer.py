@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 examples/train_trainer.py --steps 60 --folder out/train_trainer
 
-Started again with the same folder, it goes on after its last checkpoint. ``pip install accelerate
+Started again with the same folder, it continues from its last checkpoint. ``pip install accelerate
 transformers`` first.
 """
 
