@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -23,6 +24,9 @@ set, all communicators use the same number of CTAs."""
 QUEUES_SETTING: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
 """Environment variable of the number of CUDA's hardware queues. With one, kernels start in the
 order of their launch."""
+
+LEAST_TORCH: Final = (2, 8)
+"""The first torch that launches a synchronous NCCL collective on the stream of its caller."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +81,20 @@ class LaunchSpec:
     def world_size(self) -> int:
         """Return the number of ranks that are started."""
         return 1 if self.single_rank else self.tp * self.dp
+
+
+def check_torch(version: str) -> None:
+    """Raise InputError for a ``version`` of torch on which lanes over NCCL would not be lanes. One
+    that does not begin with two numbers, as an own build's may, is taken for new enough."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found and (int(found[1]), int(found[2])) < LEAST_TORCH:
+        least = ".".join(map(str, LEAST_TORCH))
+        raise InputError(
+            f"Collectives over NCCL need torch {least} or newer, got {version}: an older one "
+            "launches them on a stream of its own, without the priority that lets them start "
+            f"before compute. Install a newer one (pip install 'torch>={least}'), or take a "
+            "container that has it."
+        )
 
 
 def check_own_strategy(plan: SlicePlan, remedy: str) -> None:

@@ -46,6 +46,7 @@ from domino_tune.runtime.launch_spec import (
     check_own_strategy,
     check_plain,
     check_recomputation,
+    check_torch,
 )
 from domino_tune.runtime.ops.state import Training
 from domino_tune.runtime.priority import for_new_threads
@@ -94,6 +95,7 @@ def apply(
     device, read = device_of(model), Weights(family, weights)
     if device.type == "cuda":
         check_device(device, torch.cuda.current_device(), os.environ.get(QUEUES_SETTING, ""))
+        check_torch(torch.__version__)
     with _urgent_threads(device):
         mesh = _mesh(played.cluster, device)
         lanes = _lanes(played, device)

@@ -11,6 +11,7 @@ so an empty one stands in front of the next op, whatever that launches first.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import torch
@@ -22,6 +23,12 @@ NEEDS_BINDINGS: Final = (
     "pip install 'domino_tune[kernels]'"
 )
 
+ENDS_IN_COPIES: Final = (
+    "A collective ends in copies, which have no start that a graph can wait for, so that the op "
+    "behind it might run first: its steps are launched one by one. Collectives of kernels keep the "
+    "order (NCCL's own, of two ranks or more, in place or into one tensor)"
+)
+
 
 def keeps_launch_order() -> bool:
     """Return whether this process's kernels start in the order of their launch."""
@@ -31,18 +38,20 @@ def keeps_launch_order() -> bool:
 def wait_for_start(comm: torch.cuda.Stream) -> None:
     """Make the current stream wait until the kernel that ``comm`` captured last has begun.
 
-    Call it while both streams are captured. Does nothing where that kernel is one that the current
-    stream waits for anyway. Raise RuntimeError without cuda-bindings, or where CUDA refuses.
+    Call it while both streams are captured. Does nothing where ``comm`` captured nothing that the
+    current stream does not wait for anyway. Raise RuntimeError where it captured copies last,
+    without cuda-bindings, or where CUDA refuses.
     """
     cudart = _bindings()
     compute = torch.cuda.current_stream()
     known = {int(node) for node in _last_nodes(cudart, compute)}
+    last = {int(node): node for node in _last_nodes(cudart, comm)}
     kernel = cudart.cudaGraphNodeType.cudaGraphNodeTypeKernel
-    begun = [
-        node
-        for node in _last_nodes(cudart, comm)
-        if int(node) not in known and _checked(cudart, cudart.cudaGraphNodeGetType(node)) == kernel
-    ]
+    kernels = {
+        number: _checked(cudart, cudart.cudaGraphNodeGetType(node)) == kernel
+        for number, node in last.items()
+    }
+    begun = [last[number] for number in with_a_start(kernels, known)]
     if not begun:
         return
     edges = [_start_edge(cudart) for _ in begun]
@@ -54,6 +63,19 @@ def wait_for_start(comm: torch.cuda.Stream) -> None:
         ),
     )  # fmt: skip
     torch.cuda._sleep(0)  # type: ignore[no-untyped-call]
+
+
+def with_a_start(last: Mapping[int, bool], known: Collection[int]) -> list[int]:
+    """Return which nodes of a collective others can see begin. ``last``: those that it captured
+    last, and whether each is a kernel; ``known`` ones are older than it.
+
+    Raise RuntimeError where it has nodes, and none is a kernel.
+    """
+    own = {node: kernel for node, kernel in last.items() if node not in known}
+    kernels = [node for node, kernel in own.items() if kernel]
+    if own and not kernels:
+        raise RuntimeError(ENDS_IN_COPIES)
+    return kernels
 
 
 def _bindings() -> Any:

@@ -17,7 +17,7 @@ from functools import cache
 from domino_tune.runtime.launch.external import run_as_rank
 from domino_tune.runtime.launch.launcher import Launcher, find_launcher
 from domino_tune.runtime.launch.local import run_on_own_ranks
-from domino_tune.runtime.launch_spec import LaunchSpec, Message
+from domino_tune.runtime.launch_spec import LaunchSpec, Message, check_torch
 from simulator.errors import InputError
 
 __all__ = ["LaunchSpec", "Message", "check_ready", "run_job"]
@@ -34,8 +34,8 @@ def run_job(
 
     Under torchrun or Slurm this process is one of the ranks, and no process is started; ranks other
     than 0 end with SystemExit 0 after the job. Raise InputError, before anything starts, for a
-    world that does not fit, missing torch or missing CUDA; RunError when a rank dies or hangs.
-    All ranks have ended when this function ends.
+    world that does not fit, missing CUDA, a missing or an old torch; RunError when a rank dies or
+    hangs. All ranks have ended when this function ends.
     """
     check_ready(spec)
     launcher = find_launcher()
@@ -55,8 +55,9 @@ def check_ready(spec: LaunchSpec) -> None:
     else:
         launcher.check(spec)
     if spec.backend == "nccl":
-        devices, complaint = _cuda_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        version, devices, complaint = _torch_here(os.environ.get("CUDA_VISIBLE_DEVICES"))
         _check_cuda(spec, launcher, devices, complaint)
+        check_torch(version)
 
 
 def _check_torch() -> None:
@@ -79,16 +80,16 @@ def _check_local_world(spec: LaunchSpec) -> None:
 
 
 @cache
-def _cuda_devices(visible: str | None) -> tuple[int, str]:
-    """Return how many CUDA devices torch sees with ``visible`` as CUDA_VISIBLE_DEVICES, and the end
-    of its stderr. Another process runs torch, so that this one needs neither torch nor a CUDA
-    context."""
+def _torch_here(visible: str | None) -> tuple[str, int, str]:
+    """Return torch's version, how many CUDA devices it sees with ``visible`` as
+    CUDA_VISIBLE_DEVICES, and the end of its stderr. Another process runs torch, so that this one
+    needs neither torch nor a CUDA context."""
     asked = subprocess.run(
-        [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"],
+        [sys.executable, "-c", "import torch; print(torch.__version__, torch.cuda.device_count())"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    devices = int(asked.stdout) if asked.returncode == 0 else 0
-    return devices, asked.stderr.strip()[-300:]
+    version, devices = asked.stdout.split() if asked.returncode == 0 else ("", "0")
+    return version, int(devices), asked.stderr.strip()[-300:]
 
 
 def _check_cuda(spec: LaunchSpec, launcher: Launcher | None, devices: int, complaint: str) -> None:

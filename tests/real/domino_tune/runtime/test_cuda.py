@@ -250,6 +250,20 @@ def test_a_graph_keeps_the_order_of_launches(monkeypatch: pytest.MonkeyPatch) ->
     assert values.tolist() == [22.0] * 8
 
 
+def test_a_collective_that_ends_in_copies_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(QUEUES_SETTING, "1")
+    values, other, queue = torch.ones(8, device=CUDA), torch.ones(8, device=CUDA), StreamQueue()
+    torch.cuda.synchronize()
+
+    def capture() -> None:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            values.add_(1)
+            queue.launch("copy", all_reduce(values), lambda: other.copy_(values)).wait()
+
+    with pytest.raises(RuntimeError, match="ends in copies"):
+        capture()
+
+
 @pytest.mark.parametrize("plan", SOME_PLANS, ids=lambda plan: plan.label)
 def test_the_timeline_keeps_the_lanes_rules(plan: SlicePlan) -> None:
     job = Job(name="", model=GPT, tp=2, plan=plan)

@@ -18,6 +18,7 @@ pytest.importorskip("torch")
 from domino_tune.runtime.launch import launch, local
 from domino_tune.runtime.launch.launch import LaunchSpec, run_job
 from domino_tune.runtime.launch.launcher import Launcher
+from domino_tune.runtime.launch_spec import check_torch
 from simulator.errors import InputError
 from tests.conftest import REPOSITORY
 
@@ -104,6 +105,32 @@ def test_nccl_without_cuda_is_said_before_anything_starts(monkeypatch: pytest.Mo
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(InputError, match="use --backend gloo"):
         messages("describe", LaunchSpec(tp=2, backend="nccl"))
+
+
+OTHER_TORCH = "__version__ = {!r}\nclass cuda:\n    device_count = staticmethod(lambda: 8)\n"
+ASKED = (
+    "from domino_tune.runtime.launch.launch import LaunchSpec, check_ready;"
+    "check_ready(LaunchSpec(tp=8, backend='nccl'))"
+)
+
+
+@pytest.mark.parametrize(("version", "fits"), [("2.7.1+cu128", False), ("2.8.0a0+b.nv25", True)])
+def test_nccl_with_an_old_torch_is_said(tmp_path: Path, version: str, fits: bool) -> None:
+    (tmp_path / "torch.py").write_text(OTHER_TORCH.format(version))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(REPOSITORY)))}
+    done = subprocess.run(
+        [sys.executable, "-c", ASKED], env=env, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode == 0) == fits, done.stderr
+    assert fits or "need torch 2.8 or newer, got 2.7.1+cu128" in done.stderr
+
+
+def test_versions_of_torch_that_are_too_old_are_refused() -> None:
+    for version in ("1.13.1", "2.7.1+cu128"):
+        with pytest.raises(InputError, match=r"2\.8 or newer, got .*pip install 'torch>=2\.8'"):
+            check_torch(version)
+    for version in ("2.8.0", "2.13.0+cpu", "3.0", "git-0123abc"):
+        check_torch(version)
 
 
 def test_folders_of_dead_parents_are_removed_and_those_in_use_are_not(
