@@ -21,6 +21,7 @@ from domino_tune.runtime.clock import WholeClock
 from domino_tune.runtime.executor import Executor, StepResult
 from domino_tune.runtime.graphs import EAGER_STEPS, CapturedExecutor, whole_ns
 from domino_tune.runtime.lanes.emulated_lanes import EmulatedLanes
+from domino_tune.runtime.lanes.streams import untimed
 from domino_tune.runtime.launch.context import RankContext
 from domino_tune.runtime.live_memory import step_peak_bytes
 from domino_tune.runtime.ops.state import Training
@@ -124,9 +125,12 @@ def _timed_plans(
     plans = []
     for entry in payload["plans"]:
         plan, order = SlicePlan(**entry["plan"]), order_from_json(entry["order"])
-        lanes = emulated.of(plan.comm_ctas) if emulated else None
+        lanes_of = emulated.of if emulated else session.context.lanes_for
+        lanes = lanes_of(plan.comm_ctas)
         executor = session.executor(plan, order, lanes)
-        whole = session.executor(plan, order, lanes, WholeClock()) if on_device else executor
+        whole = executor
+        if on_device:
+            whole = session.executor(plan, order, untimed(lanes), WholeClock())
         timed = CapturedExecutor(whole, pool) if as_graph else whole
         plans.append(TimedPlan(index=entry["index"], executor=executor, timed=timed))
     return plans

@@ -73,17 +73,18 @@ def gpu_records() -> Iterator[Table]:
 
 def tables_of(where: Path, profile: Profile) -> list[Table]:
     """Return the tables of a folder of records."""
-    clocks, sustained, admission, gaps, fp8, grouped, copies, variants, proof = (
+    clocks, sustained, admission, queues, gaps, fp8, grouped, copies, variants, proof = (
         rows_of(where, stage)
         for stage in (
-            "clocks", "sustained", "admission", "gaps", "fp8", "grouped", "copies", "variants",
-            "proof",
+            "clocks", "sustained", "admission", "queues", "gaps", "fp8", "grouped", "copies",
+            "variants", "proof",
         )
     )  # fmt: skip
     return [
         *clock_tables(clocks, sustained, profile),
         *([sustained_table(sustained, profile)] if sustained else []),
         *([admission_table(admission), first_table(admission)] if admission else []),
+        *([queue_table(queues)] if queues else []),
         *(gap_tables(gaps) if gaps else []),
         *(fp8_tables(fp8) if fp8 else []),
         *(grouped_tables(grouped) if grouped else []),
@@ -247,6 +248,28 @@ def admission_table(rows: Sequence[Row]) -> Table:
         ),
         rows=made,
         notes=("The last two: how much longer than alone.",),
+    )  # fmt: skip
+
+
+def queue_table(rows: Sequence[Row]) -> Table:
+    """Return what share of a row's collectives its GEMMs hid, by queues and way of launching."""
+    return Table(
+        title="Rows of GEMMs beside collectives that came before them",
+        columns=(
+            "queues", "launched", ">GEMMs, µs", ">collectives, µs", ">both, µs", ">overlapped",
+        ),
+        rows=[
+            (
+                row["queues"] or "usual", cell["name"],
+                *(
+                    f"{cell[key] / 1e3:,.0f}"
+                    for key in ("gemms_ns", "collectives_ns", "together_ns")
+                ),
+                f"{cell['overlapped']:.2f}",
+            )
+            for row in rows for cell in row["cells"]
+        ],
+        notes=("1 is all that can be hidden, 0.4 the first GEMM behind a collective alone.",),
     )  # fmt: skip
 
 

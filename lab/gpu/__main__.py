@@ -27,6 +27,7 @@ from lab.gpu.gaps import gap_cases
 from lab.gpu.grouped import grouped_cases
 from lab.gpu.ops import op_cases, training_cases
 from lab.gpu.proof import proof_cases
+from lab.gpu.queues import queue_cases
 from lab.gpu.rehearsal import rehearsal_cases
 from lab.gpu.stage import GpuCase, Stage, gpu_name
 from lab.gpu.sustained import sustained_cases
@@ -50,6 +51,7 @@ STAGES: Final[dict[str, Planned]] = {
     "tests": Planned(test_cases, 2.0),
     "clocks": Planned(clock_cases, 2.6),
     "admission": Planned(admission_cases, 1.2),
+    "queues": Planned(queue_cases, 0.5),
     "sustained": Planned(sustained_cases, 1.1),
     "gaps": Planned(gap_cases, 0.7),
     "proof": Planned(proof_cases, 3.5),

@@ -14,8 +14,9 @@ cannot request. On CPU the lane's thread waits.
 from __future__ import annotations
 
 import time
+from copy import copy
 from functools import partial
-from typing import Final
+from typing import Final, Self
 
 import torch
 
@@ -73,6 +74,12 @@ class EmulatedStreamLane:
         self.pace_of = pace_of
         self.wire = wire or Wire()
         self.queue = StreamQueue(priority)
+
+    def untimed(self) -> Self:
+        """Return the same lane, whose collectives have no times."""
+        found = copy(self)
+        found.queue = self.queue.untimed()
+        return found
 
     def issue(self, name: str, call: Call) -> StreamHandle:
         """Launch an emulated collective; its target holds nothing of use."""

@@ -1,5 +1,9 @@
 """Comm lanes on CUDA: their own streams of high priority, ordered by events.
 
+An event that has a time makes a single hardware queue wait: what was launched behind a collective
+and such an event does not start before the collective has ended (pytorch issue 143890). So events
+have a time only where somebody reads it: ``untimed`` lanes are for steps that are timed as a whole.
+
 Lifetimes need no ``record_stream``: a handle keeps its tensor until the compute stream has a wait
 for the collective. So memory that is freed later is reused only after that wait, in captured graphs
 too.
@@ -7,18 +11,38 @@ too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol, Self, runtime_checkable
 
 import torch
 import torch.distributed as dist
 
 from domino_tune.runtime.clock import Tick
 from domino_tune.runtime.lanes.call import Call, perform, pretend
+from domino_tune.runtime.lanes.lane import Lane
 from domino_tune.runtime.lanes.launch_edges import keeps_launch_order, wait_for_start
 
 HIGH_PRIORITY = -1
+
+
+@runtime_checkable
+class Timed(Protocol):
+    """A lane whose collectives have times."""
+
+    def untimed(self) -> Lane:
+        """Return the same lane, whose collectives have none."""
+        ...
+
+
+def untimed(lanes: Mapping[int, Lane]) -> dict[int, Lane]:
+    """Return the same lanes, whose collectives have no times."""
+    return {
+        number: lane.untimed() if isinstance(lane, Timed) else lane
+        for number, lane in lanes.items()
+    }
 
 
 @dataclass
@@ -46,6 +70,12 @@ class StreamQueue:
     def __init__(self, priority: int = HIGH_PRIORITY, *, timed: bool = True) -> None:
         self._timed = timed
         self.stream = torch.cuda.Stream(priority=priority)  # type: ignore[no-untyped-call]
+
+    def untimed(self) -> Self:
+        """Return the same queue, whose events have no time."""
+        found = copy(self)
+        found._timed = False
+        return found
 
     def launch(self, name: str, call: Call, work: Callable[[], object]) -> StreamHandle:
         """Have ``work`` issue kernels that use the tensors of ``call``, after everything issued so
@@ -75,6 +105,12 @@ class StreamLane:
     def __init__(self, group: dist.ProcessGroup, *, timed: bool = True) -> None:
         self.group = group
         self._queue = StreamQueue(timed=timed)
+
+    def untimed(self) -> Self:
+        """Return the same lane, whose collectives have no times."""
+        found = copy(self)
+        found._queue = self._queue.untimed()
+        return found
 
     def issue(self, name: str, call: Call) -> StreamHandle:
         """Launch a collective after everything issued so far."""

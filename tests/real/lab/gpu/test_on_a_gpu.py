@@ -19,6 +19,8 @@ from lab.gpu.arena import Arena
 from lab.gpu.beside import SIZES, WAYS, Copies
 from lab.gpu.clocks import plan_step
 from lab.gpu.played_plans import PLANS, TWO_SLICES
+from lab.gpu.queues import CELLS, Sizes
+from lab.gpu.queues import measured as measured_queues
 from lab.gpu.single_gpu_rank import single_gpu_session
 from lab.gpu.stage import Stage
 from lab.gpu.steps import timed_replays
@@ -80,6 +82,13 @@ def test_ops_of_replayed_steps_are_timed(plan: SlicePlan, model: ModelSpec) -> N
         assert len(op_ns) == len(steps[0].signatures)
         assert min(op_ns) > 0
     assert 0 <= marks_ns() < 100_000
+
+
+def test_rows_beside_collectives_are_timed() -> None:
+    row = measured_queues(Sizes(tokens=1024, out=512, wide=512, device=str(DEVICE)))
+    assert row["failed"] == []
+    assert [cell["name"] for cell in row["cells"]] == [cell.name for cell in CELLS]
+    assert all(cell["together_ns"] > 0 for cell in row["cells"])
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -129,7 +129,7 @@ def test_every_stage_tells_its_cases_apart_and_how_long_they_take(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: told)
     stage = Stage(tmp_path, name, 1.0, "h200-sxm", torch.device("cpu"))
     left = stage.left(STAGES[name].cases(stage))
-    assert len({case.name for case in left}) == len(left) >= 3
+    assert len({case.name for case in left}) == len(left) >= 2
     assert f"{name}: {len(left)} cases are left, about " in stage.announced(left)
     assert 20 < sum(case.seconds for case in left) < 3600
     stage.write({"case": left[0].name, "complete": True})
