@@ -8,7 +8,7 @@ parallelism cuts come before replicated ones, which the gradient norm must count
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -111,6 +111,13 @@ class Shards:
         found = copy(self)
         found.model_copy, found.weights = weights, self._views(weights)
         return found
+
+    def added(self, name: str) -> None:
+        """Hear that a product was added to the gradient of a matrix."""
+
+    def finished(self) -> Mapping[str, torch.Tensor]:
+        """Return all gradients by name, behind the last op."""
+        return self.grads
 
     @property
     def device(self) -> torch.device:

@@ -6,6 +6,7 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from domino_tune.runtime.huggingface.checks import (
     family_of,
     tell_what_is_left_out,
 )
+from domino_tune.runtime.huggingface.doubts import Doubts
 from domino_tune.runtime.huggingface.edges import shard_edges
 from domino_tune.runtime.huggingface.embedding_dropout import drop_alike
 from domino_tune.runtime.huggingface.families import replace_at
@@ -108,7 +110,7 @@ def apply(
     materialise(model, family, read, device)
     player = StackPlayer(
         plan=played, stack=stack, lanes=lanes, tp_rank=tp_rank, dp_rank=dp_rank,
-        training=Training(seed=seed),
+        training=Training(seed=seed), doubts=Doubts(defers=device.type == "cuda"),
     )  # fmt: skip
     if tp_mesh is not None:
         shard_edges(
@@ -125,7 +127,8 @@ def apply(
     stack.watch(layers)
     if family.embedding_dropout:
         drop_alike(model.get_submodule(family.embedding_dropout), seed, dp_rank)
-    body.register_forward_pre_hook(check_arguments, with_kwargs=True)
+    checked = partial(check_arguments, doubts=player.doubts)
+    body.register_forward_pre_hook(checked, with_kwargs=True)
     model.supports_gradient_checkpointing = False  # type: ignore[assignment]
     model.save_pretrained = Saving(model, family, played.cluster.tp)  # type: ignore[assignment]
     model.register_load_state_dict_pre_hook(Loading(family))  # type: ignore[no-untyped-call]

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from domino_tune.runtime.huggingface.doubts import Doubts
 from domino_tune.runtime.huggingface.families import FAMILIES, LINEARS, NORMS, Family
 from domino_tune.runtime.launch_spec import QUEUES_SETTING
 from domino_tune.store.formats.hf_config import from_hf_config
@@ -31,6 +32,15 @@ NOT_PLAYED: Final[dict[str, str]] = {
     "encoder_hidden_states": "cross attention",
 }
 """Arguments of forward -> what is not played."""
+NOT_CAUSAL: Final = (
+    "The attention mask is not causal alone: padding and packed sequences are not played. Give "
+    "sequences of equal length without a mask; labels of -100 leave tokens out of the loss."
+)
+PADDED: Final = (
+    "The attention mask leaves tokens out: padding is not played. Give sequences of equal length; "
+    "labels of -100 leave tokens out of the loss."
+)
+PACKED: Final = "position_ids do not count from 0: packed sequences are not played. Leave them out."
 SHAPE: Final = tuple(
     item.name
     for item in fields(ModelSpec)
@@ -135,9 +145,11 @@ def as_played(spec: ModelSpec, planned: ModelSpec) -> ModelSpec:
 
 
 def check_call(
-    model: ModelSpec, hidden: torch.Tensor, mask: torch.Tensor | None, cache: object
-) -> None:
-    """Raise InputError for inputs of the stack that a plan does not play."""
+    model: ModelSpec, hidden: torch.Tensor, mask: torch.Tensor | None, cache: object,
+    doubts: Doubts,
+) -> None:  # fmt: skip
+    """Raise InputError for inputs of the stack that a plan does not play; what only the device
+    knows, ``doubts`` tell."""
     if cache is not None:
         raise InputError(f"A plan does not play {NOT_PLAYED['past_key_values']}.")
     length = hidden.shape[1]
@@ -151,12 +163,8 @@ def check_call(
             f"The model's attention makes a {type(mask).__name__} of its mask (flex_attention); "
             "call model.set_attn_implementation('sdpa'): the plan's attention is causal either way."
         )
-    if mask is not None and not _is_causal(mask, length):
-        raise InputError(
-            "The attention mask is not causal alone: padding and packed sequences are not played. "
-            "Give sequences of equal length without a mask; labels of -100 leave tokens out of the "
-            "loss."
-        )
+    if mask is not None:
+        doubts.require(_is_causal(mask, length), NOT_CAUSAL)
 
 
 def check_anomaly(*, cut: bool) -> None:
@@ -169,12 +177,14 @@ def check_anomaly(*, cut: bool) -> None:
 
 
 def check_arguments(
-    module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]
+    module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any], *, doubts: Doubts
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of the model's forward, without a cache.
 
-    Raise InputError for those that a plan does not play.
+    Raise InputError for those that a plan does not play, or that the micro-batch before had; what
+    only the device knows, ``doubts`` tell.
     """
+    doubts.settle()
     for name, what in NOT_PLAYED.items():
         given = named.get(name)
         if given is None:  # then transformers takes it from the config
@@ -190,24 +200,21 @@ def check_arguments(
             f"{NOT_PLAYED['past_key_values']}."
         )
     mask, positions = named.get("attention_mask"), named.get("position_ids")
-    if isinstance(mask, torch.Tensor) and mask.dim() == 2 and not bool(mask.bool().all()):
-        raise InputError(
-            "The attention mask leaves tokens out: padding is not played. Give sequences of equal "
-            "length; labels of -100 leave tokens out of the loss."
-        )
+    if isinstance(mask, torch.Tensor) and mask.dim() == 2:
+        doubts.require(mask.bool().all(), PADDED)
     if isinstance(positions, torch.Tensor):
         usual = torch.arange(positions.shape[-1], device=positions.device)
-        if not bool((positions == usual).all()):
-            raise InputError(
-                "position_ids do not count from 0: packed sequences are not played. Leave them out."
-            )
+        doubts.require((positions == usual).all(), PACKED)
     return arguments, {**named, "use_cache": False}
 
 
-def _is_causal(mask: torch.Tensor, length: int) -> bool:
+def _is_causal(mask: torch.Tensor, length: int) -> torch.Tensor:
+    """Return whether a mask of [length, length] allows what causal attention does, as one truth."""
+    if mask.shape[-2:] != (length, length):
+        return torch.tensor(False)
     allowed = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
     usual = torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()
-    return mask.shape[-2:] == usual.shape and bool((allowed == usual).all())
+    return (allowed == usual).all()
 
 
 def _check_options(config: Any) -> None:

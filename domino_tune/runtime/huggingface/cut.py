@@ -7,6 +7,7 @@ hold in parts.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -44,6 +45,12 @@ class Cut:
     def names(self) -> frozenset[str]:
         """Return the names of all forward ops."""
         return frozenset(op.name for op in self.forward.ops)
+
+    @cached_property
+    def products(self) -> Counter[str]:
+        """Return how many GEMMs of backward add to the gradient of each matrix."""
+        roles = ((op.layer, op.role) for op in self.backward.ops if op.role.endswith("_wgrad"))
+        return Counter(f"l{layer}.w.{role.removesuffix('_wgrad')}" for layer, role in roles)
 
 
 def cut_of(

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
+from domino_tune.runtime.huggingface.casts import drop_casts
 from domino_tune.runtime.huggingface.copies import InParts
 from domino_tune.runtime.huggingface.shard import local
 from simulator.errors import InputError
@@ -57,6 +58,7 @@ def _before_step(optimizer: Optimizer, _: Any, __: Any) -> None:
         )
     if "played" not in roles:
         return
+    drop_casts()
     lay_out_moments(optimizer)
     if not any(isinstance(one, DTensor) for one in parameters):
         return

@@ -117,14 +117,16 @@ class ShardedStack:
                 "that to the whole model, and apply the plan last."
             )
 
-    def gradients(self, shards: Shards, needed: Sequence[bool]) -> list[Tensor | None]:
-        """Return the gradients in ``shards`` as those of the parameters, in the order of ``held``;
-        None where not ``needed``. They are views where the dtypes are equal. Where the parameters'
-        ``grad_dtype`` is fp32, nothing is rounded."""
+    @property
+    def gradient_dtype(self) -> torch.dtype:
+        """Return the dtype of the parameters' gradients: theirs, or their ``grad_dtype``."""
         first = self.held[0].parameter
-        dtype = getattr(first, "grad_dtype", None) or first.dtype
-        flat = shards.grad if shards.grad.dtype == dtype else shards.grad.to(dtype)
-        grads = shards.grads if flat is shards.grad else shards.with_gradients(flat).grads
+        found: torch.dtype = getattr(first, "grad_dtype", None) or first.dtype
+        return found
+
+    def gradients(self, grads: Mapping[str, Tensor], needed: Sequence[bool]) -> list[Tensor | None]:
+        """Return ``grads`` of the runtime as those of the parameters, in the order of ``held``, as
+        views; None where not ``needed``."""
         return [
             self._gradient(one, grads) if wanted else None
             for one, wanted in zip(self.held, needed, strict=True)

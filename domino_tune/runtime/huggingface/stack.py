@@ -14,18 +14,21 @@ from domino_tune.base.errors import RunError
 from domino_tune.runtime import player
 from domino_tune.runtime.clock import NoClock
 from domino_tune.runtime.huggingface.arriving import Arriving, arriving_sum
+from domino_tune.runtime.huggingface.casts import Casts
 from domino_tune.runtime.huggingface.checks import check_anomaly, check_call
 from domino_tune.runtime.huggingface.copies import NotCopied
 from domino_tune.runtime.huggingface.cut import Cut, cut_of
+from domino_tune.runtime.huggingface.doubts import Doubts
 from domino_tune.runtime.huggingface.eager import eager
 from domino_tune.runtime.huggingface.first_order import first_order
+from domino_tune.runtime.huggingface.rounding import RoundedShards
 from domino_tune.runtime.huggingface.shard import ShardedStack
 from domino_tune.runtime.huggingface.wrappers import NOT_SHARDED
 from domino_tune.runtime.lanes.call import all_gather
 from domino_tune.runtime.lanes.lane import Handle, Lane
 from domino_tune.runtime.ops.state import State, Training
 from domino_tune.runtime.session import DTYPES
-from domino_tune.runtime.shards import main_dtype_of
+from domino_tune.runtime.shards import Shards, main_dtype_of
 from domino_tune.store.plans import PlanFile
 from simulator.errors import InputError
 from simulator.schedule import TP
@@ -39,7 +42,7 @@ DTYPE_NAMES: Final[Mapping[torch.dtype, Dtype]] = {DTYPES[name]: name for name i
 @dataclass(kw_only=True)
 class StackPlayer:
     """Plays ``plan`` on this rank for batches of any shape. ``forwards`` counts micro-batches: the
-    dropout masks of each are drawn from it and the seed."""
+    dropout masks of each are drawn from it and the seed. ``doubts``: of the batches so far."""
 
     plan: PlanFile
     stack: ShardedStack
@@ -47,8 +50,12 @@ class StackPlayer:
     tp_rank: int
     dp_rank: int
     training: Training
+    doubts: Doubts
     forwards: int = 0
     _cuts: dict[tuple[int, int, torch.dtype], Cut] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.casts = Casts(self.stack, self.doubts)
 
     def cut(self, sequences: int, seq_length: int, dtype: torch.dtype) -> Cut:
         """Return the plan's ops for a batch of that shape, made once."""
@@ -67,8 +74,7 @@ class StackPlayer:
     def state(self, cut: Cut, dtype: torch.dtype, *, train: bool, keeps: bool) -> State:
         """Return the state of one micro-batch, whose weights have ``dtype``; ``keeps``: what
         backward needs."""
-        shards = self.stack.shards
-        shards = shards.with_weights(shards.model_copy.to(dtype))
+        shards = self.stack.shards.with_weights(self.casts.of(dtype, trains=keeps))
         shards.steps = self.forwards
         shards.step_count = torch.full((1,), float(self.forwards), device=shards.device)
         sequences = cut.shapes.workload.micro_batch_size
@@ -77,6 +83,14 @@ class StackPlayer:
             dp_rank=self.dp_rank, train=train, recomputed=cut.recomputed if keeps else cut.names,
             tokens=torch.empty(sequences, 0, dtype=torch.long),
         )  # fmt: skip
+
+    def with_gradients(self, cut: Cut, shards: Shards) -> Shards:
+        """Return shards with room for the gradients of a micro-batch, in the parameters' dtype."""
+        dtype = self.stack.gradient_dtype
+        flat = torch.empty(shards.model_copy.shape, dtype=dtype, device=shards.device)
+        if dtype == main_dtype_of(shards.model_copy.dtype):
+            return shards.with_gradients(flat)
+        return RoundedShards(shards, flat, cut.products)
 
     def play(
         self, state: State, *passages: player.Passage, arriving: Mapping[str, Handle] | None = None
@@ -165,12 +179,9 @@ class _Play(torch.autograd.Function):
                 "forward kept. Leave out retain_graph=True, and run forward again."
             )
         ctx.state = None
-        shards = state.parameters
-        dtype = shards.model_copy.dtype
-        flat = torch.empty(
-            shards.model_copy.shape, dtype=main_dtype_of(dtype), device=shards.device
-        )
-        state.parameters = shards.with_gradients(flat)
+        one.doubts.settle()
+        dtype = state.parameters.model_copy.dtype
+        state.parameters = one.with_gradients(cut, state.parameters)
         state.parameters.clear_added()
         slices = one.slices(cut, gradient.to(dtype))
         state.values.update(zip(cut.output_grads, slices, strict=True))
@@ -179,7 +190,7 @@ class _Play(torch.autograd.Function):
         if ctx.needs_input_grad[3]:
             parts = [state.values[name] for name in cut.input_grads]
             hidden = one.joined(cut, parts).to(ctx.dtype)
-        grads = one.stack.gradients(state.parameters, ctx.needs_input_grad[4:])
+        grads = one.stack.gradients(state.parameters.finished(), ctx.needs_input_grad[4:])
         return None, None, None, hidden, *grads
 
 
@@ -233,21 +244,20 @@ class Stack(NotCopied, nn.ModuleList):
 
         Raise InputError for what a plan does not play: masks that are not causal alone, a cache.
         """
-        one = self.player
+        one, keeps = self.player, torch.is_grad_enabled()
+        dtype = compute_dtype(hidden_states)
+        sequences, seq_length = hidden_states.shape[:2]
         try:
             one.stack.check_in_place()
             check_anomaly(cut=one.stack.mesh is not None)
-            check_call(one.plan.model, hidden_states, attention_mask, past_key_values)
+            check_call(one.plan.model, hidden_states, attention_mask, past_key_values, one.doubts)
+            cut = one.cut(sequences, seq_length, dtype)
+            one.forwards += self.training
+            state = one.state(cut, dtype, train=self.training, keeps=keeps)
         except InputError:
             if isinstance(hidden_states, Arriving):
                 hidden_states.whole()  # a sum under way writes to memory that would be given back
             raise
-        dtype = compute_dtype(hidden_states)
-        sequences, seq_length = hidden_states.shape[:2]
-        cut = one.cut(sequences, seq_length, dtype)
-        one.forwards += self.training
-        keeps = torch.is_grad_enabled()
-        state = one.state(cut, dtype, train=self.training, keeps=keeps)
         if position_embeddings is not None:
             half = one.plan.model.head_dim // 2
             cosine, sine = (t[0, :, None, :half].to(dtype) for t in position_embeddings)

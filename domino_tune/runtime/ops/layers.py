@@ -190,6 +190,7 @@ def wgrad(state: State, op: Op) -> None:
     pairs = [_same_tokens(state, *op.reads[2 * i : 2 * i + 2]) for i in range(rows)]
     accumulate = op.signature.accumulate  # type: ignore[union-attr]
     add_product(state.parameters.grads[name], pairs, accumulate=accumulate)
+    state.parameters.added(name)
     bias = state.parameters.grads.get(f"{name}.bias")
     if bias is not None:
         for dy, _ in pairs:

@@ -67,6 +67,36 @@ def test_masks_and_positions_that_say_nothing_are_taken(implementation: str) -> 
     assert torch.equal(plain, with_all.logits)
 
 
+def test_a_device_is_asked_once_and_then_heard_of_before_gradients() -> None:
+    """As on a GPU: the first micro-batch is looked at in forward, later ones in backward."""
+    model = applied("llama", "rows", 1)
+    model.model.layers.player.doubts.defers = True
+    ids, labels = batch()
+    with pytest.raises(InputError, match="padding is not played"):
+        model(input_ids=ids, attention_mask=padded())
+    model(input_ids=ids, attention_mask=ONES, labels=labels).loss.backward()
+    model.zero_grad()
+    loss = model(input_ids=ids, attention_mask=padded(), labels=labels).loss
+    with pytest.raises(InputError, match="padding is not played"):
+        loss.backward()
+    assert all(one.grad is None for one in model.model.layers.parameters())
+    model(input_ids=ids, attention_mask=ONES, labels=labels).loss.backward()
+
+
+def test_what_no_backward_will_hear_of_is_refused_at_once_or_in_the_next_forward() -> None:
+    model = applied("llama", "rows", 1)
+    model.model.layers.player.doubts.defers = True
+    ids, _ = batch()
+    positions = torch.arange(LENGTH).repeat(4, 1)
+    model(input_ids=ids, position_ids=positions)
+    model(input_ids=ids, position_ids=positions % 8)
+    with pytest.raises(InputError, match="packed sequences"):
+        model(input_ids=ids)
+    with torch.no_grad(), pytest.raises(InputError, match="packed sequences"):
+        model(input_ids=ids, position_ids=positions % 8)
+    model(input_ids=ids)
+
+
 def test_generation_is_refused() -> None:
     with pytest.raises(InputError, match="save the model, load it, and generate there"):
         applied("llama", "rows", 1).generate(input_ids=batch()[0], max_new_tokens=2)
