@@ -25,6 +25,7 @@ from domino_tune.verbs.tune import cases_to_tune
 from domino_tune.verbs.whatif import parse_changes, parse_sweep
 from simulator.case import Case
 from simulator.errors import InputError
+from simulator.merged import copies
 from simulator.plan import MAX_ROW_SLICES, MEGATRON, SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
@@ -310,6 +311,8 @@ def schedule_ops(
         row += forward * (1 + (workload.recompute == "full")) + backward
     adds = 1 if how.gradient_accumulation_fusion else 2
     wgrads = 4 * adds * (1 if plan.merge_wgrad else plan.row_slices)
+    if plan.merge_wgrad and plan.row_slices > 1:
+        wgrads += copies(model, gathered=cluster.tp > 1 and plan.sequence_parallel)
     layer = plan.row_slices * row + wgrads
     capped = model.final_logit_softcapping > 0
     edges = plan.row_slices * (4 * each + 6 + adds + 3 * gathers + 2 * capped)

@@ -28,6 +28,7 @@ from simulator.issue_order import (
     ROW_PARALLEL,
     Token,
 )
+from simulator.merged import JOINED, SIDES, copied
 from simulator.ops import Gemm
 from simulator.overlap import Overlap, overlap_of
 from simulator.overlapped import Linear, gather_gemm, reserved, sum_gemm
@@ -341,18 +342,20 @@ class Fragments(Templates):
         if linear == COLUMN_PARALLEL[block]:
             m, n = s.width(linear), hidden
             gathered = "ag" if self.recomputation.per_op else "ag_bwd"
-            pairs = [
-                (Ref(0, f"d.s{i}.{block}.{linear}"), self.gathered_ref(
-                    Ref(0, f"s{i}.{block}.norm"), f"s{i}.{block}.norm.{gathered}"))
-                for i in rows
-            ]  # fmt: skip
-        else:
-            m, n = hidden, s.width(CORE[block])
-            pairs = [
-                (self._row_parallel_grad(block, i), Ref(0, f"s{i}.{block}.{CORE[block]}"))
+            dys = [Ref(0, f"d.s{i}.{block}.{linear}") for i in rows]
+            xs = [
+                self.gathered_ref(Ref(0, f"s{i}.{block}.norm"), f"s{i}.{block}.norm.{gathered}")
                 for i in rows
             ]
-        reads = [ref for pair in pairs for ref in pair]
+        else:
+            m, n = hidden, s.width(CORE[block])
+            dys = [self._row_parallel_grad(block, i) for i in rows]
+            xs = [Ref(0, f"s{i}.{block}.{CORE[block]}") for i in rows]
+        sides = dys, xs
+        joins = self._joins(token, sides, (m, n)) if len(rows) > 1 else [None, None]
+        reads: list[Ref] = []
+        for join, refs in zip(joins, sides, strict=True):
+            reads += refs if join is None else join.writes
         if linear == COLUMN_PARALLEL[block] and self.waits_for_sums:
             count = getattr(s.plan, f"{block}_dgrad_slices")
             reads += [
@@ -362,7 +365,28 @@ class Fragments(Templates):
         signature = s.gemm(m, n, tokens, "wgrad", bias=s.model.has_bias(linear))
         chained = () if before is None else (Ref(0, gradient_name(before)),)
         role = f"{block}.{token.fragment}"
-        return self.accumulated(role, token.slice, signature, tuple(reads), name, chained)
+        made = self.accumulated(role, token.slice, signature, tuple(reads), name, chained)
+        return [*(join for join in joins if join is not None), *made]
+
+    def _joins(
+        self, token: Token, sides: tuple[list[Ref], list[Ref]], widths: tuple[int, int]
+    ) -> list[OpTemplate | None]:
+        """Return the copies that put the slices of dy and of x together, where these need one."""
+        s, linear = self.shapes, token.fragment.removesuffix("_wgrad")
+        made: list[OpTemplate | None] = []
+        needs = copied(s.model, token.block, linear, gathered=s.shards_tokens)
+        named = zip(SIDES, needs, sides, widths, strict=True)
+        for side, needed, refs, width in named:
+            size = s.tokens(token.slice) * width * s.element
+            made.append(
+                self.op(
+                    f"{token.block}.{token.fragment}.{side}", token.slice,
+                    s.pointwise("copy", size, size, len(refs)), tuple(refs),
+                    f"{token.block}.{token.fragment}.{side}{JOINED}", size,
+                )
+                if needed else None
+            )  # fmt: skip
+        return made
 
     # Signatures and sizes ----------------------------------------------------------------------
 

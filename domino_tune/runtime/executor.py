@@ -10,6 +10,7 @@ import torch
 from domino_tune.runtime import player
 from domino_tune.runtime.clock import Clock, clock_for
 from domino_tune.runtime.lanes.lane import Lane
+from domino_tune.runtime.ops.joins import sides_of
 from domino_tune.runtime.ops.state import State
 from simulator.errors import InputError
 from simulator.schedule import Schedule
@@ -43,6 +44,7 @@ class Executor:
         self.lanes = lanes
         self.ops = tuple(schedule.ops())
         state.recomputed = player.recomputed(self.ops)
+        state.sides = sides_of(self.ops, state.shapes.plan.row_slices)
         self.passage = player.passage(self.ops)
         self.clock = clock or clock_for(state.parameters.device)
 

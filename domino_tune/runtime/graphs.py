@@ -65,7 +65,7 @@ class CapturedExecutor:
             first = root_cause(error)
             self.why_not = f"{type(first).__name__}: {first}".splitlines()[0]
             torch.cuda.set_stream(stream)  # a failed capture may leave its own stream current
-            state.values.clear()
+            state.clear()
             state.saved.clear()
             state.saved.update(saved_before)
             torch.cuda.synchronize()

@@ -40,6 +40,9 @@ FUNCTIONS: Final[dict[str, OpFunction]] = {
     **{f"{b}.{ROW_PARALLEL[b]}": layers.row_parallel for b in BLOCKS},
     **{f"{b}.{ROW_PARALLEL[b]}_dgrad": layers.row_parallel_dgrad for b in BLOCKS},
     **{f"{b}.{ROW_PARALLEL[b]}_wgrad": layers.wgrad for b in BLOCKS},
+    **{f"{b}.{COLUMN_PARALLEL[b]}_wgrad.x": layers.joined for b in BLOCKS},
+    **{f"{b}.{ROW_PARALLEL[b]}_wgrad.dy": layers.joined for b in BLOCKS},
+    "attn.proj_wgrad.x": layers.joined,
     "attn.qk_norm": attention.qk_norm,
     "attn.qk_norm_bwd": attention.qk_norm_bwd,
     "attn.rope": attention.rope,
@@ -138,7 +141,9 @@ def _call(state: State, op: Op) -> Call:
     signature = op.signature
     assert isinstance(signature, Collective)
     if signature.op == "all_gather":
-        return all_gather(state.values[op.reads[0]], signature.ranks)
+        source, ranks = state.values[op.reads[0]], signature.ranks
+        rows, width = len(source) * ranks, source.shape[1]
+        return all_gather(source, ranks, state.rooms.room(op.writes[0], rows, width, source))
     if signature.op == "reduce_scatter":
         return reduce_scatter(state.values[op.reads[0]], signature.ranks)
     return all_reduce(_buffer(state, op), "max" if op.role == "loss.max.ar" else "sum")

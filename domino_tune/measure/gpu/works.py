@@ -77,7 +77,7 @@ def _gemm(layout: str, tokens: int, out: int, wide: int) -> Callable[[], Work]:
                 return F.linear(x[i], weight[i])
             if layout == "dgrad":
                 return dy[i] @ weight[i]
-            add_product(gradient, [(dy[i], x[i])], accumulate=True)
+            add_product(gradient, dy[i], x[i], accumulate=True)
             return None
 
         return work

@@ -8,10 +8,11 @@ hold in parts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from domino_tune.runtime.ops.joins import Side, sides_of
 from domino_tune.runtime.player import Passage, passage, recomputed
 from simulator.build import build_schedule
 from simulator.errors import InfeasiblePlanError
@@ -40,6 +41,7 @@ class Cut:
     output_grads: tuple[str, ...]
     input_grads: tuple[str, ...]
     recomputed: frozenset[str]
+    sides: Mapping[str, Side]
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -88,6 +90,7 @@ def cut_of(
         output_grads=_names(slices, ops, "head.norm_bwd", last + 1, "writes"),
         input_grads=input_grads,
         recomputed=recomputed(ops),
+        sides=sides_of(ops, plan.row_slices),
     )
 
 

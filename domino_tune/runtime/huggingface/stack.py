@@ -81,6 +81,7 @@ class StackPlayer:
         return State(
             shapes=cut.shapes, parameters=shards, training=self.training, tp_rank=self.tp_rank,
             dp_rank=self.dp_rank, train=train, recomputed=cut.recomputed if keeps else cut.names,
+            sides=cut.sides if keeps else {},
             tokens=torch.empty(sequences, 0, dtype=torch.long),
         )  # fmt: skip
 
@@ -119,8 +120,16 @@ class StackPlayer:
         return self.joined(cut, [state.values[name] for name in cut.outputs]).to(hidden.dtype)
 
     def slices(self, cut: Cut, whole: Tensor) -> list[Tensor]:
-        """Return this rank's tokens of each slice of [sequences, seq_length, hidden]."""
-        return self.own_tokens(cut, torch.split(whole, *_cuts(cut.shapes)))
+        """Return this rank's tokens of each slice of [sequences, seq_length, hidden], one below the
+        other where a merged weight gradient reads them so."""
+        parts = torch.split(whole, *_cuts(cut.shapes))
+        if cut.shapes.shards_tokens or not cut.shapes.plan.slices_sequences:
+            return self.own_tokens(cut, parts)
+        room = whole.new_empty(whole.shape[:-1].numel(), whole.shape[-1])
+        rooms = torch.split(room, [part.shape[:-1].numel() for part in parts])
+        for part, one in zip(parts, rooms, strict=True):
+            one.view(part.shape).copy_(part)
+        return list(rooms)
 
     def own_tokens(self, cut: Cut, parts: Sequence[Tensor]) -> list[Tensor]:
         """Return this rank's tokens of slices."""

@@ -33,9 +33,11 @@ def all_reduce(tensor: torch.Tensor, operation: Operation = "sum") -> Call:
     return Call(operation, tensor, tensor)
 
 
-def all_gather(source: torch.Tensor, ranks: int) -> Call:
-    """Return the gather of [n, …] tensors into a new one, [n · ranks, …]."""
-    return Call("gather", source, source.new_empty((source.shape[0] * ranks, *source.shape[1:])))
+def all_gather(source: torch.Tensor, ranks: int, into: torch.Tensor | None = None) -> Call:
+    """Return the gather of [n, …] tensors ``into`` one of [n · ranks, …], or a new one."""
+    if into is None:
+        into = source.new_empty((source.shape[0] * ranks, *source.shape[1:]))
+    return Call("gather", source, into)
 
 
 def reduce_scatter(source: torch.Tensor, ranks: int) -> Call:

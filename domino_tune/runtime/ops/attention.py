@@ -19,8 +19,7 @@ from simulator.schedule import Op
 def core_attn(state: State, op: Op) -> None:
     """Write causal softmax(QKᵀ)V; save its autograd graph for the backward op."""
     with torch.set_grad_enabled(op.name not in state.recomputed):
-        leaves = _leaves(state, op)
-        query, key, value = leaves if len(leaves) == 3 else _heads(state, op, leaves[0])
+        leaves = query, key, value = _leaves(state, op)
         mask = causal_mask(query.shape[2], key.shape[2])
         mixed = F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=mask is None,
@@ -42,11 +41,13 @@ def causal_mask(queries: int, keys: int) -> Any:
 
 
 def _leaves(state: State, op: Op) -> tuple[torch.Tensor, ...]:
-    """Return what attention's derivative is taken of: the packed tensor; or where slices are
-    positions of sequences, queries, and keys and values of this slice and all before it."""
+    """Return what attention's derivative is taken of: queries, keys and values; where slices are
+    positions of sequences, keys and values of this slice and all before it."""
     own, normed = state.read(op, 0).detach(), state.shapes.model.qk_norm
     if not state.shapes.plan.slices_sequences:
-        return _normed_heads(state, op, 0, 1) if normed else (own.requires_grad_(),)
+        if normed:
+            return _normed_heads(state, op, 0, 1)
+        return tuple(leaf.detach().requires_grad_() for leaf in _heads(state, op, own))
     if normed:
         query, *mine = _normed_heads(state, op, 0, 1)
         slices = [_normed_heads(state, op._replace(slice=i), 3 + 2 * i, 2 + 2 * i)[1:]
@@ -78,13 +79,12 @@ def core_attn_bwd(state: State, op: Op) -> None:
     Reads the output's gradient, what attention read, and the output."""
     leaves, result = state.saved.pop(op.reads[-1])
     gradients = torch.autograd.grad(result, leaves, state.read(op, 0))
-    if len(leaves) == 1:
-        state.write(op, gradients[0])
-        return
     start = state.positions(op).start
     query, key, value = (gradient.transpose(1, 2).flatten(2) for gradient in gradients)
-    own = torch.cat((query, key[:, start:], value[:, start:]), dim=2)
-    state.write(op, own.view(-1, own.shape[2]))
+    parts = query, key[:, start:], value[:, start:]
+    own = state.room(op, state.read(op, 0), sum(part.shape[2] for part in parts))
+    torch.cat(parts, dim=2, out=own.view(*query.shape[:2], -1))
+    state.write(op, own)
     if start:
         state.write(op, torch.cat((key[:, :start], value[:, :start]), dim=2), 1)
 

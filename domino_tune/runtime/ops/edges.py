@@ -120,7 +120,8 @@ def logits_wgrad(state: State, op: Op) -> None:
     gradient = state.read(op, 0)
     add_product(
         state.parameters.grads[name],
-        [(gradient, state.whole(state.read(op, 1), len(gradient)))],
+        gradient,
+        state.whole(state.read(op, 1), len(gradient)),
         accumulate=op.signature.accumulate,  # type: ignore[union-attr]
     )
 

@@ -11,6 +11,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
+from domino_tune.runtime.ops.joins import as_one, pair_of
 from domino_tune.runtime.ops.state import State
 from simulator.issue_order import ALL_SLICES, ROW_PARALLEL
 from simulator.recomputation import RECOMPUTED_PREFIX
@@ -26,7 +27,8 @@ def norm(state: State, op: Op) -> None:
         y, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
         state.save(op, (mean, rstd))
     else:
-        y, rstd = state.pointwise.rms_norm(x, weight, state.shapes.model.norm_eps)
+        place = state.room(op, x)
+        y, rstd = state.pointwise.rms_norm(x, weight, state.shapes.model.norm_eps, place)
         state.save(op, (rstd,))
     state.write(op, y)
 
@@ -45,11 +47,13 @@ def norm_bwd(state: State, op: Op) -> None:
     name = op.reads[-1]
     saved = state.saved.pop(_forward_norm(state, op))
     residual = state.values[values[-1]] if has_residual else None
+    place = state.room(op, x)
     if state.shapes.model.norm == "layernorm":
         dx = _layer_norm_grad(state, name, x, dy, saved)
-        dx = dx if residual is None else dx + residual
+        dx = place.copy_(dx) if residual is None else torch.add(dx, residual, out=place)
     else:
-        dx, dweight = state.pointwise.rms_norm_grad(dy, x, state.weight(name), saved[0], residual)
+        weight = state.weight(name)
+        dx, dweight = state.pointwise.rms_norm_grad(dy, x, weight, saved[0], residual, place)
         state.parameters.grads[name].add_(dweight)
     state.write(op, dx)
 
@@ -153,67 +157,67 @@ def column_parallel_dgrad(state: State, op: Op) -> None:
 
 def act(state: State, op: Op) -> None:
     """Write GeLU (tanh), SiLU, ReLU, or gated SiLU of fc1's output."""
-    fc1 = state.read(op, 0)
-    model = state.shapes.model
+    fc1, model, aten = state.read(op, 0), state.shapes.model, torch.ops.aten
+    place = state.room(op, fc1, fc1.shape[1] // (2 if model.gated_mlp else 1))
     if model.gated_mlp:
-        state.write(op, state.pointwise.swiglu(fc1))
+        state.pointwise.swiglu(fc1, place)
     elif model.hidden_act == "gelu":
-        state.write(op, F.gelu(fc1, approximate="tanh"))
+        aten.gelu.out(fc1, approximate="tanh", out=place)
+    elif model.hidden_act == "relu":
+        torch.clamp_min(fc1, 0, out=place)
     else:
-        state.write(op, F.relu(fc1) if model.hidden_act == "relu" else F.silu(fc1))
+        aten.silu.out(fc1, out=place)
+    state.write(op, place)
 
 
 def act_bwd(state: State, op: Op) -> None:
     """Write the gradient of fc1's output. Reads the activation's gradient and fc1's output."""
-    dact, fc1 = state.read(op, 0), state.read(op, 1)
-    model = state.shapes.model
-    aten = torch.ops.aten
+    dact, fc1, model = state.read(op, 0), state.read(op, 1), state.shapes.model
+    place, aten = state.room(op, fc1), torch.ops.aten
     if model.gated_mlp:
-        dfc1 = state.pointwise.swiglu_grad(dact, fc1)
+        state.pointwise.swiglu_grad(dact, fc1, place)
     elif model.hidden_act == "gelu":
-        dfc1 = aten.gelu_backward(dact, fc1, approximate="tanh")
+        aten.gelu_backward.grad_input(dact, fc1, approximate="tanh", grad_input=place)
     elif model.hidden_act == "relu":
-        dfc1 = aten.threshold_backward(dact, fc1, 0)
+        aten.threshold_backward.grad_input(dact, fc1, 0, grad_input=place)
     else:
-        dfc1 = aten.silu_backward(dact, fc1)
-    state.write(op, dfc1)
+        aten.silu_backward.grad_input(dact, fc1, grad_input=place)
+    state.write(op, place)
+
+
+def joined(state: State, op: Op) -> None:
+    """Write the slices that a merged weight gradient reads, one below the other."""
+    state.write(op, torch.cat([state.values[name] for name in op.reads]))
 
 
 def wgrad(state: State, op: Op) -> None:
-    """Write or add dyᵀ·x to the main gradient; add to the bias's gradient.
-
-    Reads pairs (dy, x), one per row slice; a merged op has several, which are concatenated.
-    """
+    """Write or add dyᵀ·x to the main gradient; add to the bias's gradient. A merged one reads the
+    slices of each, or all of them as one."""
     linear = op.role.removesuffix("_wgrad")
     name, plan = f"l{op.layer}.w.{linear}", state.shapes.plan
     rows = plan.row_slices if op.slice == ALL_SLICES else 1
-    pairs = [_same_tokens(state, *op.reads[2 * i : 2 * i + 2]) for i in range(rows)]
+    pair = [[state.values[name] for name in names] for names in pair_of(op, rows)]
+    tokens = max(sum(map(len, side)) for side in pair)
+    dy, x = (
+        as_one(side) if sum(map(len, side)) == tokens else state.whole(side[0], tokens)
+        for side in pair
+    )
     accumulate = op.signature.accumulate  # type: ignore[union-attr]
-    add_product(state.parameters.grads[name], pairs, accumulate=accumulate)
+    add_product(state.parameters.grads[name], dy, x, accumulate=accumulate)
     state.parameters.added(name)
     bias = state.parameters.grads.get(f"{name}.bias")
     if bias is not None:
-        for dy, _ in pairs:
-            # Every rank has the whole gradient behind a gather, and adds its tokens' share.
-            shared = state.shapes.shards_tokens and linear.endswith(tuple(ROW_PARALLEL.values()))
-            own = dy.chunk(state.shapes.cluster.tp)[state.tp_rank] if shared else dy
+        # Every rank has the whole gradient behind a gather, and adds its tokens' share.
+        shared = state.shapes.shards_tokens and linear.endswith(tuple(ROW_PARALLEL.values()))
+        for part in pair[0] if shared else (dy,):
+            own = part.chunk(state.shapes.cluster.tp)[state.tp_rank] if shared else part
             bias.add_(own.sum(0, dtype=bias.dtype))
 
 
-def _same_tokens(state: State, dy: str, x: str) -> tuple[torch.Tensor, torch.Tensor]:
-    first, second = state.values[dy], state.values[x]
-    tokens = max(len(first), len(second))
-    return state.whole(first, tokens), state.whole(second, tokens)
-
-
 def add_product(
-    gradient: torch.Tensor, pairs: list[tuple[torch.Tensor, torch.Tensor]], *, accumulate: bool
+    gradient: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, *, accumulate: bool
 ) -> None:
-    """Write or add Σ dyᵀ·x to ``gradient``, by one GEMM for all pairs."""
-    if len(pairs) == 1:
-        dy, x = pairs[0]
-    else:
-        dy, x = (torch.cat(tensors) for tensors in zip(*pairs, strict=True))
+    """Write or add dyᵀ·x to ``gradient``, by one GEMM."""
     if gradient.dtype == dy.dtype:
         gradient.addmm_(dy.t(), x, beta=1 if accumulate else 0)
     elif dy.is_cuda and widening_gemm():

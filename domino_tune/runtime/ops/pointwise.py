@@ -16,13 +16,17 @@ Tensor = torch.Tensor
 class PointwiseFunctions(Protocol):
     """The functions of ``pointwise_formulas`` and ``pointwise_kernels``, described there."""
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """Return RMSNorm and 1 / RMS."""
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, y: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return RMSNorm, written to ``y`` or to a new tensor, and 1 / RMS."""
 
     def rms_norm_grad(
-        self, dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, residual: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the gradients of x, plus the residual's, and of the weight."""
+        self, dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, residual: Tensor | None,
+        dx: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Return the gradients of x, plus the residual's, written to ``dx`` or to a new tensor,
+        and of the weight."""
 
     def dropout_add(
         self, part: Tensor, bias: Tensor | None, mask: Tensor | None, keep: float,
@@ -36,11 +40,11 @@ class PointwiseFunctions(Protocol):
     def rotate(self, packed: Tensor, heads: int, cosine: Tensor, sine: Tensor, sign: float) -> None:
         """Apply rotary embedding in place."""
 
-    def swiglu(self, fc1: Tensor) -> Tensor:
-        """Return SiLU of one half times the other."""
+    def swiglu(self, fc1: Tensor, act: Tensor) -> None:
+        """Write SiLU of one half times the other to ``act``."""
 
-    def swiglu_grad(self, dact: Tensor, fc1: Tensor) -> Tensor:
-        """Return the gradient of both halves."""
+    def swiglu_grad(self, dact: Tensor, fc1: Tensor, dfc1: Tensor) -> None:
+        """Write the gradient of both halves to ``dfc1``."""
 
 
 def pointwise_for(device: torch.device) -> PointwiseFunctions:

@@ -17,24 +17,30 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return x / RMS(x) · weight, and 1 / RMS of each token, [tokens, 1]."""
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, y: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return x / RMS(x) · weight, in ``y`` or a new tensor, and each token's 1 / RMS."""
     wide_x = wide(x)
     rstd = torch.rsqrt(wide_x.square().mean(-1, keepdim=True) + eps)
-    return (wide_x * rstd).to(x.dtype) * weight, rstd
+    return torch.mul((wide_x * rstd).to(x.dtype), weight, out=y), rstd
 
 
 def rms_norm_grad(
-    dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, residual: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x, plus ``residual``, and of the weight (fp32 or fp64)."""
+    dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, residual: Tensor | None,
+    dx: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of x, plus ``residual``, in ``dx`` or a new tensor, and of the weight
+    (fp32 or fp64)."""
     dy = wide(dy)
     normed = wide(x) * rstd
     scaled = dy * weight
-    dx = (scaled - normed * (scaled * normed).mean(-1, keepdim=True)) * rstd
+    found = (scaled - normed * (scaled * normed).mean(-1, keepdim=True)) * rstd
     dweight = (dy * normed).sum(0)
-    dx = dx.to(x.dtype)
-    return dx if residual is None else dx + residual, dweight
+    found = found.to(x.dtype)
+    if residual is not None:
+        return torch.add(found, residual, out=dx), dweight
+    return found if dx is None else dx.copy_(found), dweight
 
 
 def dropout_add(
@@ -67,16 +73,14 @@ def rotate(packed: Tensor, heads: int, cosine: Tensor, sine: Tensor, sign: float
     second.mul_(cosine).add_(old_first * sine, alpha=sign)
 
 
-def swiglu(fc1: Tensor) -> Tensor:
-    """Return SiLU(gate) · up of ``fc1``, [tokens, gate then up]."""
+def swiglu(fc1: Tensor, act: Tensor) -> None:
+    """Write SiLU(gate) · up of ``fc1``, [tokens, gate then up], to ``act``."""
     gate, up = fc1.chunk(2, dim=1)
-    return F.silu(gate) * up
+    torch.mul(F.silu(gate), up, out=act)
 
 
-def swiglu_grad(dact: Tensor, fc1: Tensor) -> Tensor:
-    """Return the gradient of ``fc1``."""
+def swiglu_grad(dact: Tensor, fc1: Tensor, dfc1: Tensor) -> None:
+    """Write the gradient of ``fc1`` to ``dfc1``."""
     gate, up = fc1.chunk(2, dim=1)
-    dfc1 = torch.empty_like(fc1)
     torch.mul(dact, F.silu(gate), out=dfc1[:, gate.shape[1] :])
     dfc1[:, : gate.shape[1]] = torch.ops.aten.silu_backward(dact * up, gate)
-    return dfc1

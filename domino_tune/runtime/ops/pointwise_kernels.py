@@ -132,23 +132,27 @@ def swiglu_grad_kernel(  # type: ignore[no-untyped-def]
     tl.store(dfc1 + row * 2 * width + width + columns, gradient * gate * sigmoid, mine)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return x / RMS(x) · weight, and 1 / RMS of each token, [tokens, 1]."""
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, y: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return x / RMS(x) · weight, in ``y`` or a new tensor, and each token's 1 / RMS."""
     x = x.contiguous()
     rows, width = x.shape
-    y = torch.empty_like(x)
+    y = torch.empty_like(x) if y is None else y
     rstd = torch.empty((rows, 1), dtype=_wide_dtype(x), device=x.device)
     rms_norm_kernel[(rows,)](x, weight, y, rstd, width, EPS=eps, WIDE=_wide(x), **_row_block(width))
     return y, rstd
 
 
 def rms_norm_grad(
-    dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, residual: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x, plus ``residual``, and of the weight (fp32 or fp64)."""
+    dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, residual: Tensor | None,
+    dx: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of x, plus ``residual``, in ``dx`` or a new tensor, and of the weight
+    (fp32 or fp64)."""
     dy, x = dy.contiguous(), x.contiguous()
     rows, width = x.shape
-    dx = torch.empty_like(x)
+    dx = torch.empty_like(x) if dx is None else dx
     programs = min(MOST_PROGRAMS, triton.cdiv(rows, LEAST_ROWS))
     sums = torch.empty((programs, width), dtype=_wide_dtype(x), device=x.device)
     added = x if residual is None else residual.contiguous()
@@ -193,22 +197,18 @@ def rotate(packed: Tensor, heads: int, cosine: Tensor, sine: Tensor, sign: float
     )  # fmt: skip
 
 
-def swiglu(fc1: Tensor) -> Tensor:
-    """Return SiLU(gate) · up of ``fc1``, [tokens, gate then up]."""
+def swiglu(fc1: Tensor, act: Tensor) -> None:
+    """Write SiLU(gate) · up of ``fc1``, [tokens, gate then up], to ``act``."""
     fc1 = fc1.contiguous()
-    rows, width = fc1.shape[0], fc1.shape[1] // 2
-    act = torch.empty((rows, width), dtype=fc1.dtype, device=fc1.device)
+    rows, width = act.shape
     swiglu_kernel[_grid(rows, width)](fc1, act, width, WIDE=_wide(fc1), BLOCK=BLOCK)
-    return act
 
 
-def swiglu_grad(dact: Tensor, fc1: Tensor) -> Tensor:
-    """Return the gradient of ``fc1``."""
+def swiglu_grad(dact: Tensor, fc1: Tensor, dfc1: Tensor) -> None:
+    """Write the gradient of ``fc1`` to ``dfc1``."""
     dact, fc1 = dact.contiguous(), fc1.contiguous()
     rows, width = dact.shape
-    dfc1 = torch.empty_like(fc1)
     swiglu_grad_kernel[_grid(rows, width)](dact, fc1, dfc1, width, WIDE=_wide(fc1), BLOCK=BLOCK)
-    return dfc1
 
 
 def _rows(tensor: Tensor) -> Tensor:

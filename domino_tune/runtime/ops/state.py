@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from domino_tune.runtime.ops.dropout import keep_mask
+from domino_tune.runtime.ops.joins import Rooms, Side
 from domino_tune.runtime.ops.pointwise import pointwise_for
 from domino_tune.runtime.parameters import Parameters
 from domino_tune.runtime.shards import Shards
@@ -34,7 +37,8 @@ class Training:
 class State:
     """One rank's state. ``values`` maps value names to tensors. ``saved`` holds what an op saves
     for its backward op, under the name of the value it wrote; those that are ``recomputed`` save
-    nothing the first time. ``watches_layers``: each layer's gradients are summed up for a check."""
+    nothing the first time. ``sides``: values that stand beside those of other slices.
+    ``watches_layers``: each layer's gradients are summed up for a check."""
 
     shapes: Shapes
     parameters: Shards
@@ -48,6 +52,7 @@ class State:
     saved: dict[str, Any] = field(default_factory=dict)
     losses: list[torch.Tensor] = field(default_factory=list)
     recomputed: frozenset[str] = frozenset()
+    sides: Mapping[str, Side] = field(default_factory=dict)
     watches_layers: bool = False
 
     def __post_init__(self) -> None:
@@ -78,6 +83,26 @@ class State:
     def write(self, op: Op, tensor: torch.Tensor, index: int = 0) -> None:
         """Set the op's ``index``-th value."""
         self.values[op.writes[index]] = tensor
+
+    @cached_property
+    def rooms(self) -> Rooms:
+        """Return the matrices that slices share."""
+        slices = range(self.shapes.plan.row_slices)
+        return Rooms(self.sides, [self.shapes.tokens(row) for row in slices])
+
+    def room(
+        self, op: Op, like: torch.Tensor, width: int | None = None, index: int = 0
+    ) -> torch.Tensor:
+        """Return where the op is to write its ``index``-th value, of as many rows as ``like``, and
+        as wide or of ``width``; see ``Rooms``."""
+        columns = like.shape[1] if width is None else width
+        return self.rooms.room(op.writes[index], len(like), columns, like)
+
+    def clear(self) -> None:
+        """Forget the values of a step that failed."""
+        self.values.clear()
+        self.rooms.clear()
+        self._shared.clear()
 
     def save(self, op: Op, found: Any) -> None:
         """Keep what the backward op of ``op`` needs, unless ``op`` is played again before it."""

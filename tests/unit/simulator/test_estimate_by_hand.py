@@ -64,7 +64,7 @@ def test_intra_exposes_the_last_all_reduces_of_a_layer(rows: int, tp: int) -> No
         plan = plan_of("intra", wgrad, rows, merged=merged)  # type: ignore[arg-type]
         spent, others = layer_ns(case, plan), (rows - 1) / rows
         forward = spent["mlp.fc2.ar"] / rows - others * spent["mlp.residual"]
-        behind = spent["attn.qkv_wgrad"]
+        behind = spent["attn.qkv_wgrad"] + spent["attn.qkv_wgrad.x"]
         if wgrad == "deferred":
             behind += spent["attn.proj_wgrad"]
         share = 1.0 if merged else 1 / rows

@@ -10,10 +10,11 @@ from dataclasses import replace
 
 import pytest
 
+from simulator.build import build_schedule
 from simulator.ops import Attention, Collective, Gemm, Pointwise
-from simulator.plan import MEGATRON, NO_COMM
+from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.schedule import COMPUTE, TP, Schedule
-from simulator.specs import ModelSpec
+from simulator.specs import ClusterSpec, ModelSpec, Workload
 from tests.unit.simulator.small_models import CUT, GPT, LLAMA, ops_of, schedule_of, sizes_of
 
 TOKENS = 2 * 5  # slice 0: two sequences of five tokens
@@ -86,13 +87,39 @@ def test_merged_wgrads_take_all_tokens_of_all_slices() -> None:
     merged = {op.role: op for op in schedule.ops() if op.layer == 1 and op.slice == -1}
     signature = merged["mlp.fc1_wgrad"].signature
     assert signature == Gemm(FFN, HIDDEN, 3 * 5, "wgrad", "bf16")
-    assert merged["mlp.fc1_wgrad"].reads == (
-        "l1.d.s0.mlp.fc1", "l1.s0.mlp.norm", "l1.d.s1.mlp.fc1", "l1.s1.mlp.norm",
-    )  # fmt: skip
+    dys = ("l1.d.s0.mlp.fc1", "l1.d.s1.mlp.fc1")
+    assert merged["mlp.fc1_wgrad"].reads == (*dys, "l1.mlp.fc1_wgrad.x.joined")
+    assert merged["mlp.fc1_wgrad.x"].reads == ("l1.s0.mlp.norm", "l1.s1.mlp.norm")
+    assert merged["mlp.fc1_wgrad.x"].signature == Pointwise(
+        "copy", 2 * 3 * 5 * HIDDEN, 2 * 3 * 5 * HIDDEN, "bf16", 2
+    )
     assert merged["attn.proj_wgrad"].reads == (
-        "l1.d.s0.attn.residual", "l1.s0.attn.core_attn",
-        "l1.d.s1.attn.residual", "l1.s1.attn.core_attn",
+        "l1.attn.proj_wgrad.dy.joined", "l1.attn.proj_wgrad.x.joined",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "sequence_parallel", "copies"),
+    [
+        (GPT, False, ["mlp.fc2_wgrad.dy", "mlp.fc1_wgrad.x", "attn.proj_wgrad.dy",
+                      "attn.proj_wgrad.x", "attn.qkv_wgrad.x"]),
+        (replace(GPT, hidden_dropout=0.0), False,
+         ["mlp.fc1_wgrad.x", "attn.proj_wgrad.x", "attn.qkv_wgrad.x"]),
+        (GPT, True, ["attn.proj_wgrad.x"]),
+        (LLAMA, False, ["attn.proj_wgrad.x"]),
+        (LLAMA, True, ["attn.proj_wgrad.x"]),
+    ],
+)  # fmt: skip
+def test_merged_wgrads_copy_what_libraries_write_apart(
+    model: ModelSpec, sequence_parallel: bool, copies: list[str]
+) -> None:
+    """What the runtime's kernels and gathers write stands side by side."""
+    plan = SlicePlan(row_slices=2, merge_wgrad=True, sequence_parallel=sequence_parallel,
+                     order="intra", wgrad="eager")  # fmt: skip
+    work = Workload(seq_length=4, micro_batch_size=2, dtype="bf16")
+    for merged, roles in ((plan, copies), (replace(plan, merge_wgrad=False), [])):
+        ops = build_schedule(model, work, ClusterSpec(tp=2), merged).ops()
+        assert [op.role for op in ops if op.layer == 1 and "_wgrad." in op.role] == roles
 
 
 def test_attention_cores() -> None:

@@ -331,9 +331,9 @@ def test_weight_gradients_add_up_in_fp32() -> None:
     dy, x = (torch.randn(300, width, device=CUDA, dtype=torch.bfloat16) for width in (64, 96))
     gradient = torch.randn(64, 96, device=CUDA)
     expected = gradient.double() + dy.double().t() @ x.double()
-    add_product(gradient, [(dy, x)], accumulate=True)
+    add_product(gradient, dy, x, accumulate=True)
     assert error(gradient, expected) < 1e-5
-    add_product(gradient, [(dy, x)], accumulate=False)
+    add_product(gradient, dy, x, accumulate=False)
     assert error(gradient, dy.double().t() @ x.double()) < 1e-5
 
 

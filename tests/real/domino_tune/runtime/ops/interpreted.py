@@ -73,12 +73,20 @@ def _results(functions: PointwiseFunctions, given: _Inputs) -> dict[str, Tensor]
     found = {
         "norm": y,
         "rstd": rstd,
-        "swiglu": functions.swiglu(given.a),
-        "swiglu_grad": functions.swiglu_grad(given.dy, given.a),
+        "swiglu": torch.empty_like(given.x),
+        "swiglu_grad": torch.empty_like(given.a),
         "dropout_grad": functions.dropout_grad(given.x, given.mask[:, :WIDTH], 0.9),
     }
+    functions.swiglu(given.a, found["swiglu"])
+    functions.swiglu_grad(given.dy, given.a, found["swiglu_grad"])
+    room = torch.empty(2 * TOKENS, WIDTH, dtype=given.x.dtype)[TOKENS:]
+    assert functions.rms_norm(given.x, given.weight, 1e-5, room)[0] is room
+    assert torch.equal(room, y)
     for name, residual in (("", None), (" + residual", given.residual)):
-        dx, dweight = functions.rms_norm_grad(given.dy, given.x, given.weight, rstd, residual)
+        backward = given.dy, given.x, given.weight, rstd, residual
+        dx, dweight = functions.rms_norm_grad(*backward)
+        assert functions.rms_norm_grad(*backward, room)[0] is room
+        assert torch.equal(room, dx)
         found |= {f"dx{name}": dx, f"dweight{name}": dweight}
     for sign in (1.0, -1.0):
         found[f"rotated {sign}"] = given.packed.clone()
