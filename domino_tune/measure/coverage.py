@@ -165,7 +165,8 @@ def contention_of(
 def _cuts(
     spec: SpaceSpec, model: ModelSpec, workload: Workload, cluster: ClusterSpec
 ) -> Iterator[SlicePlan]:
-    """Yield plans with equal cuts everywhere, unsliced first."""
+    """Yield plans with equal cuts everywhere, unsliced first; last those with merged weight
+    gradients, whose inputs are copied together."""
     for sharded in spec.sequence_parallels:
         yield replace(MEGATRON, sequence_parallel=sharded)
     columns = sorted({*spec.col_slices, *spec.dgrad_slices})
@@ -178,6 +179,13 @@ def _cuts(
         )  # fmt: skip
         if not row_problem(plan, workload, cluster) and model.hidden_size % cut == 0:
             yield plan
+    for (count, (dim, balance)), sharded in product(slices, spec.sequence_parallels):
+        merged = SlicePlan(
+            row_slices=count, order="intra", wgrad="eager", merge_wgrad=True,
+            sequence_parallel=sharded, slice_dim=dim, slice_balance=balance,
+        )  # fmt: skip
+        if count > 1 and not row_problem(merged, workload, cluster):
+            yield merged
 
 
 def _unsliced(cuts: Iterable[SlicePlan]) -> tuple[SlicePlan, ...]:
