@@ -17,16 +17,16 @@ Ints = npt.NDArray[np.int64]
 
 
 class Group(NamedTuple):
-    """Members of each of some kinds: ``first``, a plan's number for each kind; ``kind``: of each
-    plan."""
+    """Rows grouped by kind. ``first``: the index of a row of each kind; ``kind``: the kind of each
+    row."""
 
     first: Ints
     kind: Ints
 
 
 class BoundGroups(NamedTuple):
-    """Groups of ``plans`` by what the bounds of a forward and a backward pass, and of what is
-    outside the layers, depend on."""
+    """Groups of ``plans`` that share a bound: of the forward pass, of the backward pass, and of the
+    ops outside the layers."""
 
     plans: Sequence[SlicePlan]
     forward: Group
@@ -35,7 +35,7 @@ class BoundGroups(NamedTuple):
 
 
 def coded(*columns: Ints) -> Group:
-    """Return the groups of rows that have the same numbers, all ≥ 0, in all ``columns``."""
+    """Return the groups of rows that are equal in all ``columns``, whose numbers are ≥ 0."""
     codes = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         codes = codes * (int(column.max(initial=0)) + 1) + column

@@ -100,9 +100,9 @@ def gradient_passes(
 
 
 def gather(t: Templates, token: Token, layers: int) -> OpTemplate:
-    """Return the gather of the parameters of ``layers`` layers, of which ``token``'s is the first.
+    """Return the op that gathers the parameters of ``layers`` layers, from ``token``'s layer on.
 
-    They have a place of their own: ``simulator.memory`` counts it.
+    Its value has no bytes here: ``simulator.memory`` counts the buffer of gathered parameters.
     """
     signature = t.shapes.dp_gather(layers * t.shapes.layer_parameters)
     role, write = GATHERS[token.fragment]

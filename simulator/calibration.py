@@ -1,8 +1,7 @@
-"""Calibration: by how much a machine's families of look-ups differ from its profile, as measured
-iterations of whole jobs told.
+"""Calibration: factors from a profile's families of look-ups to a machine's, fitted to whole jobs.
 
-A family's durations are multiplied by its factor, and every iteration takes a constant more. What
-the runs left open about a family takes the place of its look-ups' errors.
+A family's durations are multiplied by its factor, and every iteration takes a constant longer. The
+error of the fitted factor replaces the errors of the family's look-ups.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ PARTS: Final[dict[str, tuple[Family, ...]]] = {
     "launch": ("launch",),
     "power": ("power",),
 }
-"""What a calibration has a factor of -> the families of errors that it moves together."""
+"""Part that has a factor -> the families of errors that the factor scales together."""
 MOST_FACTOR: Final = 100.0
 """No machine differs from its profile by more than this factor, or by less than one over it."""
 MOST_ERROR: Final = 10.0
@@ -51,7 +50,7 @@ class CalibratedPart:
 class Calibration:
     """Factors of the parts, each at most once, and the constant of an iteration.
 
-    ``runs``: measured iterations that told. ``base``: the profile that they differ from.
+    ``runs``: number of measured iterations. ``base``: the profile that the factors apply to.
     """
 
     parts: tuple[CalibratedPart, ...]

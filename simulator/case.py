@@ -158,7 +158,7 @@ class Case:
         return made
 
     def check_memory(self, plan: SlicePlan, peak_bytes: int) -> None:
-        """Raise InfeasiblePlanError for a peak whose chance to fit a GPU is below SURE."""
+        """Raise InfeasiblePlanError if the peak fits a GPU with a probability less than SURE."""
         memory = self.memory
         if peak_bytes > memory.sure_bytes:
             raise InfeasiblePlanError(

@@ -1,11 +1,12 @@
 """The clock of an iteration: the largest at which its passes' mean power stays under the cap.
 
-Play, find the clock, play again. A play at clock f₀ tells how long the passes take beside their
-compute, T(f₀) − C(f₀); with that, time and energy are known at every other clock,
+Play, find the clock, play again. A play at clock f₀ yields the time that the passes take on top of
+their compute, T(f₀) − C(f₀), and so time and energy at every other clock,
     T(f) = T(f₀) + C(f) − C(f₀),   mean power = idle + E(f) / T(f),
 where C adds up the compute alone and E what all ops draw above idle, both at f. At f₀ this is
-exact. The clock is found when a play gives the clock that it was played at; of clocks that lead to
-each other, the largest that keeps the cap. It is the largest of all, or within a step of it.
+exact. The search ends when a play yields the clock that it was played at. Where it cycles through
+several clocks, take the largest of these that keeps the cap. The result is the largest clock that
+keeps the cap, or within a step of it.
 
 Energy is counted by an op's duration alone: contention and waits make an op longer, and its work
 stays the same. So a schedule that hides communication has as much energy in less time.
@@ -47,8 +48,8 @@ Run = TypeVar("Run")
 class Power(NamedTuple):
     """Clock, mean power and energy of an iteration on one GPU.
 
-    ``passes_w``: mean power of the passes, which the cap holds. ``unsure``: the relative error that
-    is expected of what is drawn above idle. ``burden``: of what it was found.
+    ``passes_w``: mean power of the passes, which the cap limits. ``unsure``: the expected relative
+    error of the power drawn above idle. ``burden``: the Burden that it was computed from.
     """
 
     clock_mhz: int

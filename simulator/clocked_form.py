@@ -169,8 +169,8 @@ class ClockedForm:
         return self._form(clock_mhz).lower_bound_ns(plan)
 
     def _energy_ns(self, plan: SlicePlan, clock_mhz: int) -> int:
-        """Return the time in which the passes' energy keeps the cap, and the step's at the highest
-        clock, where it is least."""
+        """Return a lower bound (ns) from energy: the least time in which the passes keep the cap,
+        plus the step at the highest clock, where it is shortest."""
         highest = self.law.clocks(self.case.cluster.clock_mhz)[0]
         passes_j, step_ns = (
             self._form(clock_mhz).drawn_j(plan),
@@ -179,13 +179,15 @@ class ClockedForm:
         return int(self._kept_ns(np.array([passes_j]), np.array([step_ns]))[0])
 
     def _kept_ns(self, passes_j: Floats, step_ns: Floats) -> Floats:
-        """Return the time in which passes that draw so much keep the cap, and a step."""
+        """Return the least ns in which passes that draw ``passes_j`` keep the cap, plus the
+        step."""
         passes_ns = passes_j / (self.law.cap_w - self.law.idle_w) / S_PER_NS
         return np.floor((passes_ns + step_ns) * (1 - SAFETY))
 
 
 def _first(clocks: range, holds: Callable[[int], bool], near: int) -> int:
-    """Return the first index whose clock holds, as all behind it do; look about ``near`` first."""
+    """Return the first index whose clock holds, as all later ones do; start the search at
+    ``near``."""
     low, high, step = 0, len(clocks), 1
     at = min(near, len(clocks) - 1)
     while low < high:

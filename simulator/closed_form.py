@@ -15,9 +15,9 @@ the column-parallel dgrads, beside which a norm's output is gathered for the wgr
 fills x_f in rising order of 1 − 1/φ_f − 1/γ, while that is negative. More lanes in flight only slow
 ops down further. Where a slowdown depends on how long an op takes or how large a message is, φ_f or
 γ is the least one: beside a slower one less work is done in the same time, so no term of T gets
-smaller. In ``intra`` the op behind a block's first gather reads it, so that no compute runs beside
-it: these gathers are added whole, and K is the rest. Embedding and head are added whole, too, and
-are part of H_f where the order plays them beside layers (``simulator.edges``).
+smaller. In ``intra`` the op after a block's first gather reads it, so no compute runs beside that
+gather: these gathers are added whole, and K is the rest. Embedding and head are added whole, too,
+and are part of H_f where the order plays them beside layers (``simulator.edges``).
 
 The estimate takes these sums and adds what each order exposes. It leaves out the all-reduces at the
 edges, waits between ranks and what compute pays for them, and links that two groups share, so it is
@@ -99,8 +99,8 @@ class PassBound(NamedTuple):
 class ClosedForm:
     """Bound and estimate for the plans of one case.
 
-    ``like``: a form of a case with the same layers and micro-batches, of which it may have other
-    numbers, at the same clock.
+    ``like``: a form at the same clock that shares its caches. Its case may differ only in the
+    number of layers or micro-batches.
     """
 
     def __init__(

@@ -148,13 +148,13 @@ class _Compiler:
         self.waves = np.array(waves, np.int64)
 
     def _made(self, signature: Signature, needed: int, least: int) -> _Made:
-        """Return a signature's rows, which are made once for a machine. ``least``: the fewest SMs
-        that a collective of the schedule needs."""
+        """Return a signature's rows; cache them for each machine. ``least``: the fewest SMs that a
+        collective of the schedule needs."""
         cost, launch = self.cost, self.cost.launch
         duration_ns, idle = cost.awake_ns(signature), cost.idle_times(signature)
         launch_ns = launch.of(signature) if launch.mode != "none" else 0
         inline_ns = launch_ns if launch.mode == "inline" else 0
-        if isinstance(signature, Collective):  # a lane that is awake goes on by itself
+        if isinstance(signature, Collective):  # an awake lane needs no launch
             idle = idle._replace(wake_ns=idle.wake_ns + inline_ns)
         else:
             duration_ns += inline_ns

@@ -1,12 +1,11 @@
 """Confidence of a prediction: an interval from the expected errors, and a level from the sources.
 
 Errors of one section are assumed fully correlated (a GEMM table that is too slow is so for all
-shapes), sections independent. Of look-ups, launches and what compute pays for waits only time on
-the critical path counts.
-What contention is uncertain by is found by playing the schedule again with slowdowns that are
-wrong by their expected error: a collective that is hidden may then be exposed. In the same way it
-is played at the clocks that follow if ops draw more or less power than the profile says, and at
-that of the node's slowest GPU, whose pace a tensor-parallel group keeps.
+shapes), sections independent. Errors of look-ups, launches and recovery after waits count only on
+the critical path. For the error of contention, the schedule is played again with slowdowns that are
+wrong by their expected error: a hidden collective may then be exposed. In the same way it is played
+at the clocks that result if ops draw more or less power than the profile says, and at the clock of
+the node's slowest GPU, which sets the pace of a tensor-parallel group.
 """
 
 from __future__ import annotations
@@ -77,7 +76,8 @@ def confidence_of(
 
 
 class _Path:
-    """Time on the critical path (ns): by source, by how much it is unsure, and far looked up."""
+    """Sums over the critical path, ns: time by source, errors by cause, extrapolated time by
+    role."""
 
     def __init__(self, cost: CostModel) -> None:
         self.cost = cost
@@ -86,8 +86,8 @@ class _Path:
         self.far: Counter[str] = Counter()
 
     def add(self, op: OpTemplate, elapsed_ns: int, paid_ns: int, times: int) -> None:
-        """Add an op that stands there ``times`` times: its look-up, a launch inside it, what it
-        paid for the last wait, a wait for other ranks, and contention."""
+        """Add an op that occurs ``times`` times on the path. Split its time into the look-up, an
+        inline launch, recovery from the last wait, a wait for other ranks, and contention."""
         cost, kind = self.cost, op.signature.kind
         estimate = cost.estimate(op.signature)
         alone_ns = min(elapsed_ns, cost.duration_ns(op.signature))
@@ -112,7 +112,7 @@ class _Path:
             self.far[op.role] += times * elapsed_ns
 
     def wait(self, waited_ns: int) -> None:
-        """Add what lies between the ops: waits for the host, else of ranks for each other."""
+        """Add the gaps between ops: waits for an asynchronous host, else waits for other ranks."""
         if self.cost.launch.mode == "async":
             self.unsure["launch"] += waited_ns * self.cost.launch.error
             self._spend(self.cost.launch.source, waited_ns)
@@ -127,8 +127,8 @@ class _Path:
 def _critical_ops(
     timeline: Timeline, cost: CostModel
 ) -> Iterator[tuple[OpTemplate, int, int, int]]:
-    """Yield (op, its time, what it paid for the last wait, how often) of the critical path. Layers
-    are alike, so many of its ops are."""
+    """Yield (op, its ns, the ns that it paid for the last wait, count) for the distinct ops of the
+    critical path. Layers are alike, so most ops occur many times."""
     paid_ns, path = _paid_ns(timeline, cost), timeline.critical_path
     ops = [timeline.templates[index] for index in path]
     elapsed_ns = [timeline.end_ns[index] - timeline.start_ns[index] for index in path]
@@ -159,7 +159,7 @@ def _waited_ns(op: OpTemplate, cost: CostModel, alone_ns: int, stretched_ns: int
 
 
 def _slowdown_source(op: OpTemplate, cost: CostModel) -> Source:
-    """Return the source of what contention added to the op."""
+    """Return the source of the contention law that slowed the op."""
     fit = cost.contention.fit
     if fit is None:
         return "assumed"

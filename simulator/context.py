@@ -35,8 +35,8 @@ def context_attention(t: Templates, row: int, inputs: tuple[Ref, ...], write: st
 def context_attention_bwd(
     t: Templates, row: int, grad: Ref, inputs: tuple[Ref, ...], write: str
 ) -> Ops:
-    """Return the backward ops of slice ``row``: from the gradient of what forward wrote to that of
-    its inputs, ``write``."""
+    """Return the backward ops of slice ``row``, from the gradient of its output, ``grad``, to the
+    gradient of its inputs, ``write``."""
     return _BACKWARD[t.shapes.workload.cp_comm](t, row, grad, inputs, write)
 
 
@@ -95,8 +95,8 @@ def _ring_step(t: Templates, row: int, step: int, direction: Direction = "forwar
 def _message(
     t: Templates, row: int, role: str, value: tuple[Ref, ...], write: str, step: int
 ) -> Ops:
-    """Return the keys and values of slice ``row``, or their gradients, on their way to the next
-    rank of the ring, which the last step has not."""
+    """Return the op that sends the keys and values of slice ``row``, or their gradients, to the
+    next rank of the ring; the last step sends nothing."""
     s, (nodes, _) = t.shapes, t.shapes.cluster.cp_group
     if not s.exchanges_context or step == s.cluster.cp - 1:
         return []

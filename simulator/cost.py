@@ -141,29 +141,31 @@ class CostModel:
         return duration_ns
 
     def slowed_ns(self, signature: Signature) -> tuple[int, Source]:
-        """Return by how much the clock makes the op longer than it was timed, and how that is
-        known."""
+        """Return by how many ns the clock makes the op longer than its timing, and the source of
+        that number."""
         return 0, "measured"
 
     def wait_ns(self, alone_ns: float, beside_ns: float = 0.0) -> int:
-        """Return the ns that a collective waits for all ranks behind ``alone_ns`` of compute alone
+        """Return the ns that a collective waits for all ranks after ``alone_ns`` of compute alone
         and ``beside_ns`` of compute beside collectives."""
         if self.skew is None:
             return 0
         return round(self.skew.wait_us(alone_ns / 1000, beside_ns / 1000) * 1000)
 
     def awake_ns(self, signature: Signature) -> int:
-        """Return the duration of an op whose lane did not idle, but for what an idle link saves."""
+        """Return an op's duration (ns) without waking its lane; the saving of an idle link stays
+        in."""
         return self.duration_ns(signature) - self.idle_times(signature).wake_ns
 
     def least_ns(self, signature: Signature) -> int:
-        """Return the least duration of an op, however long its lane idled."""
+        """Return the least duration (ns) of an op over all idle times of its lane."""
         idle = self.idle_times(signature)
         return self.duration_ns(signature) - idle.wake_ns + idle.least_ns
 
     def idle_times(self, signature: Signature) -> IdleTimes:
-        """Return what a collective saves and pays behind a lane that idled: links of a node have no
-        bucket, and waking is a part of the duration, all but 1 ns of it at most."""
+        """Return what a collective saves and pays after its lane idled. Links inside a node have no
+        bucket, so they save nothing; waking is part of the duration and leaves at least 1 ns of
+        it."""
         law = self.idle_lane
         if law is None or not isinstance(signature, Collective):
             return NO_TIMES
@@ -218,7 +220,8 @@ class CostModel:
         return Drawn(self, draw)
 
     def _as_known(self, signature: Signature, estimate: Estimate) -> Estimate:
-        """Return ``estimate``, as assumed and with the section's error where the section is."""
+        """Return ``estimate``; if its section is assumed, so is the result, with at least its
+        error."""
         provenance: Provenance = self.profile.section(SECTION_OF[signature.kind]).provenance
         if provenance.kind != "assumed":
             return estimate
@@ -242,8 +245,8 @@ class CostModel:
         return self._collective(signature)
 
     def _fused(self, signature: Fused) -> Estimate:
-        """Return the duration of a tile-fused kernel, from those of its GEMM, of copies or an
-        exchange, and of the sum of what came."""
+        """Return the estimate of a tile-fused kernel, computed from those of its GEMM and of the
+        peer copies or the exchange that it hides."""
         fit = self.contention.fit
         gemm, collective = self.estimate(signature.gemm), signature.collective
         gathers = collective.op == "all_gather"

@@ -1,10 +1,10 @@
-"""Draws of a machine: how it may be, if the profile is wrong by its errors; or how it is, as
-measured iterations told (``calibration``).
+"""Draws of a machine: how it may differ from a profile with errors, or does (``calibration``).
 
-Errors of look-ups live in families: a GEMM table that is too slow is so for all forward GEMMs. A
-draw gives each family a number z of standard errors, so that each look-up of the family takes
-(1 + its own error)^z times as long. All plans that are compared are played on the same draw, since
-they would run on the same machine. ``signature_errors`` has what is left to each signature alone.
+Look-ups of a family share their error: a GEMM table that is too slow is too slow for all forward
+GEMMs. A draw gives each family a number z of standard errors, so that each look-up of the family
+takes (1 + its own error)^z times as long. All plans in a comparison are played on the same draw,
+since they would run on the same machine. ``signature_errors`` holds the errors that signatures do
+not share.
 """
 
 from __future__ import annotations

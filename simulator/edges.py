@@ -1,7 +1,7 @@
 """Edges of the stack of layers: embedding, head and loss.
 
-They stand where the layers before and behind the stack would. The embedding makes what the last
-fragments of a layer make, so it is issued where an order has those of the layer before the first;
+They take the places of the layers before and after the stack. The embedding writes what the last
+fragments of a layer write, so it is issued where an order has those of the layer before the first;
 the head begins as a layer does. So each edge takes the place of a fragment of a layer that does not
 exist (``EMBEDS``, ``HEADS``, ``HEAD_GRADS``, ``EMBED_GRADS``), and a slice's collectives at the
 edges run beside the layers' compute of other slices, as far as the order lets layers overlap.
@@ -45,8 +45,8 @@ Place = tuple[str, str]
 
 
 def _once(make: Callable[..., list[OpTemplate]]) -> Callable[..., list[OpTemplate]]:
-    """Let ``make``, whose ops depend on the slice and on what else it is told, make them once for
-    all plans."""
+    """Cache the ops of ``make`` for all plans; they must depend only on the slice and on the other
+    arguments."""
 
     @wraps(make)
     def kept(edges: Edges, row: int, *told: object) -> list[OpTemplate]:
@@ -59,7 +59,7 @@ def _once(make: Callable[..., list[OpTemplate]]) -> Callable[..., list[OpTemplat
 
 @dataclass(kw_only=True)
 class Edges:
-    """Builder of the ops before, between and behind the layers, of one pass. Layer numbers are
+    """Builder of the ops before, between and after the layers, of one pass. Layer numbers are
     relative: 0 is layer 0 for the embedding, and the number of layers for the head.
 
     ``gathers``: the embedding waits for the parameters of the edges, which come from the replicas.
@@ -272,8 +272,8 @@ class Edges:
         return Ref(0, f"d.s{row}.uncapped" if self._capped else f"d.s{row}.logits")
 
     def _adding(self, table: str, row: int) -> tuple[str, tuple[Ref, ...]]:
-        """Return the name of the gradient of ``table`` that slice ``row`` makes, and the gradient
-        to which it adds: that of the slice issued before. The last one's is the table's."""
+        """Return the name of slice ``row``'s gradient of ``table``, and the gradient that it adds
+        to, written by the slice issued before. The last slice's is that of the table."""
         added = self._added.setdefault(table, [])
         before = (Ref(0, f"grad.{table}.s{added[-1]}"),) if added else ()
         added.append(row)
@@ -281,13 +281,14 @@ class Edges:
         return f"grad.{table}" if last else f"grad.{table}.s{row}", before
 
     def logits_wgrad(self, row: int) -> list[OpTemplate]:
-        """Return ``early_wgrad``; where the dgrad is not issued yet, it comes right behind that."""
+        """Return ``early_wgrad``; if the dgrad is not issued yet, the wgrad follows right after
+        it."""
         self._awaited.setdefault(row, "dgrad")
         return self.early_wgrad(row)
 
     def early_wgrad(self, row: int) -> list[OpTemplate]:
-        """Return what a slice adds to the gradient of the head's table, if its dgrad is issued and
-        it is not."""
+        """Return the ops that add slice ``row`` to the gradient of the head's table; [] if its
+        dgrad is yet to be issued, or if these ops were issued before."""
         if self._awaited.get(row) != "wgrad":
             return []
         self._awaited[row] = "nothing"

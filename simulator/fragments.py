@@ -89,7 +89,7 @@ class Fragments(Templates):
         return Recomputation(self.shapes)
 
     def _again(self, token: Token) -> list[OpTemplate]:
-        """Return the forward ops of ``token`` as backward recomputes them, from what it keeps."""
+        """Return the forward ops of ``token`` as backward recomputes them from kept values."""
         again, block, row = self.recomputation, token.block, token.slice
         if again.per_op and token.fragment == COLUMN_PARALLEL[block]:
             ops = self._column_parallel_again(block, row)
@@ -248,7 +248,7 @@ class Fragments(Templates):
         return self._branch_grad(block, row)
 
     def _branch_grad(self, block: str, row: int) -> Ref:
-        """Return the gradient of what the residual adds to its input."""
+        """Return the gradient of the branch that the residual connection adds to its input."""
         if self.shapes.has_residual_bwd:
             return Ref(0, f"d.s{row}.{block}.residual")
         return self._output_grad(block, row)

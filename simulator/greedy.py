@@ -6,10 +6,10 @@ it issues one of the ready fragments:
    an interrupted chunk launches its all-reduce later;
 2. else the fragment with the longest remaining path: the slice that is furthest behind;
 3. else, where it would wait, a wgrad: the newest layer's first (so that the stack's first layers
-   fill their own waits), and each at the latest before the layer after next begins (memory,
-   data-parallel buckets). Without all-reduces there is no wait to fill: each is issued at once.
-   Where launches are ordered, compute behind a collective waits until that starts: so wgrads go
-   before a fragment whose collective would find its lane busy.
+   fill their own waits), and each before the layer after next begins (to save memory and to
+   complete data-parallel buckets). Without all-reduces there is no wait to fill: each is issued at
+   once. Where launches are ordered, compute after a collective waits until that starts, so wgrads
+   go before a fragment whose collective would find its lane busy.
 
 Layers form groups. A group is a layer, but its last fragments (those that wait for its last
 all-reduces) belong to the next group. A group begins when all of the group before is issued. So one
@@ -54,7 +54,7 @@ LAST: Final = frozenset({("mlp", "residual"), ("attn", "norm_bwd")})
 FIRST: Final = frozenset({("attn", "norm"), ("mlp", "residual_bwd")})
 """A layer's fragments before its first gathers."""
 SHORT: Final = frozenset({"norm", "residual", "norm_bwd", "residual_bwd"})
-"""Fragments between a reduce-scatter and the gather behind it."""
+"""Fragments between a reduce-scatter and the gather after it."""
 
 
 def plan_order(shapes: Shapes, cost: CostModel) -> LayerOrder:

@@ -39,12 +39,13 @@ class IdleLane:
         require_count(owner, "samples", self.samples)
 
     def saved_us(self, sent_bytes: float) -> float:
-        """Return what a rank that sends so much saves behind a link that idled for long."""
+        """Return the µs that a rank saves when it sends ``sent_bytes`` over a link that idled for
+        long."""
         return self.burst_us * min(1.0, sent_bytes / self.burst_bytes)
 
 
 class IdleTimes(NamedTuple):
-    """What a collective saves behind a lane that idled for long, and what it then spends on waking,
+    """What a collective saves after its lane idled for long, and what it then spends on waking,
     ns."""
 
     saved_ns: int
@@ -52,7 +53,7 @@ class IdleTimes(NamedTuple):
 
     @property
     def matter_for_ns(self) -> int:
-        """Return the idle time behind which more of it changes nothing."""
+        """Return the idle time (ns) beyond which more of it changes nothing."""
         return max(self)
 
     @property

@@ -189,7 +189,7 @@ def defer_wgrads(tokens: list[Token]) -> list[Token]:
 def merge_wgrads(tokens: list[Token]) -> list[Token]:
     """Return ``tokens`` with one wgrad GEMM over all slices instead of one per slice.
 
-    Both merged GEMMs of a block stand behind its last dgrad and help to hide its all-reduce.
+    Both merged GEMMs of a block follow its last dgrad and help to hide its all-reduce.
     """
     last = {
         t.block: i

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Launch:
     """Host lane: ``cost_ns`` by op kind; mode ``none`` costs nothing (CUDA graphs).
 
-    ``source`` and ``error`` (relative) tell how well the costs are known.
+    ``source`` and ``error`` (relative) say how well the costs are known.
     """
 
     mode: LaunchMode
@@ -26,7 +26,7 @@ class Launch:
     error: float = 0.0
 
     def of(self, signature: Signature) -> int:
-        """Return the ns that the host needs to launch an op, of all its kernels."""
+        """Return the ns that the host needs to launch all kernels of an op."""
         kernels = signature.kernels if isinstance(signature, Pointwise) else 1
         return kernels * self.cost_ns.get(signature.kind, 0)
 

@@ -104,13 +104,13 @@ def unpiped_memory(case: Case, plan: SlicePlan, order: LayerOrder | None = None)
 
 
 def head_bytes(case: Case) -> Iterator[int]:
-    """Yield, for each number of row slices, most first, bytes that no such plan's peak is below.
+    """Yield a lower bound (bytes) on the peak of all plans with the same row slices, most first.
 
-    Every plan issues all of forward before the loss's sums and all of backward behind them. So
-    there it holds all logits and what backward will read, which is the same bytes for every cut and
-    order. The sums run over all slices, so their peak depends on the row slices alone, and no
-    plan's peak is below it. Nor is it below what it holds when the first slice's gradient of the
-    head's input is made, since no gradient of a layer is made before.
+    Every plan issues all of forward before the loss's sums and all of backward after them. So
+    during the sums it holds all logits and the values that backward will read, the same bytes for
+    every cut and order. The sums run over all slices, so their peak depends on the row slices
+    alone, and it bounds every plan's peak. So do the bytes held when the first slice's gradient of
+    the head's input is made, since no gradient of a layer is made earlier.
     """
     batch = case.workload.micro_batch_size
     rows = range(min(MAX_ROW_SLICES, batch), 0, -1)
@@ -129,8 +129,8 @@ def head_bytes(case: Case) -> Iterator[int]:
 
 
 def _turned_bytes(case: Case, plan: SlicePlan, turn: Live) -> int:
-    """Return the least that is held with the first gradient of the head's input: gradients of other
-    slices' logits may be made before it, which free what only they read."""
+    """Return the fewest bytes that are live with the first gradient of the head's input. Gradients
+    of other slices' logits may be made before it, and free the values that only they read."""
     made, rows = Templates(shapes=case.shapes(plan)), range(plan.row_slices)
     Edges(templates=made).whole()
 

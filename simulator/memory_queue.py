@@ -1,11 +1,12 @@
 """MemoryQueue: what a collective loses beside an op that keeps the GPU's memory busy.
 
-A collective's CTA has a fixed number of bytes under way, so it moves as many a second as memory
-answers soon. Where an op asks for most of what memory can give, answers queue: the mean wait of a
-queue with one server grows as ρ / (1 − ρ) with the share ρ of its time that it is busy. So beside
-an op that moves ``gb_s`` a collective of C CTAs is 1 + wait · ρ / (1 − ρ) · (1 + by_cta · C) times
-as long, ρ = gb_s / attained_gb_s. Our H200's records show it (docs/gpu.md): 1.02 to 1.07 beside
-``gelu``, which takes 3/4 of what a long ``add`` attains, 1.2 to 1.45 beside ``add`` itself.
+A collective's CTA keeps a fixed number of bytes in flight, so its rate falls as memory latency
+grows. Where an op uses most of the memory's bandwidth, requests queue: the mean wait in a queue
+with one server grows as ρ / (1 − ρ), where ρ is the share of time that the server is busy. So
+beside an op that moves ``gb_s`` a collective of C CTAs takes
+    1 + wait · ρ / (1 − ρ) · (1 + by_cta · C),   ρ = gb_s / attained_gb_s,
+times as long. Our H200's records show this (docs/gpu.md): 1.02 to 1.07 beside ``gelu``, which moves
+3/4 as many bytes a second as a long ``add``, and 1.2 to 1.45 beside ``add`` itself.
 """
 
 from __future__ import annotations

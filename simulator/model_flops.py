@@ -69,9 +69,9 @@ def executed_per_gpu(case: Case, iteration_ns: int) -> float:
 
 
 def mfu(case: Case, iteration_ns: int) -> float | None:
-    """Return the model FLOP/s over the dense peak of what is multiplied (TF32's where fp32 is so),
-    on the machine as it is changed; None where no peak is known, or the rate is above it, which
-    then is not the peak of what was multiplied."""
+    """Return the model FLOP/s over the dense peak for the math in use (TF32's where fp32 is
+    computed in TF32), with the case's changes to the machine. Return None if no peak is known, or
+    if the rate exceeds it: then it is not the peak of that math."""
     peak_tflops = case.profile.machine.peaks.get(case.workload.math)
     if not peak_tflops:
         return None

@@ -178,7 +178,7 @@ def listing_of(schedule: Schedule) -> Listing:
 
 
 def table_of(shared: dict[object, object]) -> OpTable:
-    """Return the table of what schedules of a kind of layer share."""
+    """Return the table that schedules with the same kind of layer share; create it if needed."""
     table = shared.setdefault(OpTable, OpTable())
     assert isinstance(table, OpTable)
     return table

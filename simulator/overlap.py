@@ -1,7 +1,7 @@
 """How a framework hides the collective of each tensor-parallel GEMM, without slicing the batch.
 
-A *gather* GEMM needs all tokens of an input of which each rank holds its share; a *sum* GEMM's
-outputs are added over the ranks and each keeps its share. Names are TransformerEngine's
+A *gather* GEMM needs all tokens of an input that is sharded over the ranks; a *sum* GEMM's outputs
+are added over the ranks, and each rank keeps its share. Names are TransformerEngine's
 (``initialize_ub`` in transformer_engine/pytorch/module/base.py).
 
 - ``ring_exchange``: the input arrives in tp chunks by copy engines; the GEMM runs chunk by chunk.
@@ -9,9 +9,9 @@ outputs are added over the ranks and each keeps its share. Names are Transformer
   one on ``num_sm`` SMs, which are kept free for it.
 - ``bulk``: the whole collective runs beside a GEMM that does not need it, on ``num_sm`` SMs.
 - ``push``: the GEMM runs in tp chunks, each of which copy engines bring to its rank; a kernel adds
-  up what came (PyTorch: torch/distributed/_symmetric_memory).
+  them up there (PyTorch: torch/distributed/_symmetric_memory).
 - ``fused``: one kernel waits for, or sends, tiles (Flux, arXiv 2406.06858).
-- ``none``: NCCL, before or behind the GEMM.
+- ``none``: NCCL, before or after the GEMM.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def gemms_of(kind: str) -> tuple[str, ...]:
 
 
 def overlap_of(strategy: str, told: tuple[str, ...], gemm: str) -> Overlap:
-    """Return how a strategy hides the collective of a GEMM, where ``told`` does not say otherwise;
-    NONE where it is no rival."""
+    """Return how a strategy hides the collective of a GEMM, by the plan's own choice where it has
+    one; NONE for a strategy that is no rival."""
     return _overlaps(strategy, told)[gemm] if strategy in RIVALS else NONE
 
 

@@ -1,6 +1,6 @@
 """Ops of GEMMs whose collectives are hidden chunk by chunk, or tile by tile (``overlap``).
 
-Chunks of one value have names of their own (``….c3``). The first chunk's write stands for the whole
+Chunks of one value have names of their own (``….c3``). The first chunk's write represents the whole
 buffer; the others lie in it. Ops are FIFO, so what reads a value waits for all its chunks.
 """
 

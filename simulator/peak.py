@@ -35,13 +35,13 @@ def peak_bytes(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> 
 
 
 def least_peak_bytes(case: Case) -> int:
-    """Return bytes that no searched plan's peak is below; most plans of real models need little
-    more. Of a pipeline it is what its fullest stage always holds."""
+    """Return a lower bound (bytes) on the peak of every searched plan; most plans of real models
+    need little more. With a pipeline it is the static memory of the fullest stage."""
     return min(_least_bytes(case))
 
 
 def may_fit(case: Case) -> bool:
-    """Return whether ``least_peak_bytes`` may be recommended; mostly the first look tells."""
+    """Return whether ``least_peak_bytes`` may be recommended; the first bound usually decides."""
     return any(held <= case.memory.sure_bytes for held in _least_bytes(case))
 
 

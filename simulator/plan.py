@@ -228,12 +228,12 @@ def check_plan_fits(
 
 
 def slice_multiple(plan: SlicePlan, cluster: ClusterSpec) -> int:
-    """Return the number of which slices of a sequence have a multiple of positions."""
+    """Return the number that divides the positions of every slice of a sequence."""
     return cluster.tp if plan.sequence_parallel else 1
 
 
 def row_problem(plan: SlicePlan, workload: Workload, cluster: ClusterSpec) -> str:
-    """Return why a row slice would have no sequence, or no positions of them; or an empty text."""
+    """Return why a row slice would have no sequences or no positions; "" if none is empty."""
     rows, batch = plan.row_slices, workload.micro_batch_size
     if plan.slice_dim == "batch" and rows > batch:
         return (

@@ -1,7 +1,7 @@
-"""Power: the law of what a GPU draws and how its clock slows ops, in the section of a profile.
+"""Power: the law of a GPU's power draw and of how its clock slows ops, a section of a profile.
 
-A GPU in a long run is held by its power cap, not by its boost clock. Busy with family g at clock f,
-it draws
+In a long run a GPU is limited by its power cap, not by its boost clock. Busy with family g at clock
+f, it draws
     idle + draw_g · (f / boost)^exponent,
 and an op whose timing was taken at a clock f₀ > f takes (1 − e_g) + e_g · f₀ / f times as long,
 with the elasticity e_g of its family: 1 where the clock decides, 0 where memory or links do. At
@@ -140,7 +140,8 @@ class PowerSection:
         return 1.0 + self.family(family).elasticity * (slower - 1.0)
 
     def timed_mhz(self, family: str, timed_us: float) -> float:
-        """Return the clock at which ``timed_us`` was timed; boost where none is told."""
+        """Return the clock (MHz) at which ``timed_us`` was timed; boost if the family has no
+        rows."""
         rows = [row for row in self.row_clocks if row.family == family]
         return _clock_mhz(rows, timed_us) if rows else float(self.boost_mhz)
 

@@ -250,7 +250,7 @@ class SkewSection:
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeSection:
-    """What compute loses behind a wait."""
+    """What compute loses after a wait."""
 
     fit: ResumeFit
     provenance: Provenance

@@ -74,8 +74,8 @@ class Program:
 
     ``queue_depth``: how many compute ops the host may be ahead; 0 turns the host lane off.
     ``launch_order``: who is first on a GPU (``simulator.implementation``). ``resume``: what compute
-    loses behind a wait. ``signatures``: of the steps' numbers. ``most_idle_ns``: for
-    how long it matters that a lane idled.
+    loses after a wait. ``signatures``: by the numbers in the steps. ``most_idle_ns``: the idle time
+    of a lane beyond which more changes nothing.
     """
 
     root: Loop

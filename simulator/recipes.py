@@ -55,8 +55,8 @@ class EdgeRecipes(NamedTuple):
 
 
 class Recipes:
-    """Recipes of the plans of one case, each made once; ``like``: of a case with the same layers
-    and micro-batches, of which it may have other numbers."""
+    """Recipes of the plans of one case, each made once. ``like``: recipes that share their caches;
+    their case may differ only in the number of layers or micro-batches."""
 
     def __init__(self, case: Case, like: Recipes | None = None) -> None:
         self.case = case
@@ -143,8 +143,8 @@ class Recipes:
                     yield from ((token.fragment, op, 1) for op in whole)
 
     def _alike(self, plan: SlicePlan) -> list[tuple[int, int]]:
-        """Return the first of each kind of slices, and how many there are: slices of the batch
-        with as many sequences are alike, but for the first, which may overwrite gradients."""
+        """Return (first slice, count) for each kind of slice. Slices of the batch with the same
+        number of sequences are alike, except for the first one, which may overwrite gradients."""
         rows = range(plan.row_slices)
         if plan.slices_sequences:
             return [(row, 1) for row in rows]

@@ -61,7 +61,7 @@ class Recomputation:
         return op._replace(role=f"{op.role}{RECOMPUTED_SUFFIX}", reads=reads, writes=writes)
 
     def reading(self, op: OpTemplate, fragment: str) -> OpTemplate:
-        """Return a backward op of ``fragment`` that reads what was recomputed instead of what
+        """Return a backward op of ``fragment`` that reads recomputed values instead of those that
         forward wrote."""
         if self.kind == "none" or (self.kind == "selective" and fragment != "core_attn_bwd"):
             return op
@@ -85,7 +85,7 @@ class Recomputation:
 
     @property
     def _core_roles(self) -> tuple[str, ...]:
-        """Roles of what ``selective`` computes again, which are also its values."""
+        """Roles that ``selective`` recomputes; their values have the same names."""
         fused = self._shapes.workload.implementation.flash_attention
         return ("attn.core_attn",) if fused else SCORES
 
@@ -98,8 +98,8 @@ class Recomputation:
 
     @cached_property
     def parts(self) -> Mapping[str, int]:
-        """GEMMs of which ``per-op`` computes a part again -> its columns on this rank: the keys,
-        and w3."""
+        """GEMMs that ``per-op`` recomputes in part -> the recomputed columns on this rank: those of
+        the keys, and of w3."""
         s = self._shapes
         if not self.per_op:
             return {}

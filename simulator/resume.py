@@ -1,9 +1,9 @@
 """Resume: a core that was idle computes slowly at first.
 
-Where a rank waits for a collective its core sleeps: its clock falls, and others use its caches. The
-compute behind the wait then loses time, more behind longer waits, and most of it at once. A wait
-that was ``idle_us`` long costs ``extra_us``; each op behind it takes d / (d + ``recovery_us``) of
-what is still owed, where d is its own duration. The next wait begins anew, unless more is owed.
+Where a rank waits for a collective its core sleeps: its clock falls, and others use its caches.
+Compute after the wait then loses time: more after longer waits, and most of it at once. A wait of
+``idle_us`` costs ``extra_us`` in all; each op after it pays d / (d + ``recovery_us``) of the debt
+that is left, where d is its own duration. The next wait sets a new debt, unless more is still owed.
 
 GPUs have no such section: a stream that waits does not sleep.
 """
@@ -18,7 +18,7 @@ from simulator.lookup import require_count, require_number, require_positive
 
 
 class ResumeRow(NamedTuple):
-    """Compute behind a wait of ``idle_us`` takes ``extra_us`` longer in all."""
+    """Compute after a wait of ``idle_us`` takes ``extra_us`` longer in all."""
 
     idle_us: float
     extra_us: float
@@ -42,11 +42,12 @@ class ResumeFit:
         check_curve(owner, ("idle_us", "extra_us"), self.rows)
 
     def owed_ns(self, idle_ns: int, owed_ns: int) -> int:
-        """Return what compute loses behind a wait, where ``owed_ns`` were owed before it."""
+        """Return the debt (ns) after a wait of ``idle_ns``, where ``owed_ns`` were owed before
+        it."""
         return max(owed_ns, round(between(self.rows, idle_ns / 1000) * 1000))
 
     def paid_ns(self, owed_ns: int, duration_ns: int) -> int:
-        """Return how much of what is owed an op takes longer."""
+        """Return the part of the debt (ns) that an op of ``duration_ns`` pays by taking longer."""
         return owed_ns * duration_ns // (duration_ns + round(self.recovery_us * 1000))
 
 

@@ -10,8 +10,8 @@ from simulator.specs import ClusterSpec, ModelSpec, Workload, require_divisible
 
 
 def _nearest_tp(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> list[int]:
-    """Return the tp that work, next to the cluster's: the other sizes of the job fit them, and they
-    divide its sequences. Ranks of more than a node are told only to who asks for them."""
+    """Return the nearest smaller and larger tp that work: they fit the job's other sizes and divide
+    its sequences. A tp beyond one node is returned only if the cluster's is."""
     per_node, kv_heads = cluster.ranks_per_node, model.num_key_value_heads
     common = math.gcd(model.num_attention_heads, model.intermediate_size)
     common = math.gcd(common, workload.seq_length // math.gcd(workload.seq_length, cluster.cp))

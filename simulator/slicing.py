@@ -52,11 +52,11 @@ def batch_slice_sizes(micro_batch_size: int, slices: int) -> tuple[int, ...]:
 def sequence_spans(
     model: ModelSpec, seq_length: int, slices: int, multiple: int, balance: SliceBalance
 ) -> tuple[range, ...]:
-    """Return the positions of each slice; cuts are multiples of ``multiple``, of which a sequence
-    has ``slices`` or more.
+    """Return the positions of each slice. Cuts are multiples of ``multiple``; a sequence must have
+    at least ``slices`` · ``multiple`` positions.
 
     ``balanced``: slices of equal work; ``even``: of equal length; ``front``: of work that falls
-    evenly, from FRONT to 1.
+    linearly, from FRONT to 1.
     """
     tile = math.lcm(multiple, TILE)
     grain = tile if seq_length >= TILES_PER_SLICE * slices * tile else multiple
@@ -77,7 +77,7 @@ def _share(index: int, slices: int, balance: SliceBalance) -> float:
 
 
 def _position(model: ModelSpec, seq_length: int, share: float, balance: SliceBalance) -> float:
-    """Return up to which share of the positions ``share`` of the work is done."""
+    """Return the share of the positions in which ``share`` of the work is done."""
     if balance == "even":
         return share
     linear = 3.0 * 2 * model.linear_parameters

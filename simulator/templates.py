@@ -25,12 +25,12 @@ LAYERS_KEPT: Final = 8
 
 @lru_cache(maxsize=LAYERS_KEPT)
 def _shared_by(layer: tuple[object, ...]) -> dict[object, Any]:
-    """Return what plans with a kind of layer share: what was made, by all that it depends on."""
+    """Return the cache of plans with one kind of layer, keyed by all that an entry depends on."""
     return {}
 
 
 def shared_by(shapes: Shapes) -> dict[object, Any]:
-    """Return what plans share whose templates depend on the same, apart from how they cut them."""
+    """Return the cache that plans share if their templates differ only by how they cut slices."""
     plan = shapes.plan
     mode = plan.strategy, plan.comm_ctas, plan.sequence_parallel, plan.tp_comm_overlap
     slicing = plan.slice_dim, plan.slice_balance, plan.slices_sequences
@@ -43,7 +43,7 @@ class Templates:
     """Maker of op templates; ``value_bytes`` collects the sizes of written values.
 
     ``accumulate_first``: the micro-batch adds to the gradients of an earlier micro-batch, or to
-    cleared ones. ``shared``: what was made for all plans with such shapes.
+    cleared ones. ``shared``: the cache for all plans with such shapes.
     """
 
     shapes: Shapes
@@ -59,8 +59,8 @@ class Templates:
     def once(
         self, key: tuple[object, ...], make: Callable[[], list[OpTemplate]]
     ) -> list[OpTemplate]:
-        """Return what ``make`` makes, which depends on the shapes and on ``key``, and enter its
-        sizes. It is made once for all plans."""
+        """Return the templates of ``make``, cached for all plans, and enter their sizes. They must
+        depend only on the shapes and on ``key``."""
         made = self.shared.get(key)
         if made is None:
             sizes, self.value_bytes = self.value_bytes, {}
@@ -71,7 +71,8 @@ class Templates:
         return templates
 
     def moved(self, ops: list[OpTemplate], layers: int) -> list[OpTemplate]:
-        """Return ops that were made once, so many layers later in the pass; so are these."""
+        """Return cached ``ops``, shifted to ``layers`` layers later in the pass; cache the result,
+        too."""
         if not layers:
             return ops
         found = []
@@ -84,7 +85,7 @@ class Templates:
         return found
 
     def cut(self, row: int) -> tuple[int, ...]:
-        """Return what templates of a slice depend on of a plan's row slices."""
+        """Return the part of a plan's row slicing that a slice's templates depend on."""
         found = self._cuts.get(row)
         if found is None:
             plan, tokens = self.shapes.plan, self.shapes.tokens(row)

@@ -95,7 +95,7 @@ class Timeline:
 
         The path goes back from the op that ends last: to an op that ended exactly when this one
         started, on the same lane if possible. If none did, the host delayed this op, and the path
-        goes on at the latest end before.
+        continues at the latest end before.
         """
         path = []
         current = self._ended[self.makespan_ns][-1] if self.end_ns else -1

@@ -1,9 +1,9 @@
 """Unknowns: what a profile does not know about a job's implementation and network.
 
-No error of a look-up covers them, since nothing that was timed has them. Each says by how much a
-family of durations may be longer, with a source that is not whole jobs. They make an iteration
-longer only: libraries, drivers and networks that were not timed are older, or have less. What
-measured iterations told about a family (``calibration``) is no longer unknown.
+No error of a look-up covers them, since nothing that was timed shows them. Each says by how much a
+family of durations may be longer, with a source other than whole jobs. They only make an iteration
+longer: libraries, drivers and networks that were not timed are older or have fewer features. A
+family that measured iterations calibrate (``calibration``) is no longer unknown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from simulator.predict import predict
 
 
 class Unknown(NamedTuple):
-    """``name``: in a word. ``factors``: of durations, at the slow end of what was timed elsewhere.
+    """``name``: one word. ``factors``: of durations, at the slow end of timings from elsewhere.
     ``why``: in words."""
 
     name: str

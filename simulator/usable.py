@@ -67,7 +67,7 @@ class Taken(NamedTuple):
 
 
 class Margin(NamedTuple):
-    """Bytes to leave free, and a share of what a GPU reports."""
+    """Memory to leave free: bytes, plus a share of the memory that a GPU reports."""
 
     size: int = 0
     share: float = 0.0

@@ -339,8 +339,8 @@ def repeat_last(
 def merge(
     s: Array, steps: Array, waits: Array, leaves: Array, begins: Array, head: int, rest: int
 ) -> int:
-    """Make leaves of ``head`` repetitions, the last of which is played ``rest`` more times; those
-    that are like the one before join it, and their steps go."""
+    """Write the leaves of ``head`` repetitions; the last one is played ``rest`` more times. A
+    repetition with the same steps as the previous one joins its leaf, and its steps are dropped."""
     to, kept, kept_count = begins[0], NOTHING, 0
     for repetition in range(head):
         begin, count = begins[repetition], begins[repetition + 1] - begins[repetition]

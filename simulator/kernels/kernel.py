@@ -16,9 +16,9 @@ AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Kernel:
-    """A function to compile. ``arguments``: a letter for each, ``i`` an int64 and ``f`` a float64,
-    with a digit after it an array of so many dimensions; ``returns`` alike. ``entry``: Python calls
-    it."""
+    """A function to compile. ``arguments``: a letter for each, ``i`` for int64 or ``f`` for
+    float64; a digit after it is the number of dimensions of an array. ``returns``: the same.
+    ``entry``: whether Python calls it."""
 
     function: FunctionType
     arguments: tuple[str, ...]

@@ -35,9 +35,9 @@ def layer_of(segments: Array, segment: int, repetition: int, offset: int) -> int
 
 @kernel("i2 i2 i1 i2 i", entry=True)
 def pick_refs(ops: Array, refs: Array, places: Array, found: Array, column: int) -> int:
-    """Put the refs to values that count into ``found``, with the places of what is in ``column``
-    there, and their ranges into ``ops``; return how many places there are. Storages count that
-    take bytes, values that comm lanes write. ``places`` is NOTHING."""
+    """Copy the refs to values that count into ``found``, number their entries of ``column`` without
+    gaps, and put their ranges into ``ops``; return the number of distinct entries. A storage counts
+    if it takes bytes, a value if a comm lane writes it. ``places`` starts as NOTHING."""
     placed = used = 0
     for op in range(ops.shape[0]):
         for ref in range(ops[op, O_WRITES], ops[op, O_WRITES_END]):

@@ -1,9 +1,9 @@
-"""Load the compiled kernels; compile them where this machine has not.
+"""Load the compiled kernels; compile them first if this machine has no code for them.
 
-Code lies under a key of all kernels' sources and of what compiled them, so that a changed kernel
-can never meet old code. It is code for any CPU of an architecture: images bring it along. It is
-loaded by llvmlite, which takes a tenth of numba's time. Where nothing can be written the code is
-compiled in memory, and that is said.
+Code is stored under a key of all kernels' sources and of the compiler's version, so a changed
+kernel never runs old code. It runs on any CPU of an architecture, so images ship it. llvmlite loads
+it in a tenth of numba's time. Where no folder is writable, the code is compiled in memory, and a
+message says so.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from simulator.kernels import clocks, compiler, lives, periodic, pipeline, plann
 from simulator.kernels.kernel import KERNELS, Compiled, Kernel
 
 MODULES: Final = (clocks, compiler, lives, periodic, pipeline, planner, player)
-"""The modules that have kernels: importing them enters these."""
+"""The modules that have kernels; importing a module registers its kernels."""
 FOLDER_VARIABLE: Final = "DOMINO_TUNE_KERNELS"
 """Environment variable: the folder of compiled code."""
 _CALLED_BY_NOBODY: Final = (
@@ -64,7 +64,7 @@ _first_byte: Final[Callable[[Any], ctypes.c_char]] = ctypes.c_char.from_buffer
 
 
 def prepare() -> None:
-    """Load the kernels; compile them where this machine has not."""
+    """Load the kernels; compile them first if this machine has no code for them."""
     _functions()
 
 

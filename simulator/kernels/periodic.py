@@ -311,8 +311,8 @@ def play_program(
     scratch: Array, spans: Array,
 ) -> int:  # fmt: skip
     """Play a program from the start, with ``s`` all zero; return PLAYED, NO_ROOM if the queues
-    are too short, or STUCK where compute waits for what is never issued. ``spans``, if it
-    has rows, gets start and end of each step, lane by lane; then nothing may be skipped."""
+    are too short, or STUCK if compute waits for an op that is never issued. ``spans``, if it has
+    rows, receives the start and end of each step, lane by lane; then nothing may be skipped."""
     for lane in range(LANES):
         s[MOVED_UNTIL + lane] = LONG_AGO
     for part in range(parts.shape[0]):

@@ -22,7 +22,7 @@ from simulator.kernels.lives import (
 
 Array = Any
 
-# Columns of a layer's fragments, of their children, and of what was issued.
+# Columns of a layer's fragments, of their children, and of the issued nodes.
 COMPUTE, COMM, WGRAD, URGENT, SLICE, SHIFT, LIKE, PARENTS, PARENTS_END, CHILDREN, CHILDREN_END = (
     range(11)
 )
@@ -241,7 +241,7 @@ def earlier_wgrad(graph: Array, s: Array, lists: Array, ready_at: Array, chosen:
 
 @kernel("i2 i1 i2 i1 i1")
 def pick(graph: Array, s: Array, lists: Array, ready_at: Array, paths: Array) -> int:
-    """Take the node to issue next; the time may go on until there is one."""
+    """Take the node to issue next; advance the time until there is one."""
     count, last = graph.shape[0], s[LAST]
     while True:
         at = 0
@@ -278,7 +278,7 @@ def issue_node(
     graph: Array, children: Array, s: Array, missing: Array, lists: Array, ready_at: Array,
     paths: Array, node: int,
 ) -> int:  # fmt: skip
-    """Issue a node: play it, and tell its children."""
+    """Issue a node: play it, and update its children."""
     count = graph.shape[0]
     layer, index = node // count, node % count
     s[NOW] = max(s[NOW], ready_at[node]) + graph[index, COMPUTE]

@@ -107,7 +107,7 @@ def work_in(elapsed: int, rate: int) -> int:
 
 @kernel("i1 i1 i")
 def row_of(c: Array, s: Array, family: int) -> int:
-    """Return where the slowdowns of what is in flight begin; ``family`` is compute's, 0 if idle."""
+    """Return the index of the slowdowns of the ops in flight; ``family``: compute's, 0 if idle."""
     row = family
     for lane in range(1, c[C_LANES]):
         row = row * c[C_ROWS + lane] + s[RUNS + lane]

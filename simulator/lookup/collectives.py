@@ -265,15 +265,14 @@ class CollectiveTable:
         return widened("fitted", self._table_error, how_far)
 
     def _from_sibling_op(self, c: Collective) -> Law | None:
-        """Return gather, scatter, broadcast, exchange or send from another op (assumed).
+        """Return the law of another op, scaled to a gather, scatter, broadcast, exchange or send.
 
         A ring all-reduce is a reduce-scatter and an all-gather, so each is half of it. A broadcast
         moves n/(n − 1) of the bytes of an all-gather of the same tensor. In an all-to-all a rank
-        sends and receives (n − 1)/n of what it has, as in an all-gather of that size, but not as
-        fast. Sending B
-        bytes from one rank to another equals an all-gather of 2B between two ranks. Copy engines
-        that bring B bytes from each rank to another one, all at once, are as fast as a step of
-        an all-gather; each copy has a latency of its own.
+        sends and receives (n − 1)/n of its tensor, as in an all-gather of that size, but more
+        slowly. Sending B bytes from one rank to another equals an all-gather of 2B between two
+        ranks. Copy engines that bring B bytes from each rank to another one, all at once, are as
+        fast as a step of an all-gather; each copy has a latency of its own.
         """
         if c.op in ("all_gather", "reduce_scatter"):
             law = self._known(c._replace(op="all_reduce"))
@@ -351,7 +350,7 @@ class CollectiveTable:
 
         Each rank has its own NIC, and each doubling of the nodes adds a NIC latency. A ring over n
         nodes sends 2(n − 1)/n of the tensor through the group's NICs in a node (all-reduce; half of
-        that for a gather or scatter). In an all-to-all each rank sends (n − 1)/n of what it has.
+        that for a gather or scatter). In an all-to-all each rank sends (n − 1)/n of its tensor.
         """
         if self._nic_gb_s is None or self._nic_latency_us is None or c.nodes == 1:
             return None
@@ -366,9 +365,9 @@ class CollectiveTable:
         )
 
     def _with_ctas(self, c: Collective) -> Law:
-        """Return a gather or scatter of so many CTAs: it slows as the all-reduce does (assumed).
+        """Return the law of a gather or scatter, assuming that CTAs slow it like the all-reduce.
 
-        Raise MissingSectionError where the all-reduce was not timed with these CTAs either.
+        Raise MissingSectionError if the all-reduce was not timed with this number of CTAs either.
         """
         multimem = c.op in MULTIMEM.values()
         reduce: CollectiveKind = MULTIMEM["all_reduce"] if multimem else "all_reduce"

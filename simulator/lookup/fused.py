@@ -1,10 +1,10 @@
 """Durations of kernels that fuse a GEMM with its collective, tile by tile.
 
-Tiles of 128 × 256 outputs, one an SM at a time, in waves: the GEMM's own time, rounded up to whole
-waves. With the gather, tiles are in the order in which their rows arrive, and a wave begins when
-all its rows have. With the scatter, the SMs of a wave multiply together and store together, to all
-ranks at once, so that little of the exchange is hidden; a sum of what came follows (not counted
-here).
+Tiles of 128 × 256 outputs run in waves, one tile per SM: the GEMM's own time is rounded up to whole
+waves. With the gather, tiles run in the order in which their rows arrive, and a wave begins when
+all its rows are there. With the scatter, the SMs of a wave multiply together and then store
+together, to all ranks at once, so that little of the exchange is hidden; a sum over the received
+parts follows (not counted here).
 Sources: Flux (arXiv 2406.06858) has these kernels, the tile is CUTLASS's usual one on Hopper.
 """
 

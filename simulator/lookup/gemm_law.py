@@ -111,7 +111,7 @@ class TiledLaw:
     """fixed + ‖compute, memory‖_p, where compute is the time of the fastest tile and split.
 
     A tile of class c costs 2·area·k / ``tile_mflop_us[c]`` (main loop, MFLOP/us of one SM) plus
-    ``tile_us[c]`` (prologue and epilogue, of which ``repeat_share`` stays visible after the first
+    ``tile_us[c]`` (prologue and epilogue; its share ``repeat_share`` stays visible after the first
     wave). Waves are w = tiles / SMs. Below one wave the main loop costs 1 − ``idle_gain``·(1 − w)
     of a wave (fewer SMs share clock and cache), above it a mix of ⌈w⌉ (``ceil_share``) and w. Grids
     below one wave may split k; partial sums then move at ``reduce_mb_us`` after ``reduce_us``.

@@ -88,14 +88,14 @@ class Pieces:
         return any(action.kind == "W" for action in self.actions[0])
 
     def first_layer(self, rank: int, number: int) -> int:
-        """Return how many layers of the model are before a rank's chunk."""
+        """Return how many layers of the model precede a rank's chunk."""
         pp = len(self.ranks)
         stages = [self.ranks[k % pp][k // pp] for k in range(number * pp + rank)]
         return sum(stage.layers for stage in stages)
 
     @property
     def message_bytes(self) -> int:
-        """Bytes of what a stage sends the next one of a micro-batch."""
+        """Bytes that a stage sends to the next one for each micro-batch."""
         return self.whole.residual_bytes(-1)
 
     def piece(self, rank: int, action: Action) -> Piece:

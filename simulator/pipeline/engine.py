@@ -83,7 +83,7 @@ class _Engine:
         self.gradients_at[rank] = int(env.now)
 
     def _post(self, task: Task) -> None:
-        """Post the receive of what ``task`` reads, once."""
+        """Post the receive of the message that ``task`` reads, at most once."""
         if task.reads >= 0 and not self.awaited[task.reads].triggered:
             self.awaited[task.reads].succeed()
 

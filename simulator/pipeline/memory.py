@@ -66,7 +66,7 @@ class KeptBytes:
         self._of_layers: dict[SlicePlan, tuple[int, int]] = {}
 
     def least_bytes(self, case: Case, plan: SlicePlan) -> int:
-        """Return bytes that no plan with the mode of ``plan``, which is unsliced, needs less than.
+        """Return a lower bound (bytes) on every plan with the mode of ``plan``, which is unsliced.
 
         Before backward begins, the first stage holds what backward will read, for all micro-batches
         in flight; that is the same for every cut and order.
@@ -90,8 +90,8 @@ def _sum(one: Live, other: Live) -> Live:
 
 
 def _held(pieces: Pieces, chunk: Chunk) -> Phases:
-    """Return what a chunk holds during and behind each pass; a message that it got lives as long as
-    the values that it stands for."""
+    """Return what a chunk holds during and after each pass; a received message lives as long as the
+    values that it carries."""
     parts: dict[str, Pass] = (
         {"F": "forward", "B": "dgrad", "W": "wgrad"}
         if pieces.splits_backward

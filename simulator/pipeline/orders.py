@@ -78,10 +78,10 @@ def gpipe(pp: int, vpp: int, micros: int) -> Orders:
 
 
 def zero_bubble(pp: int, vpp: int, micros: int) -> Orders:
-    """Return 1F1B with gradients of weights apart, which fill waits: ZB-H1 of arXiv 2401.10241.
+    """Return 1F1B with separate weight-gradient passes that fill waits: ZB-H1 of arXiv 2401.10241.
 
-    Rank p puts off p of them, so that it holds as much as the first rank of 1F1B; while the
-    pipeline drains, one fills the wait behind each backward.
+    Rank p defers p of them, so that it holds as much as the first rank of 1F1B; while the pipeline
+    drains, one fills the wait after each backward.
     """
     return [
         _with_weights(rank, order)

@@ -105,7 +105,7 @@ def busiest_schedule(case: Case, plan: SlicePlan, order: LayerOrder | None = Non
 
 
 def moved(segment: Segment, layers: int) -> Segment:
-    """Return the segment so many layers further up."""
+    """Return the segment, shifted up by ``layers`` layers."""
     if segment.mirror < 0:
         return replace(segment, first=segment.first + layers)
     return replace(segment, mirror=segment.mirror + layers)

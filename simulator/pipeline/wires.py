@@ -152,7 +152,7 @@ class _Wires:
         return reads, -1 if stage == last else self._number(kind, stage, step, micro)
 
     def _number(self, kind: str, stage: int, step: int, micro: int) -> int:
-        """Return the number of what virtual ``stage`` sends of a micro-batch."""
+        """Return the number of the message that virtual ``stage`` sends; add it if it is new."""
         key = kind, stage, micro
         if key not in self._numbers:
             self._numbers[key] = len(self.messages)
