@@ -107,7 +107,7 @@ def check_own_strategy(plan: SlicePlan, remedy: str) -> None:
 
 
 def check_recomputation(workload: Workload, remedy: str) -> None:
-    """Raise InputError for what backward computes again in other frameworks alone."""
+    """Raise InputError for a kind of recomputation that only other frameworks have."""
     if workload.recompute not in PLAYED_RECOMPUTE:
         raise InputError(
             f"The runtime does not play --recompute {workload.recompute}; that runs in torchtitan. "

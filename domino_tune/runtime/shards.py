@@ -130,8 +130,9 @@ class Shards:
         self.whole.append((start, end))
 
     def partial_grads(self, *, shards_tokens: bool) -> list[torch.Tensor]:
-        """Return gradients of which each rank has a part of the sum: those of queries' and keys'
-        norms, by heads; where ranks share the tokens, too, all norms and row-parallel biases."""
+        """Return the gradients that are only partial sums on each rank: those of queries' and keys'
+        norms, summed over its heads; if ranks shard the tokens, also those of all norms and
+        row-parallel biases."""
         by_tokens = (*_NORMS, *_ROW_PARALLEL_BIASES) if shards_tokens else ()
         partial = (".qk_norm", *by_tokens)
         return [grad for name, grad in self.grads.items() if name.endswith(partial)]

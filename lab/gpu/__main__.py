@@ -1,8 +1,8 @@
 """Measure what is still unknown of one GPU, in the minutes that it is lent.
 
-Each stage leaves valid files and goes on where measurements/ or its last run ended. They run in
-this order, each in a process of its own for its share of the minutes; what does not fit, the next
-run does. At the end stand what each found and one archive of all records.
+Each stage leaves valid files and continues where measurements/ or its last run ended. Stages run in
+this order, each in its own process for its share of the minutes; the next run does what does not
+fit. At the end come each stage's findings and one archive of all records.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def plan_step(stage: Stage, one: PlayedPlan) -> Step:
 
 
 def _watched(stage: Stage, run: Callable[[], list[float] | None]) -> Row:
-    """Return what was sampled while steps ran, which took so many ns, or nothing did."""
+    """Return the samples taken during ``run``, and the ns of its steps, none if it returns None."""
     with Sampler(nvml_meter(stage.device)) as sampler:
         begun_ns = time.perf_counter_ns()
         steps_ns = run() or []
@@ -101,7 +101,7 @@ def _watched(stage: Stage, run: Callable[[], list[float] | None]) -> Row:
 
 
 def late_step(steps_ns: list[float], power_w: float, after_s: float) -> dict[str, float]:
-    """Return the median step's ms and J after ``after_s``; nothing where there is none."""
+    """Return the median step's ms and J after ``after_s``; {} if no step ended later."""
     ended, late_ns = 0.0, []
     for step_ns in steps_ns:
         ended += step_ns / 1e9

@@ -74,7 +74,7 @@ def unpermute_kernel(y, place, weight, out, width, TOP: tl.constexpr, BLOCK: tl.
 
 
 class Casts:
-    """A bf16 tensor and buffers for what casts write of it."""
+    """A bf16 tensor and the buffers that its casts write."""
 
     def __init__(self, x: torch.Tensor) -> None:
         self.x = x

@@ -119,8 +119,8 @@ def joining(stage: Stage, session: Session, case: OpsCase) -> Row:
 
 
 def ops_cases(memory_bytes: float) -> Iterator[OpsCase]:
-    """Yield all presets at all degrees that fit in so much memory, most useful first: TP 8 of every
-    preset, then TP 4, …"""
+    """Yield all presets at all degrees that fit in ``memory_bytes``, most useful first: TP 8 of
+    every preset, then TP 4, …"""
     for tp in DEGREES:
         for name, seq in FAMILIES:
             model = replace(MODELS[name], num_hidden_layers=LAYERS)
@@ -136,7 +136,7 @@ def ops_cases(memory_bytes: float) -> Iterator[OpsCase]:
 
 
 def memory_bytes(device: torch.device) -> float:
-    """Return what cases may take: some of the memory stays free for what is not counted."""
+    """Return the bytes that a case may need; the rest stays free for uncounted allocations."""
     return 0.7 * torch.cuda.get_device_properties(device).total_memory
 
 

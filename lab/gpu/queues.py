@@ -94,8 +94,8 @@ def queue_cases(stage: Stage, sizes: Sizes | None = None) -> Iterator[GpuCase]:
 
 
 def _in_a_process(queues: str, sizes: Sizes) -> Row:
-    """Return what another process measures, which has so many queues. Raise RunError where it
-    fails."""
+    """Return the row that another process measures with ``queues`` hardware queues. Raise RunError
+    if it fails."""
     env = {name: value for name, value in os.environ.items() if name != QUEUES_SETTING}
     if queues:
         env[QUEUES_SETTING] = queues

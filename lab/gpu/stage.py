@@ -110,8 +110,8 @@ class Stage:
         folder.mkdir(parents=True, exist_ok=True)
 
     def run(self, cases: Iterable[GpuCase]) -> None:
-        """Say what is left and how long it will take; measure that until the time is up. A case
-        that fails is told and recorded, and tried again by the next run."""
+        """Print what is left and how long it will take; measure it until the time is up. A case
+        that fails is reported and recorded, and the next run tries it again."""
         left = self.left(cases)
         print(self.announced(left), flush=True)
         for case in left:
@@ -136,7 +136,7 @@ class Stage:
         )
 
     def _measure(self, case: GpuCase) -> bool:
-        """Measure and keep a case; return whether this process can go on."""
+        """Measure and record a case; return whether this process can continue."""
         begun = time.monotonic()
         try:
             row = case.measure()

@@ -12,8 +12,8 @@ class StepBreakdown:
     """One plan's iteration on a rank without communication; times in µs, medians over steps.
 
     ``by_kind_us``: the ops' own durations, from separate steps. ``eager_us``: the whole step, ops
-    launched one by one. ``graph_us``: the step replayed as a CUDA graph; where there is none it is
-    None, and ``why_no_graph`` is the reason. ``flops``: two per multiply-add of GEMMs and
+    launched one by one. ``graph_us``: the step replayed as a CUDA graph; None if it was not
+    captured, for the reason ``why_no_graph``. ``flops``: two per multiply-add of GEMMs and
     attention; nothing is recomputed, so these are the model's.
     """
 

@@ -83,7 +83,7 @@ def _by_kind_us(session: Session, plan: SlicePlan, steps: int) -> dict[str, floa
 
 
 def _graph_us(session: Session, plan: SlicePlan, steps: int) -> tuple[float | None, str]:
-    """Return the time of a captured step, or None and the reason why there is none."""
+    """Return the time of a captured step (µs) and "", or None and the reason."""
     device = session.context.device
     if device.type != "cuda":
         return None, f"a {device.type} has no CUDA graphs"

@@ -63,7 +63,7 @@ def variant_cases(stage: Stage) -> Iterator[GpuCase]:
 
 
 def preset_variants(case: OpsCase) -> list[Variant]:
-    """Return what the other implementations launch for a step of the case, and ours does not."""
+    """Return the ops that only the other implementations launch for a step of the case."""
     ours = set(_signatures(case, IMPLEMENTATIONS["domino-tune"]))
     sizes = Sizes(
         tokens=case.workload.tokens,
@@ -103,7 +103,7 @@ def _is_elsewhere(signature: Signature) -> bool:
 
 
 def _maker_name(signature: Signature, role: str) -> str:
-    """Return the name in MAKERS of what plays a signature."""
+    """Return the key in MAKERS of the function that plays a signature."""
     name = getattr(signature, "name", signature.kind)
     return f"{name} {role}" if "cross_entropy" in name else name
 
@@ -122,7 +122,8 @@ def _measured(arena: Callable[[], Arena], variants: Callable[[], list[Variant]])
 
 
 def measured(arena: Arena, variants: list[Variant]) -> Row:
-    """Return the rows of those that could be played, and of the others the reason."""
+    """Return rows for the variants that could be played, and the reasons why the others could
+    not."""
     rows: list[dict[str, Any]] = []
     failed: dict[str, str] = {}
     empty = empty_ns(torch.device("cuda"))
@@ -132,7 +133,7 @@ def measured(arena: Arena, variants: list[Variant]) -> Row:
             continue
         try:
             found = arena.calls_alone(make())
-        except Exception as error:  # out of memory, or no compiler: go on with the others
+        except Exception as error:  # out of memory, or no compiler: continue with the others
             failed[str(signature)] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             continue
         row = op_row(signature, [max(1.0, took - empty) for took in found])

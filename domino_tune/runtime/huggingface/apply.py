@@ -71,14 +71,14 @@ def apply(
     rank's device; ``plan`` a plan file or its path. Ranks are those of torch.distributed, rank =
     dp_rank · tp + tp_rank. With tp > 1 the parameters become DTensors, so make the optimizer after
     this call. GPT-2's fused c_attn becomes c_attn.q, .k and .v, until it is saved. Gradients are
-    averaged over replicas behind backward; ``model.no_sync()`` leaves that out, for all but the
-    last micro-batch. ``model.save_pretrained`` saves whole weights, and all ranks must call it.
-    ``weights``: a folder of safetensors, of which each rank reads its part; the model is made
-    without weights then (accelerate.init_empty_weights), and is whole on no device.
-    ``seed`` draws dropout masks. ``main_grads``: gradients of 16-bit weights are fp32, and add up
-    so.
+    averaged over replicas after backward; ``model.no_sync()`` skips that, for all micro-batches
+    except the last. ``model.save_pretrained`` saves whole weights, and all ranks must call it.
+    ``weights``: a folder of safetensors; each rank reads only its part. Create the model without
+    weights then (accelerate.init_empty_weights); no device ever holds it whole.
+    ``seed`` draws dropout masks. ``main_grads``: gradients of 16-bit weights are kept and summed in
+    fp32.
 
-    Raise InputError for a model, a plan or a world that do not fit, and where ranks differ in
+    Raise InputError for a model, plan or world size that does not fit, or if ranks differ in
     weights, plan or seed; the message says what to do.
     """
     plan_file = plan if isinstance(plan, PlanFile) else load_plan(plan)

@@ -109,7 +109,7 @@ def check_same_model(spec: ModelSpec, planned: ModelSpec) -> None:
 
 
 def tell_what_is_left_out(cluster: ClusterSpec) -> None:
-    """Warn of what the plan was made with and the user's loop does not have."""
+    """Warn of settings that the plan was made with and the user's loop lacks."""
     if cluster.cuda_graph:
         warnings.warn(
             "The plan was made with CUDA graphs, and apply launches each op: steps take longer "
@@ -119,8 +119,9 @@ def tell_what_is_left_out(cluster: ClusterSpec) -> None:
 
 
 def check_device(device: torch.device, current: int, queues: str) -> None:
-    """Raise InputError where kernels would be launched on another GPU than the model's. Warn where
-    the ``queues`` of CUDA are more than one: a collective may start after the op behind it."""
+    """Raise InputError if kernels would be launched on a GPU other than the model's. Warn unless
+    CUDA has one hardware queue (``queues``): with more, a collective may start after the op issued
+    after it."""
     if device.index != current:
         raise InputError(
             f"The model is on {device}, and this process launches on cuda:{current}; call "

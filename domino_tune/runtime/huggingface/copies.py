@@ -8,7 +8,7 @@ from simulator.errors import InputError
 
 
 class NotCopied:
-    """A part of a model that plays a plan, at which ``deepcopy`` and ``pickle`` end."""
+    """A part of a model that plays a plan; ``deepcopy`` and ``pickle`` raise InputError."""
 
     def __reduce_ex__(self, _: Any) -> Any:
         raise InputError(
@@ -19,8 +19,8 @@ class NotCopied:
 
 
 class InParts(dict[str, Any]):
-    """A state of which this rank has its part: a file of it would be loaded as that of all, so
-    ``pickle`` ends with ``refusal``."""
+    """A state dict with this rank's part only. A file of it would be loaded as if it were whole, so
+    ``pickle`` raises InputError with ``refusal``."""
 
     refusal: ClassVar[str]
 

@@ -1,8 +1,8 @@
-"""Embedding, norm behind the stack, head and loss of the user's model, over tensor-parallel ranks.
+"""Embedding, final norm, head and loss of the user's model, over tensor-parallel ranks.
 
 The embedding and the head are cut along the vocabulary, as in Megatron-LM (arXiv 1909.08053); the
-rest is whole on every rank. In training the logits are a DTensor, of which the loss needs this
-rank's part only; in evaluation they are whole.
+rest is whole on every rank. In training the logits are a DTensor, since the loss needs this rank's
+part only; in evaluation they are whole.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from simulator.errors import InputError
 Tensor = torch.Tensor
 Summed = Callable[[Tensor], Tensor]
 CHECKED_EVERY: Final = 16
-"""Micro-batches from one comparison of the ranks' tokens to the next: each makes the host wait."""
+"""Micro-batches between comparisons of the ranks' tokens; each comparison makes the host wait."""
 
 
 def shard_edges(
@@ -42,7 +42,7 @@ def shard_edges(
     """Cut embedding and head over ``mesh``; make the rest DTensors that every rank holds whole.
 
     ``summed`` adds up the embedding's output over the ranks; the head sums the gradient of its
-    input in so many ``slices``, on ``lane``.
+    input in ``slices`` slices, on ``lane``.
     """
     embedding, head = model.get_submodule(family.embedding), model.get_submodule("lm_head")
     tied = head.weight is embedding.weight
@@ -62,7 +62,7 @@ def shard_edges(
 
 
 def _rows(weight: Tensor, mesh: DeviceMesh) -> range:
-    """Return this rank's rows of a table: torch cuts it into equal parts, but for the last."""
+    """Return this rank's rows of a table, which torch cuts into equal parts except for the last."""
     each = -(-weight.shape[0] // mesh.size())
     first = min(weight.shape[0], mesh.get_local_rank() * each)
     return range(first, min(weight.shape[0], first + each))
@@ -98,8 +98,8 @@ def _replicate(module: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def local_part(parameter: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor; gradients of it become the DTensor's. Raise InputError
-    for what somebody put in its place."""
+    """Return this rank's part of a DTensor; its gradients become the DTensor's. Raise InputError if
+    something else has replaced the DTensor since apply."""
     if not isinstance(parameter, DTensor):
         raise InputError(
             "A parameter outside of the layers was changed behind apply: it is whole now, and was "
@@ -110,7 +110,7 @@ def local_part(parameter: Tensor) -> Tensor:
 
 
 def _check_same_batch(ids: Tensor, group: dist.ProcessGroup) -> None:
-    """Raise InputError, on all of them, where tensor-parallel ranks got different tokens."""
+    """Raise InputError on all tensor-parallel ranks if they got different tokens."""
     weights = torch.arange(1, ids.numel() + 1, device=ids.device)
     mine = torch.stack((weights.sum(), (ids.reshape(-1) * weights).sum()))
     all_ranks = [torch.empty_like(mine) for _ in range(group.size())]

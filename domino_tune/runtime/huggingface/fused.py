@@ -1,5 +1,5 @@
-"""GPT-2's fused c_attn as three parameters: a shard of each can be told to torch, one of all three
-cannot, as a rank's columns of q, k and v do not follow each other in it."""
+"""GPT-2's fused c_attn as three parameters: torch can describe a shard of each, but not of all
+three, because a rank's columns of q, k and v are not adjacent in c_attn."""
 
 from __future__ import annotations
 

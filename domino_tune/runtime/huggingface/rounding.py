@@ -1,4 +1,4 @@
-"""Gradients of a stack in the dtype of its parameters, of which fp32 never holds a whole copy."""
+"""Gradients of a stack in the dtype of its parameters, without a whole copy in fp32."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Tensor = torch.Tensor
 
 
 class _Sums(dict[str, Tensor]):
-    """Sums by name, each made when it is first asked for."""
+    """Sums by name, each allocated at its first use."""
 
     def __init__(self, like: Mapping[str, Tensor]) -> None:
         self._like = like
@@ -24,11 +24,11 @@ class _Sums(dict[str, Tensor]):
 
 
 class RoundedShards(Shards):
-    """Weights like those of others, with gradients in ``flat``.
+    """Shards that share the weights of ``like`` and have their gradients in ``flat``.
 
-    ``products``: how many GEMMs add to each matrix. A single one writes to ``flat`` itself, where
-    that has the dtype of its operands. Several add up in fp32 and are rounded behind the last;
-    vectors, which are small and of which ranks may hold a part of the sum, at the end.
+    ``products``: how many GEMMs add to each matrix. A single one writes to ``flat`` itself, if that
+    has the dtype of its operands. Several add up in fp32 and are rounded after the last. Vectors
+    are rounded at the end: they are small, and a rank may hold only a part of their sum.
     """
 
     def __init__(self, like: Shards, flat: Tensor, products: Mapping[str, int]) -> None:
@@ -44,7 +44,7 @@ class RoundedShards(Shards):
                 sums[name]
 
     def added(self, name: str) -> None:
-        """Round the gradient of a matrix behind its last product."""
+        """Round the gradient of a matrix after its last product."""
         self._left[name] -= 1
         if not self._left[name]:
             self._round(name)

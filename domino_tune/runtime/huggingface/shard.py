@@ -148,7 +148,7 @@ def _entries(layers: nn.Module) -> list[tuple[Mapping[str, object], str, object]
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of what may be a DTensor."""
+    """Return this rank's part of ``tensor`` if it is a DTensor, else ``tensor``."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 

@@ -139,7 +139,8 @@ class StackPlayer:
         return [one.chunk(cut.shapes.cluster.tp)[self.tp_rank] for one in tokens]
 
     def joined(self, cut: Cut, parts: list[Tensor]) -> Tensor:
-        """Return [sequences, seq_length, hidden] of what ``slices`` returned, from all ranks."""
+        """Join slices like those of ``slices``, from all ranks, to [sequences, seq_length,
+        hidden]."""
         shapes = cut.shapes
         if shapes.shards_tokens:
             calls = [all_gather(part.contiguous(), shapes.cluster.tp) for part in parts]
@@ -251,7 +252,7 @@ class Stack(NotCopied, nn.ModuleList):
     ) -> Tensor:
         """Return the last layer's output, [sequences, seq_length, hidden].
 
-        Raise InputError for what a plan does not play: masks that are not causal alone, a cache.
+        Raise InputError for a cache, and for a mask other than the causal one: plans play neither.
         """
         one, keeps = self.player, torch.is_grad_enabled()
         dtype = compute_dtype(hidden_states)

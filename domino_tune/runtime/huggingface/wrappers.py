@@ -24,7 +24,7 @@ NOT_SHARDED: Final = (
 
 
 class _NotSharded(dict[str, Any]):
-    """torch's list of what was done to a module, which ``fully_shard`` reads first."""
+    """torch's record of the wrappers of a module; ``fully_shard`` reads it first."""
 
     def __contains__(self, name: object) -> bool:
         if name == "fully_shard":
@@ -33,7 +33,7 @@ class _NotSharded(dict[str, Any]):
 
 
 class _NotReplicated:
-    """The names that DDP leaves out, which it reads first."""
+    """The names of parameters that DDP ignores; DDP reads them first."""
 
     def __iter__(self) -> Iterator[str]:
         raise InputError(

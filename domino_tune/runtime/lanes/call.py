@@ -41,7 +41,7 @@ def all_gather(source: torch.Tensor, ranks: int, into: torch.Tensor | None = Non
 
 
 def reduce_scatter(source: torch.Tensor, ranks: int) -> Call:
-    """Return the sum of [n, …] tensors, of which each rank gets [n / ranks, …], a new tensor."""
+    """Return the sum of [n, …] tensors, scattered: each rank gets [n / ranks, …], a new tensor."""
     return Call("scatter", source, source.new_empty((source.shape[0] // ranks, *source.shape[1:])))
 
 
@@ -91,9 +91,9 @@ def _exchange(
 ) -> None:
     """Send a tensor to each rank of a gloo group and receive one from each.
 
-    Receive first: gloo tells a peer that it may send in a message that waits behind data which is
-    already on its way to that peer. gloo's own gather and all-to-all send first. So where one rank
-    is later than the other, their data goes one way after the other and takes twice as long.
+    Receive first: a gloo receive sends the peer a permission to send, which queues after data that
+    is already on its way to that peer. gloo's own gather and all-to-all send first. So if one rank
+    is later than the other, their data moves in one direction at a time and takes twice as long.
     """
     peers = [rank for rank in range(group.size()) if rank != group.rank()]
     works = [group.recv([received[peer]], peer, 0) for peer in peers]
@@ -104,9 +104,9 @@ def _exchange(
 
 
 def pretend(call: Call) -> None:
-    """Fill ``target`` as if all ranks had this one's ``source``; leave what is in place as it is.
+    """Fill ``target`` as if all ranks had this one's ``source``; do nothing for in-place calls.
 
-    Ops behind a collective that does not run then meet ordinary numbers.
+    Ops after a collective that does not run then read ordinary numbers.
     """
     if call.operation == "gather":
         for part in call.target.chunk(len(call.target) // len(call.source)):

@@ -1,11 +1,11 @@
-"""Launch order inside a CUDA graph: what stands behind a collective waits until it has begun.
+"""Launch order inside a CUDA graph: ops after a collective wait until it has begun.
 
 With one hardware queue (CUDA_DEVICE_MAX_CONNECTIONS=1) a GPU starts eager kernels in the order of
 their launch. A graph has no order but its edges, and a compute op that becomes ready together with
 a collective would take all SMs. So the launch of each collective gives the compute stream an edge
 from the collective's start: CUDA's port "launch completion", on which all CTAs of a kernel run
 (CUDA Runtime API, cudaGraphKernelNodePortLaunchCompletion). Such an edge may only end at a kernel,
-so an empty one stands in front of the next op, whatever that launches first.
+so an empty one precedes the next op, whatever that launches first.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Comm lanes on CUDA: their own streams of high priority, ordered by events.
 
-An event that has a time makes a single hardware queue wait: what was launched behind a collective
-and such an event does not start before the collective has ended (pytorch issue 143890). So events
-have a time only where somebody reads it: ``untimed`` lanes are for steps that are timed as a whole.
+An event with timing makes a single hardware queue wait: work launched after a collective and such
+an event does not start before the collective has ended (pytorch issue 143890). So events record a
+time only if somebody reads it: ``untimed`` lanes are for steps that are timed as a whole.
 
 Lifetimes need no ``record_stream``: a handle keeps its tensor until the compute stream has a wait
 for the collective. So memory that is freed later is reused only after that wait, in captured graphs

@@ -127,12 +127,12 @@ def logits_wgrad(state: State, op: Op) -> None:
 
 
 def pack_partial(state: State, op: Op) -> None:
-    """Write gradients of which each rank has its tokens' part of the sum, one after the other."""
+    """Write the concatenated gradients that are only partial sums on this rank."""
     state.write(op, torch.cat([grad.reshape(-1) for grad in _partial_grads(state)]))
 
 
 def unpack_partial(state: State, op: Op) -> None:
-    """Put the sums over the ranks back."""
+    """Copy the gradients' sums over the ranks back."""
     grads, packed = _partial_grads(state), state.read(op, 0)
     parts = torch.split(packed, [grad.numel() for grad in grads])
     for grad, part in zip(grads, parts, strict=True):

@@ -21,14 +21,14 @@ IN_PLACE: Final = ("attn.rope_bwd", "attn.qk_norm_bwd", "attn.kv_bwd")
 
 
 class Side(NamedTuple):
-    """Where a slice's value stands: the name of slice 0's, and the slice."""
+    """The place of a slice's value: the name of slice 0's value, and the slice."""
 
     whole: str
     row: int
 
 
 def sides_of(ops: Sequence[Op], slices: int) -> dict[str, Side]:
-    """Return the values that a merged weight gradient of so many ``slices`` reads side by side."""
+    """Return the values that merged weight gradients over ``slices`` slices read side by side."""
     found: dict[str, Side] = {}
     for op in reversed(ops):
         if op.slice == ALL_SLICES and op.role.endswith("_wgrad") and slices > 1:
@@ -41,8 +41,8 @@ def sides_of(ops: Sequence[Op], slices: int) -> dict[str, Side]:
 
 
 def pair_of(op: Op, slices: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the values of dy and of x that a weight gradient of so many ``slices`` reads: a value
-    for each slice, or one of all."""
+    """Return the values of dy and of x that a weight gradient over ``slices`` slices reads: one for
+    each slice, or one for all."""
     first = 1 if op.reads[0].endswith(JOINED) else slices
     second = 1 if op.reads[first].endswith(JOINED) else slices
     return op.reads[:first], op.reads[first : first + second]

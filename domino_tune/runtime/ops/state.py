@@ -37,8 +37,8 @@ class Training:
 class State:
     """One rank's state. ``values`` maps value names to tensors. ``saved`` holds what an op saves
     for its backward op, under the name of the value it wrote; those that are ``recomputed`` save
-    nothing the first time. ``sides``: values that stand beside those of other slices.
-    ``watches_layers``: each layer's gradients are summed up for a check."""
+    nothing the first time. ``sides``: values that are written side by side with those of other
+    slices. ``watches_layers``: sum up each layer's gradients for a check."""
 
     shapes: Shapes
     parameters: Shards
@@ -187,9 +187,10 @@ class State:
 
     @property
     def loss_scale(self) -> float:
-        """Return the factor of gradients until Adam applies them; 1 but for fp16. fp16 has no
-        numbers below 6e-8, and dividing by the number of tokens would take a token's gradient
-        there. The largest power of two up to that number delays the division."""
+        """Return the factor of gradients until Adam applies them; 1 for dtypes other than fp16.
+        fp16 has no numbers below 6e-8, and dividing by the number of tokens would push a token's
+        gradient below that. The factor, the largest power of two up to that number, delays the
+        division."""
         if self.shapes.workload.dtype != "fp16":
             return 1.0
         return float(1 << (self.global_tokens.bit_length() - 1))
