@@ -107,9 +107,9 @@ def random_model(rng: random.Random, tp: int, layers: int) -> ModelSpec:
 
 
 def with_extras(model: ModelSpec, tp: int) -> ModelSpec:
-    """``model``, sometimes with what Qwen3 and Gemma 2 have, or with fewer kv heads than ranks.
+    """``model``, sometimes with features of Qwen3 and Gemma 2, or with fewer kv heads than ranks.
 
-    It depends on the model alone, so that the rest of a random case does not.
+    The choice is seeded by the model alone, so the rest of a random case stays the same.
     """
     rng = random.Random(repr(model))
     norms = {name: rng.random() < 0.2 for name in ("qk_norm", "post_norm", "scaled_embeddings")}
@@ -130,8 +130,8 @@ def random_layers(model: ModelSpec) -> int:
 
 
 def random_implementation(model: ModelSpec) -> Implementation:
-    """Our runtime's kernels, another framework's, or some keys turned. It depends on the model
-    alone, so that the rest of a random case does not."""
+    """Our runtime's kernels or another framework's, some keys flipped. The choice is seeded by the
+    model alone, so the rest of a random case stays the same."""
     rng = random.Random(repr(model) + "implementation")
     named = IMPLEMENTATIONS[rng.choice(("domino-tune", *NAMES))]
     turned: dict[str, Any] = {

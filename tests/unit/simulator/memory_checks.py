@@ -1,4 +1,4 @@
-"""Peak memory told again from named ops: every value on its own, no phases, no arrays."""
+"""Peak memory, computed again from named ops: every value on its own, no phases, no arrays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def random_case_and_kind(seed: int) -> tuple[Case, str]:
 
 
 def check_peak_is_brute_force(seed: int) -> None:
-    """What is told of a plan is that of one micro-batch, and of the walk over names."""
+    """A plan's peak equals that of one micro-batch, and that of the walk over names."""
     case, kind = random_case_and_kind(seed)
     plan = random_plan(random.Random(seed), case, kind)
     order = order_of(case, plan)

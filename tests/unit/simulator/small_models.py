@@ -1,4 +1,4 @@
-"""Two small models whose sizes all differ, so that no size can stand for another."""
+"""Two small models whose sizes all differ, so that no size can be mistaken for another."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def backward_mlp(plan: SlicePlan) -> list[str]:
 
 
 def test_deferred_and_merged_weight_gradients() -> None:
-    """Deferred: behind the slice's last dgrad. Merged: one for all, behind the block's last."""
+    """Deferred: after the slice's last dgrad. Merged: one for all, after the block's last."""
     assert backward_mlp(replace(INTRA, wgrad="deferred", mlp_dgrad_slices=2)) == words(
         "mlp.residual_bwd:0 mlp.fc2_dgrad:0 mlp.act_bwd:0 mlp.fc1_dgrad.0:0 mlp.fc1_dgrad.1:0 "
         "mlp.fc2_wgrad:0 mlp.fc1_wgrad:0 "

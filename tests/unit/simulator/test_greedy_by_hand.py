@@ -47,8 +47,8 @@ def played(layer: Graph) -> list[tuple[int, ...]]:
 def test_long_all_reduces_are_waited_for_with_weight_gradients() -> None:
     """All-reduces of 25 ns follow each other without a gap: slice 0 from 10 to 35, slice 1 to 60.
 
-    At 20 both fc2 are issued, and both weight gradients fill until 32. Slice 0 goes on at 35, into
-    the next layer, and its weight gradient fills from 49 to 55. Slice 1 goes on at 60 …
+    At 20 both fc2 are issued, and both weight gradients fill until 32. Slice 0 continues at 35,
+    into the next layer, and its weight gradient fills from 49 to 55. Slice 1 continues at 60 …
     """
     found = played(graph(25))
     assert found[:16] == [
@@ -81,9 +81,9 @@ def test_weight_gradients_that_fill_nothing_come_before_the_layer_after_next() -
 
 
 def test_a_weight_gradient_goes_before_a_collective_that_could_not_start() -> None:
-    """Slice 0's all-reduce lasts from 10 to 35, so that of slice 1 would hold what is behind it:
+    """Slice 0's all-reduce lasts from 10 to 35, so that of slice 1 would block the ops after it:
     slice 0's weight gradient goes first, and slice 1's fc2 follows at 16. Its own weight gradient
-    fills from 35, beside its all-reduce, until slice 0 goes on."""
+    fills from 35, beside its all-reduce, until slice 0 continues."""
     found = played(graph(25, holds=True))
     assert found[:3] == [(0, 0, 0), (0, 0, 4), (0, 0, 1)]
     free = played(graph(5, holds=True))
@@ -91,7 +91,7 @@ def test_a_weight_gradient_goes_before_a_collective_that_could_not_start() -> No
 
 
 def test_where_nothing_is_reduced_weight_gradients_come_at_once() -> None:
-    """Each behind its own fc2; the last one of a layer belongs to the next group."""
+    """Each after its own fc2; the last one of a layer belongs to the next group."""
     assert plan_issue_order(graph(0)).to_strings() == [
         "mlp.fc1_wgrad:1-1", "mlp.residual:0-1", "mlp.fc2:0+0", "mlp.fc1_wgrad:0+0",
         "mlp.residual:1-1", "mlp.fc2:1+0",

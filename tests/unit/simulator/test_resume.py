@@ -1,4 +1,4 @@
-"""Resume: compute behind a wait takes longer, by what a wait of that length costs."""
+"""Resume: compute after a wait takes longer, by the cost of a wait of that length."""
 
 from __future__ import annotations
 

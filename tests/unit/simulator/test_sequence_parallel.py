@@ -208,7 +208,7 @@ def test_a_profile_without_gathers_keeps_to_all_reduces_unless_asked() -> None:
 
 
 def test_layers_alternate_lanes_like_megatrons_trace() -> None:
-    """Each collective of an unsliced layer is issued behind the op whose value it takes."""
+    """Each collective of an unsliced layer is issued right after the op whose value it takes."""
     ops = [op for op in schedule_of(LONG, SHARDED).ops() if is_layer_role(op.role)]
     for before, op in pairwise(ops):
         if op.lane == TP and not op.role.endswith("ag_bwd"):

@@ -82,5 +82,5 @@ def test_attention_has_no_room_and_without_a_law_all_have() -> None:
 
 
 def with_ctas(ctas: int) -> Collective:
-    """The all-reduce with so many CTAs."""
+    """The all-reduce with ``ctas`` CTAs."""
     return REDUCE._replace(ctas=ctas)

@@ -11,7 +11,7 @@ from tests.real.domino_tune.runtime.jobs import Job
 
 
 def random_model(rng: random.Random, tp: int) -> ModelSpec:
-    """Any mix of what a ModelSpec can say, in sizes that divide by ``tp``."""
+    """A random mix of the features of a ModelSpec, in sizes that ``tp`` divides."""
     kv_heads = tp * rng.choice((1, 2))
     tied = rng.random() < 0.5
     norm: Literal["layernorm", "rmsnorm"] = rng.choice(("layernorm", "rmsnorm"))

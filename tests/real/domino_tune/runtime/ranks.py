@@ -152,7 +152,7 @@ def _problems(state: State, seen: StepResult, ops: Sequence[Op]) -> list[str]:
 
 
 def _timeline_problems(seen: StepResult, ops: Sequence[Op]) -> list[str]:
-    """Lanes are FIFO; a collective starts behind all compute issued before it; readers wait."""
+    """Lanes are FIFO; a collective starts after all compute issued before it; readers wait."""
     lane_end: dict[int, int] = {}
     written: dict[str, int] = {}
     found = []

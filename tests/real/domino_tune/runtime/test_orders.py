@@ -31,7 +31,7 @@ def test_jobs_have_names_of_their_own() -> None:
 
 
 def shown(jobs: dict[str, list[Job]]) -> set[tuple[object, ...]]:
-    """Return what the jobs have of each kind; but for those with random models and batches."""
+    """Return the features that the jobs cover, except jobs with random models and batches."""
     found: set[tuple[object, ...]] = set()
     for job in (job for kind, of_kind in jobs.items() if kind != "random" for job in of_kind):
         plan = job.plan

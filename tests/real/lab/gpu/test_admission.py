@@ -1,4 +1,4 @@
-"""Stage ``admission``: which GEMMs are met, and what is told of it."""
+"""Stage ``admission``: which GEMMs collectives meet, and what it reports."""
 
 from __future__ import annotations
 

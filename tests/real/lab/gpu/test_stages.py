@@ -124,7 +124,7 @@ def test_a_measured_gemm_is_known_again() -> None:
 def test_every_stage_tells_its_cases_apart_and_how_long_they_take(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU that is only told of: what is left is announced before anything is allocated."""
+    """On a simulated GPU: the stage announces what is left before it allocates anything."""
     told = SimpleNamespace(total_memory=141 * GIB, multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: told)
     stage = Stage(tmp_path, name, 1.0, "h200-sxm", torch.device("cpu"))

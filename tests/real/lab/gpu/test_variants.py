@@ -60,7 +60,7 @@ def test_all_makers_are_tried_here() -> None:
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Formulas as they are: a compiler is not needed to tell what they compute."""
+    """Uncompiled formulas: checking what they compute needs no compiler."""
     monkeypatch.setattr(variant_works, "compiled", lambda function: function)
     monkeypatch.setattr(variant_works, "device", lambda: torch.device("cpu"))
 

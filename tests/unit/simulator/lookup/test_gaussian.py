@@ -81,7 +81,7 @@ def test_two_rows_teach_as_the_textbook_says(ways: tuple[int, int]) -> None:
     )
     found_us, error = points.predict(*asked, wanted)
     assert found_us == pytest.approx(LAW.parts(*asked).total_us * exp(0.2 + offset))
-    # Left out, each row is told by the other one: 0.2 ∓ what they share of 0.1.
+    # Left out, each row is predicted from the other one: 0.2 ∓ their shared part of 0.1.
     inverse = np.linalg.inv(matrix)
     left_out = inverse @ (residuals - 0.2) / np.diag(inverse)
     deviations = np.diag(inverse) ** -0.5

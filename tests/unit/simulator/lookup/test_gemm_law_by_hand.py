@@ -112,7 +112,7 @@ def test_large_problems_are_throttled() -> None:
 
 @pytest.mark.parametrize("norm", [1.0, 2.0])
 def test_memory_and_compute_are_joined_by_a_norm(norm: float) -> None:
-    """Two bytes an element; the norm's parts are as the powers of what it joins."""
+    """Two bytes an element; compute and memory share the norm in proportion to their powers."""
     m, n, k = 64, 64, 4096
     moved_mb = 2e-6 * (m * k + n * k + m * n)
     compute = tiled(sms=1).parts(m, n, k).total_us - 2

@@ -15,7 +15,7 @@ SIZES = [(2, 4), (4, 4), (4, 12), (8, 16), (3, 6)]
 
 
 def held(order: list[Action], *, until: str) -> int:
-    """The most micro-batches (of all chunks) whose forward is played, and ``until`` is not."""
+    """The most micro-batches (of all chunks) that wait for ``until`` after their forward."""
     live = most = 0
     for action in order:
         live += (action.kind == "F") - (action.kind == until)

@@ -97,7 +97,7 @@ def _profile() -> Profile:
 
 
 def batch(number: int = 0, sequences: int = SEQUENCES) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids and labels, some of which do not count."""
+    """Return token ids and labels; the loss ignores some of the labels."""
     generator = torch.Generator().manual_seed(number)
     ids = torch.randint(VOCAB, (sequences, LENGTH), generator=generator)
     labels = ids.clone()

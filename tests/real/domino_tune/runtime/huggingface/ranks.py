@@ -43,7 +43,7 @@ class Found:
 
 
 def whole(tensor: Tensor | None) -> Tensor:
-    """Return the full tensor of what may be a DTensor."""
+    """Return a detached copy of ``tensor``, whole if it is a DTensor."""
     assert tensor is not None
     full: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full.detach().clone()

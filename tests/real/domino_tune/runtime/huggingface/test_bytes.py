@@ -62,7 +62,7 @@ class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """Return the most bytes that lived at once of what ``work`` makes."""
+    """Return the most bytes of tensors made by ``work`` that were alive at once."""
     with Peak() as peak:
         work()
     most: int = peak.most
