@@ -1,6 +1,6 @@
 """Data-parallel buckets: collectives between replicas as tokens of a layer's order.
 
-``bucket`` reduces the gradients of a group of layers behind the last of them; ``gather``, and in
+``bucket`` reduces the gradients of a group of layers after the last of them; ``gather``, and in
 backward ``gather_bwd``, collects the parameters of the next group ahead of its use.
 """
 
@@ -38,7 +38,7 @@ def layers_per_bucket(shapes: Shapes, stride: int) -> int:
 def with_buckets(order: IssueOrder, layers: int) -> IssueOrder:
     """Return ``order`` over ``layers`` layers, with one bucket token for their gradients.
 
-    ``layers`` is a multiple of the order's stride. The bucket token stands right behind the last
+    ``layers`` is a multiple of the order's stride. The bucket token follows right after the last
     issued gradient of the layer that comes last in the pass.
     """
     tokens = _copies(order, layers)

@@ -98,7 +98,7 @@ def _own_order(plan: SlicePlan, recompute: Recompute) -> LayerOrder:
 
 class Ends(NamedTuple):
     """What a pass plays in the place of tokens of the layer before its first one, and of the layer
-    behind its last one; None where nothing is played."""
+    after its last one; None where nothing is played."""
 
     before: Callable[[Token], list[OpTemplate]] | None
     behind: Callable[[Token], list[OpTemplate]] | None
@@ -226,7 +226,7 @@ class Builder:
         self, fragments: Fragments, order: IssueOrder, positions: range, *, mirror: int, ends: Ends
     ) -> list[Segment]:
         """Return the segments of an order along ``positions`` of a pass: whole repetitions become a
-        loop. ``ends`` makes the ops one position before and behind them."""
+        loop. ``ends`` makes the ops one position before and after them."""
         stride, offsets = order.stride, [t.offset for t in order.tokens]
         gathers = any(token.fragment in GATHERS for token in order.tokens)
         if gathers:

@@ -1,11 +1,11 @@
 """Confidence of a prediction: an interval from the expected errors, and a level from the sources.
 
-Errors of one section are assumed fully correlated (a GEMM table that is too slow is so for all
-shapes), sections independent. Errors of look-ups, launches and recovery after waits count only on
-the critical path. For the error of contention, the schedule is played again with slowdowns that are
-wrong by their expected error: a hidden collective may then be exposed. In the same way it is played
-at the clocks that result if ops draw more or less power than the profile says, and at the clock of
-the node's slowest GPU, which sets the pace of a tensor-parallel group.
+Errors of one section are assumed fully correlated (a GEMM table that is too slow is too slow for
+all shapes), and sections independent. Errors of look-ups, launches and recovery after waits count
+only on the critical path. For the error of contention, the schedule is played again with slowdowns
+that are wrong by their expected error: a hidden collective may then be exposed. In the same way it
+is played at the clocks that result if ops draw more or less power than the profile says, and at the
+clock of the node's slowest GPU, which sets the pace of a tensor-parallel group.
 """
 
 from __future__ import annotations

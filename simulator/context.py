@@ -13,7 +13,7 @@ masks leave all ranks the same work. As in TransformerEngine
   chunk, whose sum is that of every pair.
 - ``a2a``: ranks exchange tokens for heads (DeepSpeed-Ulysses, arXiv 2309.14509), so that each has
   1/cp of the heads of whole sequences. A tensor is copied once before an exchange that gives whole
-  sequences and twice behind it, to restore the order of the chunks, and the other way round for the
+  sequences and twice after it, to restore the order of the chunks, and the other way round for the
   exchange back.
 """
 

@@ -10,7 +10,7 @@ from simulator.lookup import require_number, require_positive
 
 
 def between(rows: Sequence[tuple[float, float]], x: float) -> float:
-    """Return y at ``x``: linear between rows, from (0, 0) on; constant behind the last row."""
+    """Return y at ``x``: linear between rows, from (0, 0) on; constant after the last row."""
     if not rows:
         return 0.0
     index = bisect_left(rows, (x, 0.0))

@@ -181,7 +181,7 @@ class Edges:
         return [copied, *reduced[1:]]
 
     def loss_sums(self) -> list[OpTemplate]:
-        """Return sum and target logit of all slices, behind the whole of forward: another slice's
+        """Return sum and target logit of all slices, after the whole of forward: another slice's
         work hides the small all-reduces."""
         rows = range(self.shapes.plan.row_slices) if self.shapes.head else ()
         return [op for row in rows for op in self._loss_sum(row)]

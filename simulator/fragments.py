@@ -168,7 +168,7 @@ class Fragments(Templates):
         ]  # fmt: skip
 
     def _summing(self, how: Overlap, linear: Linear, reads: tuple[Ref, ...]) -> list[OpTemplate]:
-        """Return a GEMM and the sum of its value over the ranks, behind it or meanwhile."""
+        """Return a GEMM and the sum of its value over the ranks, after it or at the same time."""
         if how.method != "none":
             return sum_gemm(self, how, linear, reads)
         produced = self.op(

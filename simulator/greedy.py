@@ -77,7 +77,7 @@ class _Slice(NamedTuple):
 
 class Graph(NamedTuple):
     """One layer's fragments and their dependencies, as ``kernels.planner`` has them. ``holds``: a
-    collective that cannot start holds the compute behind it."""
+    collective that cannot start holds up the compute after it."""
 
     tokens: tuple[Token, ...]
     rows: NDArray[np.int64]

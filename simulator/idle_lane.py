@@ -1,11 +1,11 @@
-"""Idle lanes: the first collective behind a pause saves some of its time, and pays for waking.
+"""Idle lanes: the first collective after a pause saves some of its time, and pays for waking.
 
-Profiles time collectives behind a lane that idled, and again right behind each other. Two things
+Profiles time collectives on a lane that idled before, and again right after each other. Two things
 differ. Rates of links are often kept by a token bucket: of tc's tbf on a testbed, of clouds'
 networks. While the link idles the bucket fills, up to ``burst_bytes``; these go out at once, so a
-collective saves the time that they would take, at most the time for which the link idled. And
-where a lane is a thread, it sleeps meanwhile: it is woken, and finds its code and its message in
-no cache. That takes ``wake_us``, at most the time for which it slept.
+collective saves the time that they would take, at most the time for which the link idled. And where
+a lane is a thread, it sleeps meanwhile: it is woken, and finds its code and its message in no
+cache. That takes ``wake_us``, at most the time for which it slept.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class IdleTimes(NamedTuple):
         return min(self)
 
     def more_ns(self, idle_ns: int) -> int:
-        """Return how much longer a collective takes behind a lane that idled for ``idle_ns`` than
+        """Return how many ns longer a collective takes, after its lane idled for ``idle_ns``, than
         one that saves all and is awake."""
         return max(0, self.saved_ns - idle_ns) + min(self.wake_ns, idle_ns)
 

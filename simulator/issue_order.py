@@ -168,7 +168,7 @@ def slice_tokens(plan: SlicePlan, block: str, fragments: Iterable[str], row: int
 
 
 def defer_wgrads(tokens: list[Token]) -> list[Token]:
-    """Return tokens with row-parallel wgrads behind the last dgrad: its all-reduce starts earlier.
+    """Return tokens with row-parallel wgrads after the last dgrad: its all-reduce starts earlier.
 
     Before: fc2_wgrad fc2_dgrad act_bwd fc1_dgrad→AR fc1_wgrad.
     After: fc2_dgrad act_bwd fc1_dgrad→AR fc2_wgrad fc1_wgrad.
@@ -219,7 +219,7 @@ def recomputing(
 ) -> tuple[Token, ...]:
     """Return a backward order with the tokens of ``forward`` that it recomputes.
 
-    A layer is recomputed before its first backward token, wherever that stands; the attention core
+    A layer is recomputed before its first backward token, wherever that is; the attention core
     alone right before its own backward.
     """
     tokens, computed = list(backward), RECOMPUTED[recompute]

@@ -138,7 +138,7 @@ def _turned_bytes(case: Case, plan: SlicePlan, turn: Live) -> int:
         return made.value_bytes.get(name, 0)
 
     def turned(row: int) -> int:
-        """Return what the gradient of a slice's logits and the gather behind it add."""
+        """Return the bytes that the gradient of a slice's logits and the gather after it add."""
         s = f"s{row}"
         freed = sum(size(f"{s}.{name}") for name in ("loss.max", "loss.sum", "fp32.logits"))
         gathered = size(f"{s}.head.norm.ag_bwd")
@@ -157,8 +157,8 @@ def _schedule(case: Case, plan: SlicePlan, order: LayerOrder) -> Schedule:
 
 
 def live_peaks(schedule: Schedule) -> tuple[Live, ...]:
-    """Return one micro-batch's peaks of live values: before, in and behind the loss's sums, and
-    from the first recomputed layer on."""
+    """Return one micro-batch's peaks of live values: before, in and after the loss's sums, and from
+    the first recomputed layer on."""
     found = schedule.programs.get(Live)
     if found is None:
         listing = listing_of(schedule)

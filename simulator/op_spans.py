@@ -11,7 +11,7 @@ def spans_of_ops(
     steps: Sequence[Step], spans: Sequence[tuple[int, int]]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the starts and the ends of ops, in ns, from the spans of steps. A wait for later ranks
-    is the beginning of the op behind it, a REST the end of the op before it."""
+    is the beginning of the op after it, a REST the end of the op before it."""
     starts: list[int] = []
     ends: list[int] = []
     for index, (step, (start, end)) in enumerate(zip(steps, spans, strict=True)):

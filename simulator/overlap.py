@@ -8,8 +8,8 @@ are added over the ranks, and each rank keeps its share. Names are TransformerEn
 - ``pipeline``: the GEMM runs in ``num_splits`` chunks of rows; the sum of each runs beside the next
   one on ``num_sm`` SMs, which are kept free for it.
 - ``bulk``: the whole collective runs beside a GEMM that does not need it, on ``num_sm`` SMs.
-- ``push``: the GEMM runs in tp chunks, each of which copy engines bring to its rank; a kernel adds
-  them up there (PyTorch: torch/distributed/_symmetric_memory).
+- ``push``: the GEMM runs in tp chunks; copy engines bring each to its rank, where a kernel adds up
+  the chunks (PyTorch: torch/distributed/_symmetric_memory).
 - ``fused``: one kernel waits for, or sends, tiles (Flux, arXiv 2406.06858).
 - ``none``: NCCL, before or after the GEMM.
 """
@@ -129,7 +129,7 @@ class Buffers(NamedTuple):
 
 
 def buffers_of(strategy: str, told: tuple[str, ...]) -> Buffers:
-    """Return the buffers of a strategy; none of one that is no rival.
+    """Return the buffers of a strategy; none for a strategy that is no rival.
 
     TransformerEngine has one for each GEMM, and with ``bulk`` a second one, since dgrad's input and
     output move beside different GEMMs: ten with its usual methods (``add_ub`` for each name of

@@ -178,7 +178,7 @@ class CollectiveSection:
 
     ``nic_gb_s`` (1e9 bytes per second per rank, one way) and ``nic_latency_us`` serve groups over
     several nodes that have neither rows nor fits; without them such groups are refused.
-    ``idle_lane``: how the rows differ right behind another collective; None if they do not.
+    ``idle_lane``: how the rows differ right after another collective; None if they do not.
     """
 
     rows: tuple[CollectiveRow, ...] = ()

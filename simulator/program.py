@@ -32,8 +32,8 @@ class Step(NamedTuple):
     finds it in flight. ``needs``: SMs that a collective needs to start; 0 if it has them already,
     from waiting for later ranks or because they are kept free, or takes none. ``part``: FIRST of a
     compute op in two steps, or REST, which follows it at once; else WHOLE. ``number``: that of its
-    signature in the program, -1 for a wait. ``idle``: what a
-    collective saves and pays behind a lane that idled."""
+    signature in the program, -1 for a wait. ``idle``: what a collective saves and pays after its
+    lane idled."""
 
     lane: int
     work: int

@@ -237,7 +237,7 @@ class Shapes:
         """Parameters that every rank holds whole, and of whose gradients it has a part of the sum.
 
         The norms of queries and keys see this rank's heads alone. With sequence parallelism other
-        norms, and the biases behind the reduce-scatters, see this rank's share of the tokens.
+        norms, and the biases after the reduce-scatters, see this rank's share of the tokens.
         """
         m = self.model
         partial = m.num_hidden_layers * m.qk_norm_parameters

@@ -22,7 +22,7 @@ from simulator.lookup import ABSENT_IF_EMPTY, require_count, require_number
 
 
 class SkewRow(NamedTuple):
-    """Mean wait of a collective, ``wait_us``, behind ``compute_us`` of compute."""
+    """Mean wait of a collective, ``wait_us``, after ``compute_us`` of compute."""
 
     compute_us: float
     wait_us: float
@@ -30,7 +30,7 @@ class SkewRow(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SkewFit:
-    """The law of this module's docstring: linear between rows, from (0, 0) on; constant behind the
+    """The law of this module's docstring: linear between rows, from (0, 0) on; constant after the
     last row. ``rows`` are of compute alone, ``beside`` of compute beside collectives. ``error`` is
     the relative error of ``slowest_factor`` from step to step; ``samples`` is the number of
     measured steps, 0 if unknown."""
@@ -57,6 +57,6 @@ class SkewFit:
         return self.slowest_factor * (1.0 + self.step_excess)
 
     def wait_us(self, alone_us: float, beside_us: float = 0.0) -> float:
-        """Return the mean wait (µs) of a collective behind ``alone_us`` of compute alone and
+        """Return the mean wait (µs) of a collective after ``alone_us`` of compute alone and
         ``beside_us`` of compute beside collectives."""
         return math.hypot(between(self.rows, alone_us), between(self.beside, beside_us))

@@ -116,7 +116,7 @@ class Templates:
         before: tuple[Ref, ...],
     ) -> list[OpTemplate]:  # fmt: skip
         """Return the wgrad that makes ``gradient``, which is added to the one of ``before`` or of
-        an earlier micro-batch: by the GEMM itself, or behind it."""
+        an earlier micro-batch: by the GEMM itself, or after it."""
         s, accumulates = self.shapes, self.accumulate_first or bool(before)
         if s.workload.implementation.gradient_accumulation_fusion or not accumulates:
             signature = signature._replace(accumulate=accumulates)

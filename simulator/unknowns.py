@@ -30,7 +30,7 @@ class Unknown(NamedTuple):
 
     @property
     def draw(self) -> Draw:
-        """The machine on which it is so."""
+        """The machine that has this unknown's slow durations."""
         return Draw(factors=self.factors)
 
 

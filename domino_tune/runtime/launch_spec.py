@@ -37,7 +37,7 @@ class LaunchSpec:
     ``nproc_per_node`` is the number of ranks to start here; None means all. ``single_rank`` starts
     rank 0 only; its job emulates the collectives with the other ranks. The run ends when no rank
     makes progress for ``hang_timeout_s`` seconds. ``kernels_in_order``: a GPU starts kernels in the
-    order of their launch (one hardware queue), so that a collective is before the op behind it.
+    order of their launch (one hardware queue), so that a collective starts before the op after it.
     Raise InputError for a launch that is impossible on every machine.
     """
 

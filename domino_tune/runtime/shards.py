@@ -116,7 +116,7 @@ class Shards:
         """Hear that a product was added to the gradient of a matrix."""
 
     def finished(self) -> Mapping[str, torch.Tensor]:
-        """Return all gradients by name, behind the last op."""
+        """Return all gradients by name, after the last op."""
         return self.grads
 
     @property

@@ -172,7 +172,7 @@ def _cell(cell: Cell, sizes: Sizes, device: torch.device) -> Row:
 
 def overlapped(gemms_ns: float, collectives_ns: float, together_ns: float) -> float:
     """Return what share of the shorter ran beside the longer: of the collectives, or of the GEMMs
-    behind them."""
+    after them."""
     behind_ns = gemms_ns * BEHIND / (1 + BEHIND)
     return (gemms_ns + collectives_ns - together_ns) / min(collectives_ns, behind_ns)
 
@@ -186,7 +186,7 @@ def _gemm(sizes: Sizes, device: torch.device) -> Callable[[], object]:
 
 
 def _collectives(cell: Cell, device: torch.device, pace: Pace) -> Callable[[], Handle]:
-    """Return what launches one collective behind everything issued so far."""
+    """Return a function that launches one collective after everything issued so far."""
     call = all_reduce(torch.zeros(8, device=device))
     if device.type != "cuda":
         lane = emulated_lane(lambda _: pace, device)

@@ -1,7 +1,7 @@
 """Kernels: functions over arrays that are compiled to machine code once, and then only loaded.
 
 A kernel is written in the part of Python that numba compiles without allocating or raising:
-integers, floats, and arrays that the caller owns. Called as it stands, it is plain Python.
+integers, floats, and arrays that the caller owns. Called directly, it runs as plain Python.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class ProgramArrays:
 
     def record(self, pricing: Pricing) -> tuple[list[int], list[int]]:
         """Return the starts and the ends of ops in ns, in issue order. A wait for later ranks is
-        the beginning of the op behind it, a REST the end of the op before it."""
+        the beginning of the op after it, a REST the end of the op before it."""
         steps = self.steps[self._unrolled]
         sizes = np.bincount(steps[:, player.LANE], minlength=player.LANES)
         begins = np.concatenate(([0], np.cumsum(sizes)))

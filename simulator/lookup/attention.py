@@ -3,7 +3,7 @@
 Law, forward (fitted): fixed + ‖work, longest tile‖ₚ. Work is FLOP/rate plus a cost per query row
 (prologue, softmax and epilogue, which do not grow with the keys). The longest tile is the 128 query
 rows that see all keys, alone on one SM. Backward takes the forward time times a ratio. Queries
-behind earlier keys, which nobody timed, take the share of the whole sequence's time that the law
+after earlier keys, which nobody timed, take the share of the whole sequence's time that the law
 gives them: so slices of a sequence never take less than it.
 """
 

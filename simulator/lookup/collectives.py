@@ -46,7 +46,7 @@ GroupKey = tuple[str, int, int, int]  # op, nodes, per node, CTAs
 @dataclass(frozen=True, kw_only=True)
 class CollectiveRow:
     """One timing: ``bytes`` is the full tensor, ``ctas`` 0 is NCCL's choice; ``behind_us`` is that
-    of one right behind another, 0 if it was not timed."""
+    of one right after another, 0 if it was not timed."""
 
     op: CollectiveKind
     nodes: int

@@ -1,7 +1,7 @@
 """Bound and estimate of pipelines, from those of the busiest rank's own work.
 
 A rank of a pipeline plays all its passes and its step. Before its first forward, a micro-batch
-passes the first chunks of all ranks before it; behind its last backward it goes back through them.
+passes the first chunks of all ranks before it; after its last backward it goes back through them.
 So an iteration takes at least the rank's own work and these passes. With gradients of weights
 apart, a rank may play its own while the others end, so only the way there counts.
 """

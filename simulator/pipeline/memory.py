@@ -45,7 +45,7 @@ def _rank_memory(pieces: Pieces, rank: int, chunks: dict[Chunk, Phases]) -> Memo
 
 
 class _Change(NamedTuple):
-    """By what a pass changes the bytes that its rank holds: at its peak, and behind it."""
+    """By what a pass changes the bytes that its rank holds: at its peak, and after it."""
 
     at_peak: Live
     at_end: Live

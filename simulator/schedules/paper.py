@@ -1,6 +1,6 @@
 """``paper``: figures 9 and 10 of the Domino paper (arXiv 2409.15241), for two row slices.
 
-The norms of both slices stand together, and so do their bias + dropout + residual ops. So only the
+The norms of both slices come together, and so do their bias + dropout + residual ops. So only the
 first slice's pointwise ops hide the second slice's all-reduce.
 """
 

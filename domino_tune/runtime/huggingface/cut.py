@@ -1,8 +1,8 @@
 """A plan for one shape of batch: the ops of the stack's forward and backward, and what joins them.
 
-The schedule of a whole step has an embedding in front of the layers and a head behind them. Here
-these are the user's, so only the ops of layers are played, and the sums of gradients that ranks
-hold in parts.
+The schedule of a whole step has an embedding before the layers and a head after them. Here these
+are the user's, so only the ops of layers are played, and the sums of gradients that ranks hold in
+parts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Cut:
     """The ops of a stack, and the names of its inputs and outputs, slice by slice.
 
     ``evaluate`` is forward without keeping what backward needs; ``sums``: ops that add up partial
-    gradients, behind backward.
+    gradients, after backward.
     """
 
     shapes: Shapes

@@ -11,7 +11,7 @@ from torch import nn
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Paths inside a model: the stack of layers, the embeddings, the norm behind the stack.
+    """Paths inside a model: the stack of layers, the embeddings, the norm after the stack.
 
     ``modules`` maps a weight of the runtime's layers (``attn.qkv``) to the modules, inside a layer,
     whose weights' rows follow each other in it. ``transposed``: linears are GPT-2's Conv1D, whose

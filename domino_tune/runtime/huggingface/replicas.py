@@ -1,4 +1,4 @@
-"""Data parallelism of a model that plays a plan: gradients are averaged behind backward."""
+"""Data parallelism of a model that plays a plan: gradients are averaged after backward."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Replicas(NotCopied):
         self._in_ddp = DistributedDataParallel._active_ddp_module is not None
 
     def _in_backward(self, _: torch.Tensor) -> None:
-        """Have the gradients averaged behind this backward pass, once."""
+        """Have the gradients averaged after this backward pass, once."""
         backward = torch._C._current_graph_task_id()
         if backward != self._backward:
             self._backward = backward

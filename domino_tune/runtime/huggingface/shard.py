@@ -98,7 +98,7 @@ class ShardedStack:
 
     def check_in_place(self) -> None:
         """Raise InputError where a module or a parameter is no longer the one that plans play, as
-        behind ``.to(dtype)``: the model would be trained, and the plan would never read it. So for
+        after ``.to(dtype)``: the model would be trained, and the plan would never read it. So for
         hooks of modules that are not called."""
         for module in self._modules:
             if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 THREAD_NAME: Final = "pt_gloo_runloop"
 PAUSE_S: Final = 0.02  # longer than Python's switch interval, at which waiting threads wake up
-PATIENCE_S: Final = 2.0  # a collective that never ends, behind an error, must not keep the process
+PATIENCE_S: Final = 2.0  # a collective that never ends, after an error, must not keep the process
 _TASKS: Final = Path("/proc/self/task")
 
 

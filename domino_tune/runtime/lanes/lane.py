@@ -97,7 +97,7 @@ class HostLane:
             del item, call  # an idle lane must hold no buffer
 
     def close(self) -> None:
-        """End the thread. One that is stuck in a collective, behind an error, is left to itself."""
+        """End the thread. One that is stuck in a collective after an error is left alone."""
         self._queue.put(None)
         self._thread.join(PATIENCE_S)
         forget(self)

@@ -74,7 +74,7 @@ class Rooms:
 
 
 def as_one(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return matrices, one below the other: a view where they stand so in memory."""
+    """Return matrices, one below the other: a view where they are adjacent in memory."""
     first, rows = tensors[0], sum(len(one) for one in tensors)
     if len(tensors) == 1:
         return first

@@ -207,7 +207,7 @@ def wgrad(state: State, op: Op) -> None:
     state.parameters.added(name)
     bias = state.parameters.grads.get(f"{name}.bias")
     if bias is not None:
-        # Every rank has the whole gradient behind a gather, and adds its tokens' share.
+        # Every rank has the whole gradient after a gather, and adds its tokens' share.
         shared = state.shapes.shards_tokens and linear.endswith(tuple(ROW_PARALLEL.values()))
         for part in pair[0] if shared else (dy,):
             own = part.chunk(state.shapes.cluster.tp)[state.tp_rank] if shared else part

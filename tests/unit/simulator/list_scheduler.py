@@ -6,9 +6,9 @@ starts at the latest end of its predecessors:
 - a compute op: whatever it reads; a collective: every compute op issued before it;
 - the host, which issues the ops one by one and at most ``queue_depth`` compute ops ahead.
 
-A compute op after a wait takes longer, by its part of the wait's cost. A collective that follows
-another on its lane takes at least its duration and the saving of an idle link longer; ``idle``
-holds that saving and the cost of waking the lane, as far as the lane slept.
+A compute op after a wait takes longer, by its part of the wait's cost. A collective ends no sooner
+than its duration, plus the saving of an idle link, after the last one of its lane; ``idle`` holds
+that saving and the cost of waking the lane, as far as the lane slept.
 """
 
 from __future__ import annotations

@@ -170,8 +170,7 @@ def test_a_missing_section_is_told_with_those_there_are() -> None:
 
 
 def test_tables_know_the_machines_rates() -> None:
-    """A teraflop is 1e12 FLOP/s and a GB/s 1e9 bytes/s; an error that is not given has a
-    default."""
+    """A teraflop is 1e12 FLOP/s and a GB/s 1e9 bytes/s; a missing error has a default."""
     profile = replace(EMPTY, gemm=GemmSection(provenance=BY_HAND))
     op = Gemm(1000, 1000, 1000, dtype="fp32")
     expected = 2e9 / 50e6 + 4 * 3e6 / 4e6

@@ -67,8 +67,8 @@ def _pipelined(line: IssueOrder, found: list[Edge], rng: random.Random) -> dict[
     """Random offsets under which every writer is issued no later than its reader's repetition.
 
     A fragment with offset o is issued in the repetition o layers before its own. So a reader and
-    its writer, ``back`` layers earlier, keep their order as long as offset(reader) − back ≤
-    offset(writer); where they are equal, their places in the line decide.
+    its writer, ``back`` layers earlier, keep their order as long as
+    offset(reader) − back ≤ offset(writer); where they are equal, their places in the line decide.
     """
     offsets = dict.fromkeys(line.tokens, 0)
     for _ in range(4 * len(offsets)):
