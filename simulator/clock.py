@@ -61,7 +61,7 @@ class Power(NamedTuple):
 
 @dataclass(frozen=True)
 class Played:
-    """A schedule at its clock, the fast engine's sums of it, and what it draws.
+    """A schedule at its clock, with the fast engine's sums and its power.
 
     ``cost``: the costs at that clock. ``power`` is None where the profile has no law of power.
     """
@@ -102,7 +102,7 @@ def settle(
 def find_clock(
     burden: Burden, clocks: range, play_at: Callable[[int], Run], makespan_ns: Callable[[Run], int]
 ) -> tuple[Run, Power]:
-    """Return the play at the clock that keeps the cap, and what it draws."""
+    """Return the play at the clock that keeps the cap, and its power."""
     clock = burden.clock(clocks, clocks[0], None)
     tried: dict[int, tuple[Run, Power]] = {}
     while clock not in tried:
@@ -216,7 +216,7 @@ class Burden:
         return np.array([law.boost_mhz, law.exponent, law.idle_w, law.cap_w, 1.0])
 
     def power(self, clock_mhz: int, makespan_ns: int) -> Power:
-        """Return what an iteration draws that took ``makespan_ns`` at a clock."""
+        """Return the power of an iteration that took ``makespan_ns`` at a clock."""
         passes, step = (self.load(clock_mhz, in_step=part) for part in (False, True))
         passes_j, step_j = (sum(load.drawn_j.values()) for load in (passes, step))
         errors_j = (self.law.family(name).error * one for name, one in passes.drawn_j.items())

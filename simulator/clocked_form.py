@@ -26,7 +26,7 @@ from simulator.recipes import Recipes
 from simulator.units import S_PER_NS
 
 COARSE: Final = 8
-"""A coarse bound looks at every so many-th clock."""
+"""Stride between the clocks of a coarse bound."""
 SAFETY: Final = 1e-6
 """Relative margin for the rounding of durations to whole nanoseconds."""
 

@@ -173,8 +173,8 @@ class ClosedForm:
         return whole
 
     def _edges_of(self, groups: BoundGroups) -> tuple[Floats, Floats, Floats]:
-        """Return what is outside the layers, of each plan: ``micro_ns``, ``step_ns``,
-        ``drawn_j``."""
+        """Return three arrays with the sums of each plan's ops outside the layers: ``micro_ns``,
+        ``step_ns``, ``drawn_j``."""
         found = [self.edges(groups.plans[first]) for first in groups.edges.first]
         columns = np.array([(one.micro_ns, one.step_ns, one.drawn_j) for one in found], np.float64)
         micro_ns, step_ns, drawn_j = columns.reshape(-1, 3).T[:, groups.edges.kind]
@@ -373,7 +373,7 @@ def plays_again(workload: Workload) -> bool:
 
 
 def bound_key(plan: SlicePlan) -> tuple[object, ...]:
-    """Return what the bound of a plan depends on."""
+    """Return the values that a plan's bound depends on, as a cache key."""
     return mode_of(plan), plan.slices, plan.merge_wgrad, waits_for_gathers(plan), joins_edges(plan)
 
 

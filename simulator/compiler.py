@@ -2,16 +2,16 @@
 
 Values have names in a schedule, and a program counts. So the compiler follows who writes what on
 which comm lane, through loops: it takes repetitions one by one until all further ones wait alike.
-Reads of a loop's own values settle after as many repetitions as they come later; one more settles
-which of these waits an earlier op has done. A value from before the loop is read at another
-distance each time: unless all such values were waited for, nothing settles.
+A value written k repetitions before its read is waited for alike from repetition k on; one
+repetition more settles which of these waits an earlier op has done. A value from before the loop is
+read at another distance each time: until all such values were waited for, nothing settles.
 
-Where ranks wait for later ones (``simulator.skew``), a collective is a wait and what moves. Compute
-since each lane's last collective is counted along the issue order: what compute waits for has
-landed, and so has what is followed by another on its lane. This is less than the engines do, and
-the same in every repetition of a loop. The count begins anew with each micro-batch, so that all
-middle ones are alike. Where compute beside collectives was not measured apart, all of it counts as
-alone.
+Where ranks wait for later ones (``simulator.skew``), a collective becomes a wait and a transfer.
+Compute since each lane's last collective is counted along the issue order: a collective counts as
+finished once compute waits for it or its lane starts another. This is simpler than what the engines
+do, and the same in every repetition of a loop. The count restarts with each micro-batch, so that
+all middle ones are alike. Where compute beside collectives was not measured separately, all of it
+counts as alone.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def compile_schedule(schedule: Schedule, cost: CostModel) -> Compiled:
 
 
 class _Made(NamedTuple):
-    """What a signature gives to a program: its row for ``kernels.compiler``, and the works of its
+    """A signature's entries in a program: its row for ``kernels.compiler`` and the works of its
     parts, both without its family; its waves and its family."""
 
     row: tuple[int, ...]

@@ -1,13 +1,15 @@
 """The attention core's op templates: norms of queries and keys, RoPE, softmax(QKᵀ)V.
 
 Where a row slice is positions [a, b) of all sequences, its queries meet the keys of positions below
-b: those of all slices before it, too. Backward adds what a slice's queries give to the keys and
-values before a to a sum in fp32 (``attn.kv_bwd``), to which all later slices have added when
-the slice of those keys comes: it adds the sum to what its own queries gave.
+b: those of all slices before it, too. In backward a slice's queries contribute to the gradients of
+the keys and values before a. A sum in fp32 collects these contributions (``attn.kv_bwd``). When the
+slice of those keys comes, all later slices have added theirs: it adds the sum to the gradient from
+its own queries.
 
 softmax(QKᵀ)V is one kernel, or with ``flash_attention`` off GEMMs over scores that memory holds:
-[sequences · heads · seq_length, seq_length], priced as one GEMM of the same FLOPs. Backward keeps
-what the softmax and the dropout gave, 5 bytes per score in bf16 (arXiv 2205.05198, section 4.1).
+[sequences · heads · seq_length, seq_length], priced as one GEMM of the same FLOPs. The outputs of
+the softmax and the dropout are kept for backward, 5 bytes per score in bf16 (arXiv 2205.05198,
+section 4.1).
 """
 
 from __future__ import annotations

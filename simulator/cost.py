@@ -153,8 +153,7 @@ class CostModel:
         return round(self.skew.wait_us(alone_ns / 1000, beside_ns / 1000) * 1000)
 
     def awake_ns(self, signature: Signature) -> int:
-        """Return an op's duration (ns) without waking its lane; the saving of an idle link stays
-        in."""
+        """Return an op's duration (ns) on an awake lane, with all that an idle link can save."""
         return self.duration_ns(signature) - self.idle_times(signature).wake_ns
 
     def least_ns(self, signature: Signature) -> int:
@@ -372,8 +371,9 @@ class AtClock(CostModel):
         return mhz
 
     def timed(self, signature: Signature) -> tuple[float, float, float, float]:
-        """Return what decides time and draw of an op at any clock: its timing (us), the clock of
-        that, the elasticity and the watts above idle at boost. It is looked up once for all."""
+        """Return the numbers that determine an op's time and power at any clock: its timing (µs),
+        the clock of that timing (MHz), the elasticity, and the watts above idle at boost. Each
+        signature is looked up once."""
         found = self._timed.get(signature)
         if found is None:
             law = self._power.family(signature.kind)
@@ -396,7 +396,7 @@ class AtClock(CostModel):
         return slowed_ns, SOURCE_OF[self._power.family(signature.kind).kind]
 
     def energy_j(self, signature: Signature) -> float:
-        """Return what the op draws above idle."""
+        """Return the energy (J) that the op draws above idle."""
         energy_j = self._energies_j.get(signature)
         if energy_j is None:
             if isinstance(signature, Fused):  # waiting for tiles draws little

@@ -196,7 +196,8 @@ class _Engine:
         self._settle()
 
     def _longer(self, lane: _Lane, step: Step) -> Step:
-        """Return a collective with what it does not save, and what it pays for waking."""
+        """Return a collective with the time that it fails to save, and the cost of waking its lane,
+        added."""
         idle_ns = int(self.env.now) - lane.moved_until
         more_ns = step.idle.more_ns(idle_ns)
         return step._replace(work=step.work + more_ns * WORK_UNIT) if more_ns else step

@@ -134,7 +134,7 @@ class _Pass:
         return np.array(durations, np.int64)[places]
 
     def _slice(self, block: str, row: int) -> _Slice:
-        """Return what is made once for all plans that cut a slice alike."""
+        """Return the parts that all plans with the same cut of a slice share, made once."""
         builder, plan = self.builder, self.plan
         merges = plan.merge_wgrad and self.backward
         key = (

@@ -58,12 +58,13 @@ class IdleTimes(NamedTuple):
 
     @property
     def least_ns(self) -> int:
-        """Return the least of ``more_ns``, which goes from one to the other as the lane idles."""
+        """Return the least ``more_ns``, which goes from ``saved_ns`` to ``wake_ns`` as the lane
+        idles."""
         return min(self)
 
     def more_ns(self, idle_ns: int) -> int:
-        """Return how many ns longer a collective takes, after its lane idled for ``idle_ns``, than
-        one that saves all and is awake."""
+        """Return how many ns longer a collective takes after its lane idled for ``idle_ns`` than
+        one that saves all it can on an awake lane."""
         return max(0, self.saved_ns - idle_ns) + min(self.wake_ns, idle_ns)
 
 

@@ -122,7 +122,7 @@ class Implementation:
                 raise unknown_name(key, getattr(self, key), known)
 
     def kernels(self, op: str) -> Kernels:
-        """Return what the pointwise op named ``op`` is made of."""
+        """Return the kernels that make up the pointwise op named ``op``."""
         return self._kernels.get(op, FUSED)
 
     @cached_property

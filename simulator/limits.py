@@ -24,7 +24,7 @@ _LIMITS: Final[dict[str, tuple[float, float]]] = {
 _ANY: Final = (0.0, 1e15)
 LONGEST_TEXT: Final = 1_000
 LONGEST_NOTE: Final = 64_000
-"""Each import tells of those before it."""
+"""Notes grow: each import repeats the earlier ones."""
 
 
 @cache

@@ -25,9 +25,9 @@ def model_flops(case: Case) -> int:
 
 
 def executed_flops(case: Case) -> float:
-    """Return what tensor cores multiply at least in one iteration over all ranks.
+    """Return the least FLOPs that tensor cores execute in one iteration, over all ranks.
 
-    Beside the model's FLOPs that is what is computed again, in backward's attention kernel or by
+    Besides the model's FLOPs these are recomputation, in backward's attention kernel or by
     ``--recompute``, and the masked half of the scores where attention is not one kernel.
     """
     work, layers = case.workload, case.model.num_hidden_layers

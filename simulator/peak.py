@@ -46,7 +46,7 @@ def may_fit(case: Case) -> bool:
 
 
 def static_memory(case: Case, plan: SlicePlan) -> Memory:
-    """Return what always exists on the fullest stage: parameters, main gradients, optimizer state
+    """Return the static memory of the fullest stage: parameters, main gradients, optimizer state
     and workspaces."""
     whole = case.shapes(plan)
     if case.cluster.pp == 1:

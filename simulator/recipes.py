@@ -83,7 +83,7 @@ class Recipes:
     def block_key(
         self, plan: SlicePlan, block: str, fragments: BlockFragments
     ) -> tuple[object, ...]:
-        """Return what the recipe depends on."""
+        """Return the values that the recipe depends on, as a cache key."""
         kind = "col" if fragments is FORWARD_FRAGMENTS else "dgrad"
         counts = [getattr(plan, f"{block}_{kind}_slices")]
         if kind == "dgrad" and self.case.workload.recompute in ("full", "per-op"):
@@ -97,7 +97,7 @@ class Recipes:
         return EdgeRecipes(*self._micros(plan), *self._once(plan))
 
     def edge_key(self, plan: SlicePlan) -> tuple[object, ...]:
-        """Return what a micro-batch's recipe outside the layers depends on."""
+        """Return the cache key of a micro-batch's recipe outside the layers."""
         chunk = self.case.chunk
         ends = (chunk.embedding, chunk.head) if chunk else (True, True)
         return (mode_of(plan), plan.row_slices, *ends)
@@ -184,6 +184,7 @@ class Recipes:
 
 
 def mode_of(plan: SlicePlan) -> tuple[object, ...]:
-    """Return what decides a plan's ops, besides its counts of slices and what is merged."""
+    """Return the fields that determine a plan's ops, besides the numbers of slices and the
+    merging."""
     slicing = plan.slice_dim, plan.slice_balance
     return plan.strategy, plan.comm_ctas, plan.sequence_parallel, *slicing

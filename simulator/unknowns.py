@@ -87,7 +87,7 @@ def highest(middle: float, high: float, more: Iterable[float]) -> float:
 
 
 def unknowns_of(case: Case) -> tuple[Unknown, ...]:
-    """Return what the profile does not know about the case."""
+    """Return the unknowns that apply to the case."""
     how, told = case.workload.implementation.name, case.cost.draw.errors
     of_2022 = how == "megatron-2022" and case.profile.machine.backend == "nccl"
     found = (

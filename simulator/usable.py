@@ -100,7 +100,8 @@ class Usable:
         return math.floor(self.usable_bytes * math.exp(-behind))
 
     def reserved_bytes(self, peak_bytes: int) -> int:
-        """Return what the allocator is expected to reserve for a peak of allocated bytes."""
+        """Return the bytes that the allocator is expected to reserve for a peak of allocated
+        bytes."""
         return round(peak_bytes * math.exp(self.fragments.mean))
 
     def chance(self, peak_bytes: int) -> float:

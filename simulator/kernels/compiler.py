@@ -78,9 +78,9 @@ FAR: Final = 1 << 40
 def settled_after(
     s: Array, ops: Array, refs: Array, segments: Array, listed: Array, segment: int, seen: Array
 ) -> int:
-    """Return the number of repetitions after which all others wait like the last of them.
+    """Return how many repetitions to unroll: all later ones have the waits of the last of these.
 
-    ``seen``: of each value the first segment that writes it, and the last so far.
+    ``seen``: for each value the first segment that writes it, and the last one so far.
     """
     stride, mirror = segments[segment, G_STRIDE], segments[segment, G_MIRROR]
     begin, end = segments[segment, G_OPS], segments[segment, G_OPS_END]
@@ -242,7 +242,7 @@ def add_op(
                 s[FLYING + lane] = signatures[number, N_FAMILY]
         else:
             for wait in range(first_wait, s[S_WAITS]):
-                if waits[wait, 1] == 0:  # what compute waits for has landed
+                if waits[wait, 1] == 0:  # the collective has finished
                     s[LEFT + waits[wait, 0]] = s[FLYING + waits[wait, 0]] = 0
             count_compute(s, rates, signatures[number, N_TIME], signatures[number, N_FAMILY])
     s[ISSUED + lane] += 2 if waited else 1

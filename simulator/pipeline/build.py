@@ -312,5 +312,5 @@ class PipelineBuilder:
 
 
 def _some(found: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-    """Return what is not empty."""
+    """Return the entries that are not empty."""
     return {task: times_ns for task, times_ns in found.items() if times_ns}

@@ -1,9 +1,9 @@
 """An independent answer with admission: instants one by one, without contention, host and loops.
 
 At each instant steps end, then everything starts that may, in any order, until nothing more does. A
-collective ends no sooner behind the last one of its lane than its work and what an idle link saves,
-and as much later as it takes to wake its lane.
-It shares no code with the engines; a step's fields are its only input.
+collective ends no sooner than its work, plus the saving of an idle link, after the last one of its
+lane, and later by the time that it takes to wake its lane. It shares no code with the engines; a
+step's fields are its only input.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def hot_profile() -> Profile:
 @cache
 def uneven_profile() -> Profile:
     """The bundled profile on ranks that are not equally fast, with contention by message size and
-    lanes that save and pay something behind a pause."""
+    lanes that save and pay something after a pause."""
     known = bundled_profile()
     assert known.contention is not None
     families = ("gemm", "attention", "pointwise")

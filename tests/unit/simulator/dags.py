@@ -88,7 +88,7 @@ def random_dag(seed: int, *, contention: bool = False) -> RandomDag:
 def _idle_times(
     rng: random.Random, durations_ns: dict[Signature, int], most_ns: int
 ) -> dict[Signature, IdleTimes]:
-    """What collectives save and pay behind an idle lane: one of both, or both."""
+    """What collectives save and pay after their lane idled: one of the two, or both."""
     saves, wakes = rng.choice(((True, False), (False, True), (True, True)))
     return {
         signature: IdleTimes(

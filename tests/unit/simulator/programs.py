@@ -74,7 +74,7 @@ def random_sizes(rng: random.Random) -> tuple[SizeContention, ...]:
 
 
 def random_skew(rng: random.Random, unit_us: float) -> SkewFit:
-    """Waits behind stretches of around ``unit_us`` of compute."""
+    """Waits after stretches of around ``unit_us`` of compute."""
     rows, beside = (
         tuple(
             SkewRow(unit_us * length, unit_us * rng.choice((0.0, rng.random())))
@@ -86,7 +86,7 @@ def random_skew(rng: random.Random, unit_us: float) -> SkewFit:
 
 
 def random_resume(rng: random.Random, unit_us: float) -> ResumeFit | None:
-    """What is lost behind waits of around ``unit_us``; None for one in two."""
+    """What is lost after waits of around ``unit_us``; None for one in two."""
     if rng.random() < 0.5:
         return None
     lengths = sorted(rng.sample((0.1, 0.5, 1.0, 3.0, 20.0), rng.randint(1, 4)))

@@ -264,7 +264,7 @@ def test_launches_inside_of_ops_are_as_sure_as_launches() -> None:
 
 
 def test_what_compute_pays_for_a_wait_is_as_sure_as_the_law_of_waits() -> None:
-    """A wait of 100 us costs 10 us; an op of 50 us behind it pays half, one more a quarter."""
+    """A wait of 100 us costs 10 us; an op of 50 us after it pays half, one more a quarter."""
     cost = StatedCost({GEMM: Estimate(50.0, "measured", 0.0)})
     law = ResumeFit(rows=(ResumeRow(100.0, 10.0),), recovery_us=50.0, error=0.4, samples=1)
     section = ResumeSection(fit=law, provenance=Provenance(kind="fitted", source="made up"))

@@ -115,7 +115,7 @@ def test_a_collective_of_an_earlier_loop_is_waited_for_layer_by_layer() -> None:
 
 
 def test_a_lane_without_collectives_in_a_loop_sees_all_of_its_compute() -> None:
-    """Data parallelism's first collective behind a stack of layers waits for the whole stack."""
+    """Data parallelism's first collective after a stack of layers waits for the whole stack."""
     skew = SkewFit(slowest_factor=1.0, rows=(SkewRow(1000.0, 1000.0),), error=0.0)
     cost = TableCost(COST.durations, COST.contention, COST.launch, skew)
     layers = Segment(templates=(op("x"), op("ar", "x", signature=REDUCE, lane=TP)), count=50)

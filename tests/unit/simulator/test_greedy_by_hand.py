@@ -2,7 +2,7 @@
 
 ``fc2`` of each slice takes 10 ns and is all-reduced; ``residual`` reads the result, takes 4 ns, and
 the next layer's ``fc2`` reads it. The weight gradient of a slice takes 6 ns and may come any time
-behind its ``fc2``. Nodes: 0, 1 fc2; 2, 3 residual; 4, 5 weight gradients, each of slices 0 and 1.
+after its ``fc2``. Nodes: 0, 1 fc2; 2, 3 residual; 4, 5 weight gradients, each of slices 0 and 1.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def test_merged_weight_gradients_keep_more_in_backward() -> None:
 
 
 def backward_peak(plan: SlicePlan) -> int:
-    """Peak of live values behind the head, in bytes."""
+    """Peak of live values after the head, in bytes."""
     case = gpt_case()
     schedule = build_schedule(case.model, case.workload, case.cluster, plan, order_of(case, plan))
     return live_peaks(schedule)[2].whole

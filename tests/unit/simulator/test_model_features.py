@@ -53,8 +53,8 @@ def reads(op: Op) -> str:
 
 class TestNormsOfQueriesAndKeys:
     def test_they_stand_between_qkv_and_rope(self) -> None:
-        """Values are read from the projection, queries and keys behind norm and rope. Backward
-        keeps the norm's input beside its output."""
+        """Values are read from the projection, queries and keys after norm and rope. Backward keeps
+        the norm's input beside its output."""
         ops = ops_of(schedule_of(NORMED, MEGATRON))
         assert moved(ops["attn.qk_norm"]) == ("rmsnorm", QK, QK, 1)
         assert moved(ops["attn.qk_norm_bwd"]) == ("rmsnorm_bwd", 2 * QK, QK, 1)

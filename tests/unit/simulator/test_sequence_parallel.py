@@ -133,7 +133,7 @@ def test_the_edges_scatter_and_gather_too() -> None:
     ],
 )
 def test_partial_gradients_are_summed_before_the_step(model: ModelSpec, parameters: int) -> None:
-    """Norms, and the biases behind the scatters (GPT's proj, Llama's fc2), in fp32."""
+    """Norms, and the biases after the scatters (GPT's proj, Llama's fc2), in fp32."""
     ops = edges_of(schedule_of(model, SHARDED))
     summed = ops["step.tp.ar"]
     assert summed.signature == Collective("all_reduce", 4 * parameters, 1, 2, 0, "fp32")

@@ -61,7 +61,7 @@ def test_biases_belong_to_their_block() -> None:
 
 def test_a_layers_parameters_on_a_rank() -> None:
     """Two norms are on every rank, whole (LayerNorm has a scale and a shift), and so is the bias
-    behind the all-reduce."""
+    after the all-reduce."""
     h, attention, qkv, ffn = 40, 48, 3 * 48, 84
     gpt = (h * qkv + qkv + attention * h) // 2 + h + (h * ffn + ffn * h) // 2 + 2 * 2 * h
     assert shapes_of(GPT).layer_parameters == gpt

@@ -84,8 +84,8 @@ def test_a_collective_waits_for_the_host_while_nothing_computes() -> None:
 
 @pytest.mark.parametrize(("depth", "ends"), [(1, [22, 44, 66, 88]), (2, [22, 34, 46, 58])])
 def test_a_full_queue_stops_the_host(depth: int, ends: list[int]) -> None:
-    """Ops of 10 ns, launches of 12. With one place, op i is issued 12 ns behind the end of op
-    i − 1; with two, 12 ns behind its issue."""
+    """Ops of 10 ns, launches of 12. With one place, op i is issued 12 ns after the end of op i − 1;
+    with two, 12 ns after its issue."""
     made = program(step(COMPUTE, 10, launch=12), count=4, depth=depth)
     spans = [(end - 10, end) for end in ends]
     check(made, spans, Totals(ends[-1], 40, 0, 0, (0, 0, 0)))

@@ -213,7 +213,7 @@ def test_a_sliding_window_may_not_be_shorter_than_the_sequence() -> None:
 
 
 def test_what_qwen3_and_gemma2_have_is_counted_and_named() -> None:
-    """Norms of q and k have a weight a head element; norms behind blocks one a hidden element."""
+    """Norms of q and k have a weight a head element; norms after blocks one a hidden element."""
     h, plain = LLAMA.hidden_size, LLAMA.layer_parameters
     assert replace(LLAMA, qk_norm=True).layer_parameters == plain + 2 * LLAMA.head_dim
     assert replace(LLAMA, post_norm=True).layer_parameters == plain + 2 * h

@@ -67,7 +67,7 @@ def nccl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dist.ProcessGroup
 
 
 class HalvingLane:
-    """A collective that halves its tensor, late: the device dawdles before and behind."""
+    """A collective that halves its tensor, late: the device dawdles before and after."""
 
     def __init__(self) -> None:
         self._queue = StreamQueue()

@@ -85,7 +85,7 @@ BEHIND = OP._replace(kv_seq=8192)
 
 
 def test_the_longest_tile_of_an_offset_block_sees_all_keys() -> None:
-    """One tile of 128 queries behind 8,064 keys: rows, its pairs at the rate of all SMs, and its
+    """One tile of 128 queries after 8,064 keys: rows, its pairs at the rate of all SMs, and its
     whole rectangle at that of one."""
     op = Attention(1, 1, 1, 128, 128, kv_seq=8192)
     work = 128 * 0.56e-3 + 4 * 128 * 128 * (8064 + 64) / 630e6

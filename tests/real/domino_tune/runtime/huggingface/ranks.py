@@ -162,7 +162,7 @@ def head_alone(rank: int, tp: int, name: str) -> Tensor:
 
 
 def half_frozen(model: Any) -> Any:
-    """Freeze the embeddings, a layer and another one's MLP; return the model behind a backward."""
+    """Freeze the embeddings, a layer and another one's MLP; return the model after a backward."""
     model.get_input_embeddings().requires_grad_(False)
     for layer in model.model.layers[:1]:
         layer.requires_grad_(False)
@@ -193,7 +193,7 @@ def embeddings(rank: int, tp: int, plan: str, scaled: bool) -> tuple[int, dict[s
 
 
 def policies(rank: int, tp: int) -> tuple[list[int], int]:
-    """Return the scheduling policies of the lanes' threads, and of this one, behind apply."""
+    """Return the scheduling policies of the lanes' threads, and of this one, after apply."""
     model = applied("llama", "rows", tp)
     model(input_ids=batch()[0])
     lanes = [thread for thread in threading.enumerate() if thread.name.startswith("comm-")]

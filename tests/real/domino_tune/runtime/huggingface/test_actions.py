@@ -17,7 +17,7 @@ from tests.real.domino_tune.runtime.huggingface.ranks import on_ranks
 
 
 def test_actions_run_or_are_refused_in_words(tmp_path: Path) -> None:
-    """All of them, in one launch: an action that spoils the process shows in those behind it."""
+    """All of them, in one launch: an action that spoils the process shows in those after it."""
     for found in on_ranks(tmp_path, 2, acted, tmp_path):
         assert found.keys() == ACTIONS.keys()
         wrong = {name: said for name, (fits, said) in found.items() if not fits}

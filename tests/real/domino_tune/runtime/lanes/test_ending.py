@@ -69,7 +69,7 @@ def test_a_thread_that_never_rests_is_not_waited_for_beyond_patience() -> None:
 
 
 def test_lanes_are_closed_when_a_process_ends() -> None:
-    """Also one whose collective never ends, as behind an error on another rank."""
+    """Also one whose collective never ends, as after an error on another rank."""
     script = (
         "import atexit, threading, torch\n"
         "from domino_tune.runtime.lanes.call import all_reduce\n"

@@ -1,4 +1,4 @@
-"""Which nodes of a captured collective an op behind it can wait for."""
+"""Which nodes of a captured collective an op after it can wait for."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def stepped(model: Any, optimizer: torch.optim.Optimizer, steps: int = 2) -> flo
 
 
 def optimized(make: Callable[[Any], Any]) -> None:
-    """Compare the loss behind two steps with that of ``transformers``' own model."""
+    """Compare the loss after two steps with that of ``transformers``' own model."""
     model, theirs = applied(), model_of("llama")
     ours, other = (stepped(one, make(one.parameters())) for one in (model, theirs))
     assert abs(ours / other - 1) < 1e-3, (ours, other)
