@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,7 @@ SAFETY: Final = 1e-6
 
 
 Form = ClosedForm | PipelineForm
+Drawn = TypeVar("Drawn", float, Floats)
 
 
 class Layers:
@@ -131,12 +132,12 @@ class ClockedForm:
         if self._layers.clock_mhz is None and groups.plans:
             self._layers.clock_mhz = self._crossing(groups.plans[0])[0]
         clock_mhz = min(self._layers.clock_mhz or highest, highest)
-        form = self._form(clock_mhz)
-        bounds_ns = form.lower_bounds_ns(groups)
+        bounds = self._form(clock_mhz).bounds(groups)
         if clock_mhz == highest:
-            return bounds_ns
+            return bounds.lower_ns
         step_ns = self._form(highest).step_ns_of(groups)
-        return np.minimum(bounds_ns, self._kept_ns(form.drawn_of(groups), step_ns))
+        kept_ns = np.floor((self._passes_ns(bounds.drawn_j) + step_ns) * (1 - SAFETY))
+        return np.minimum(bounds.lower_ns, kept_ns)
 
     def prior_ns(self, plan: SlicePlan) -> float:
         """Return an estimate (ns) at the clock that the bound finds."""
@@ -172,17 +173,12 @@ class ClockedForm:
         """Return a lower bound (ns) from energy: the least time in which the passes keep the cap,
         plus the step at the highest clock, where it is shortest."""
         highest = self.law.clocks(self.case.cluster.clock_mhz)[0]
-        passes_j, step_ns = (
-            self._form(clock_mhz).drawn_j(plan),
-            self._form(highest).edges(plan).step_ns,
-        )
-        return int(self._kept_ns(np.array([passes_j]), np.array([step_ns]))[0])
+        passes_ns = self._passes_ns(self._form(clock_mhz).drawn_j(plan))
+        return int((passes_ns + self._form(highest).edges(plan).step_ns) * (1 - SAFETY))
 
-    def _kept_ns(self, passes_j: Floats, step_ns: Floats) -> Floats:
-        """Return the least ns in which passes that draw ``passes_j`` keep the cap, plus the
-        step."""
-        passes_ns = passes_j / (self.law.cap_w - self.law.idle_w) / S_PER_NS
-        return np.floor((passes_ns + step_ns) * (1 - SAFETY))
+    def _passes_ns(self, drawn_j: Drawn) -> Drawn:
+        """Return the least ns in which passes that draw ``drawn_j`` keep the cap."""
+        return drawn_j / (self.law.cap_w - self.law.idle_w) / S_PER_NS
 
 
 def _first(clocks: range, holds: Callable[[int], bool], near: int) -> int:

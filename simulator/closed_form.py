@@ -96,6 +96,14 @@ class PassBound(NamedTuple):
     drawn_j: float
 
 
+class SpaceBounds(NamedTuple):
+    """Of each plan of a space: the lower bound, ns, and the least energy that its passes draw above
+    idle, J, 0 where no clock is set."""
+
+    lower_ns: Floats
+    drawn_j: Floats
+
+
 class ClosedForm:
     """Bound and estimate for the plans of one case.
 
@@ -137,27 +145,26 @@ class ClosedForm:
         host = micros * (forward.launch_ns + backward.launch_ns)
         return int(max(device, host) * (1 - SAFETY))
 
-    def lower_bounds_ns(self, groups: BoundGroups) -> Floats:
-        """Return ``lower_bound_ns`` of each plan."""
-        passes, (micro_ns, step_ns, _) = self._passes_of(groups), self._edges_of(groups)
-        micros = self.case.workload.grad_accumulation
+    def bounds(self, groups: BoundGroups) -> SpaceBounds:
+        """Return ``lower_bound_ns`` and ``drawn_j`` of each plan."""
+        passes, micros = self._passes_of(groups), self.case.workload.grad_accumulation
+        micro_ns, step_ns, edges_j = self._edges_of(groups)
         device = micros * passes[:, 0] + micro_ns + step_ns
-        return np.floor(np.maximum(device, micros * passes[:, 1]) * (1 - SAFETY))
+        lower_ns = np.floor(np.maximum(device, micros * passes[:, 1]) * (1 - SAFETY))
+        return SpaceBounds(lower_ns, micros * passes[:, 2] + edges_j)
 
     quick_bound_ns = coarse_bound_ns = lower_bound_ns
     """At one clock there is nothing to leave out."""
-    quick_bounds_ns = lower_bounds_ns
+
+    def quick_bounds_ns(self, groups: BoundGroups) -> Floats:
+        """Return ``quick_bound_ns`` of each plan."""
+        return self.bounds(groups).lower_ns
 
     def drawn_j(self, plan: SlicePlan) -> float:
         """Return the least energy above idle of the passes; 0 where no clock is set."""
         forward, backward = (self.pass_bound(plan, one) for one in PASSES)
         micros = self.case.workload.grad_accumulation
         return micros * (forward.drawn_j + backward.drawn_j) + self.edges(plan).drawn_j
-
-    def drawn_of(self, groups: BoundGroups) -> Floats:
-        """Return ``drawn_j`` of each plan."""
-        micros = self.case.workload.grad_accumulation
-        return micros * self._passes_of(groups)[:, 2] + self._edges_of(groups)[2]
 
     def step_ns_of(self, groups: BoundGroups) -> Floats:
         """Return the optimizer step's ns of each plan."""

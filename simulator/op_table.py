@@ -179,7 +179,9 @@ def listing_of(schedule: Schedule) -> Listing:
 
 def table_of(shared: dict[object, object]) -> OpTable:
     """Return the table that schedules with the same kind of layer share; create it if needed."""
-    table = shared.setdefault(OpTable, OpTable())
+    table = shared.get(OpTable)
+    if table is None:
+        table = shared.setdefault(OpTable, OpTable())
     assert isinstance(table, OpTable)
     return table
 

@@ -172,6 +172,7 @@ def _cuts(
     columns = sorted({*spec.col_slices, *spec.dgrad_slices})
     rows = _useful_first(spec.row_slices)
     slices = [(count, slicing) for count in rows for slicing in spec.slicings_for(count)]
+    merged: list[SlicePlan] = []
     for cut, (count, (dim, balance)), sharded in product(columns, slices, spec.sequence_parallels):
         plan = SlicePlan(
             row_slices=count, attn_col_slices=cut, mlp_col_slices=cut, order="intra",
@@ -179,13 +180,9 @@ def _cuts(
         )  # fmt: skip
         if not row_problem(plan, workload, cluster) and model.hidden_size % cut == 0:
             yield plan
-    for (count, (dim, balance)), sharded in product(slices, spec.sequence_parallels):
-        merged = SlicePlan(
-            row_slices=count, order="intra", wgrad="eager", merge_wgrad=True,
-            sequence_parallel=sharded, slice_dim=dim, slice_balance=balance,
-        )  # fmt: skip
-        if count > 1 and not row_problem(merged, workload, cluster):
-            yield merged
+            if count > 1 and cut == columns[0]:
+                merged.append(replace(plan, merge_wgrad=True))
+    yield from merged
 
 
 def _unsliced(cuts: Iterable[SlicePlan]) -> tuple[SlicePlan, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -174,3 +174,18 @@ def median_ns(arena: Callable[[], Arena], device: torch.device, work: Work) -> f
     begun = time.perf_counter_ns()
     work(0)
     return float(time.perf_counter_ns() - begun)
+
+
+def each_ns(
+    timed: Timed, makers: Mapping[str, Callable[[], Work]]
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Return the ns of each work, and the error of each that cannot be made or played here: a build
+    or a GPU may have no such kernel."""
+    found: dict[str, float] = {}
+    failed: dict[str, str] = {}
+    for name, make in makers.items():
+        try:
+            found[name] = timed(make())
+        except Exception as error:
+            failed[name] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+    return found, failed

@@ -20,7 +20,7 @@ from domino_tune.measure.gpu.events import Work
 from domino_tune.measure.gpu.loads import REST_S, settled
 from domino_tune.measure.gpu.replays import back_to_back, captured
 from domino_tune.measure.gpu.sampler import Sampler, nvml_meter
-from lab.gpu.arena import Arena, Timed, median_ns
+from lab.gpu.arena import Arena, Timed, each_ns, median_ns
 from lab.gpu.stage import GpuCase, Row, Stage
 
 Shape = tuple[int, int, int]
@@ -147,15 +147,11 @@ def _scales(
 
 
 def _gemms(timed: Timed, device: torch.device, shape: Shape) -> Row:
-    found: dict[str, float] = {}
-    failed: dict[str, str] = {}
-    for recipe in RECIPES:
-        for layout in LAYOUTS:
-            name = f"{recipe} {layout}"
-            try:
-                found[name] = timed(gemm_work(recipe, layout, shape, device))
-            except Exception as error:  # a build or a GPU that has no such kernel
-                failed[name] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+    makers = {
+        f"{recipe} {layout}": partial(gemm_work, recipe, layout, shape, device)
+        for recipe in RECIPES for layout in LAYOUTS
+    }  # fmt: skip
+    found, failed = each_ns(timed, makers)
     flop = 2 * shape[0] * shape[1] * shape[2]
     told = ", ".join(f"{name} {flop / ns / 1e3:.0f}" for name, ns in found.items())
     return {"shape": list(shape), "ns": found, "failed": failed, "told": f"TFLOP/s: {told}"}

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from domino_tune.measure.gpu.events import Work
-from lab.gpu.arena import Arena, Timed, median_ns
+from lab.gpu.arena import Arena, Timed, each_ns, median_ns
 from lab.gpu.stage import GpuCase, Row, Stage
 
 BF16: Final = torch.bfloat16
@@ -104,15 +104,12 @@ def _gemms(timed: Timed, device: torch.device, one: Experts, count: int) -> Row:
     }.items():  # fmt: skip
         for even in (True, False):
             rows = shares(total, one.local, even=even)
-            found: dict[str, float] = {}
-            failed: dict[str, str] = {}
-            for name, work in gemm_works(rows, out, wide, device).items():
-                if name.startswith("one") and not even:
-                    continue
-                try:
-                    found[name] = timed(work)
-                except Exception as error:
-                    failed[name] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            works = gemm_works(rows, out, wide, device)
+            makers = {
+                name: partial(works.__getitem__, name)
+                for name in works if even or not name.startswith("one")
+            }  # fmt: skip
+            found, failed = each_ns(timed, makers)
             cells.append({
                 "layer": layer, "even": even, "rows": rows, "out": out, "in": wide,
                 "ns": found, "failed": failed,

@@ -12,7 +12,7 @@ import numpy as np
 
 from simulator.bound_groups import BoundGroups
 from simulator.case import Case
-from simulator.closed_form import ClosedForm, EdgeWork, Floats
+from simulator.closed_form import ClosedForm, EdgeWork, Floats, SpaceBounds
 from simulator.cost import CostModel
 from simulator.plan import SlicePlan
 from simulator.recipes import Recipes
@@ -36,14 +36,18 @@ class PipelineForm:
         """Return a bound that is never above ``predict(case, plan).makespan_ns``."""
         return self.rank.lower_bound_ns(plan) + int(self._fill_ns(plan))
 
-    def lower_bounds_ns(self, groups: BoundGroups) -> Floats:
-        """Return ``lower_bound_ns`` of each plan."""
+    def bounds(self, groups: BoundGroups) -> SpaceBounds:
+        """Return ``lower_bound_ns`` and ``drawn_j`` of each plan."""
         fill_ns = np.array([int(self._fill_ns(plan)) for plan in groups.plans], np.float64)
-        return self.rank.lower_bounds_ns(groups) + fill_ns
+        rank = self.rank.bounds(groups)
+        return SpaceBounds(rank.lower_ns + fill_ns, rank.drawn_j)
 
     quick_bound_ns = coarse_bound_ns = lower_bound_ns
     """At one clock there is nothing to leave out."""
-    quick_bounds_ns = lower_bounds_ns
+
+    def quick_bounds_ns(self, groups: BoundGroups) -> Floats:
+        """Return ``quick_bound_ns`` of each plan."""
+        return self.bounds(groups).lower_ns
 
     def prior_ns(self, plan: SlicePlan) -> float:
         """Return an estimate (ns)."""
@@ -56,10 +60,6 @@ class PipelineForm:
     def drawn_j(self, plan: SlicePlan) -> float:
         """Return the least energy above idle of the busiest rank's passes."""
         return self.rank.drawn_j(plan)
-
-    def drawn_of(self, groups: BoundGroups) -> Floats:
-        """Return ``drawn_j`` of each plan."""
-        return self.rank.drawn_of(groups)
 
     def step_ns_of(self, groups: BoundGroups) -> Floats:
         """Return the busiest rank's step of each plan, ns."""
