@@ -36,8 +36,9 @@ from simulator.plan import SlicePlan, check_plan_fits
 from simulator.schedule import OpTemplate, Ref, Repeat, Schedule, Segment, check_order
 from simulator.schedules import fixed_order
 from simulator.shapes import Shapes
-from simulator.sharding import check_shardable, recomputed_layers
+from simulator.sharding import check_shardable
 from simulator.specs import ClusterSpec, ModelSpec, Recompute, Workload
+from simulator.stack import LayerKind, joined, stack
 from simulator.templates import Templates, shared_by
 
 MAX_SPAN: Final = 4
@@ -162,8 +163,8 @@ class Builder:
         order, shapes = self.order.forward, self.shapes
         gathers = self._gathers_early and (first or shapes.shards_parameters)
         if gathers:
-            stack = math.ceil(self.layers / order.stride) * order.stride
-            order = with_gathers(order, min(stack, self._bucket_layers(order.stride)), "gather")
+            whole = math.ceil(self.layers / order.stride) * order.stride
+            order = with_gathers(order, min(whole, self._bucket_layers(order.stride)), "gather")
         edges = Edges(templates=fragments, gathers=gathers)
         t = self._templates
         ahead = t.once(("zero_grads",), lambda: zero_grads(t)) if first else []
@@ -172,18 +173,22 @@ class Builder:
             before=lambda token: fragments.moved(edges.instead(EMBEDS, token), token.offset + 1),
             behind=lambda token: fragments.moved(edges.instead(HEADS, token), token.offset),
         )
-        return [
-            *_segment(ahead),
-            *self._pass(
-                fragments, order, range(self.layers), mirror=-1,
-                ends=ends.of(before=shapes.embedding, behind=shapes.head),
-            ),
-            *_segment(edges.loss_sums(), self.layers),
-        ]  # fmt: skip
+        segments = _segment(ahead)
+        runs = joined(stack(shapes.model, shapes.workload))
+        for kind, layers in runs:
+            made = fragments if len(runs) == 1 else self._of(fragments, kind)
+            segments += self._pass(
+                made, order, layers, mirror=-1,
+                ends=ends.of(
+                    before=shapes.embedding and not layers.start,
+                    behind=shapes.head and layers.stop == self.layers,
+                ),
+            )  # fmt: skip
+        return segments + _segment(edges.loss_sums(), self.layers)
 
     def backward(self, fragments: Fragments, *, last: bool) -> list[Segment]:
-        """Return the segments of a micro-batch's backward pass, from the loss: of the layers that
-        forward kept, then of the others. ``last``: of the iteration."""
+        """Return the segments of a micro-batch's backward pass, from the loss, run by run of the
+        stack. ``last``: of the iteration."""
         edges, segments = Edges(templates=fragments), []
         ends = Ends(
             before=lambda token: fragments.moved(edges.instead(HEAD_GRADS, token), token.offset),
@@ -191,10 +196,10 @@ class Builder:
                 edges.instead(EMBED_GRADS, token), token.offset - 1
             ),
         )
-        for layers, recomputes in self._stretches():
-            order, made = self.order.backward, fragments
-            if not recomputes:
-                order, made = without_recomputation(order), self._keeping(fragments)
+        for kind, layers in reversed(stack(self.shapes.model, self.shapes.workload)):
+            order, made = self.order.backward, self._of(fragments, kind)
+            if kind.recompute == "none":
+                order = without_recomputation(order)
             if self._reduces_early and (last or self.shapes.shards_parameters):
                 order = with_buckets(order, self._bucket_layers(order.stride))
             if self._gathers_early and self.shapes.shards_parameters:
@@ -210,16 +215,11 @@ class Builder:
             )  # fmt: skip
         return segments + _segment(edges.dense_embedding_grad())
 
-    def _stretches(self) -> list[tuple[range, bool]]:
-        """Return the layers of each stretch of backward, and whether it recomputes them."""
-        again = recomputed_layers(self.shapes.model, self.shapes.workload)
-        stretches = [(range(again, self.layers), False), (range(again), True)]
-        return [(layers, recomputes) for layers, recomputes in stretches if layers]
-
-    def _keeping(self, fragments: Fragments) -> Fragments:
-        """Return ``fragments`` of layers that are not recomputed."""
-        workload = replace(self.shapes.workload, recompute="none", recompute_layers=0)
-        shapes = replace(self.shapes, workload=workload)
+    def _of(self, fragments: Fragments, kind: LayerKind) -> Fragments:
+        """Return ``fragments`` of layers of one kind."""
+        if len(stack(self.shapes.model, self.shapes.workload)) == 1:
+            return fragments
+        shapes = replace(self.shapes, workload=kind.of(self.shapes.workload))
         return replace(fragments, shapes=shapes, shared=shared_by(shapes))
 
     def _pass(
@@ -338,7 +338,7 @@ class Builder:
     def _made_step(self, per_bucket: int, names: tuple[str, ...]) -> list[OpTemplate]:
         shapes, rest = self.shapes, 0
         reads: list[Ref] = []
-        for layers, _ in self._stretches():
+        for _, layers in reversed(stack(shapes.model, shapes.workload)):
             left = len(layers) % per_bucket if per_bucket else len(layers)
             rest += left
             reads += [Ref(layer, name) for layer in layers[:left] for name in names]

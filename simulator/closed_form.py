@@ -46,8 +46,8 @@ from simulator.issue_order import (
 from simulator.ops import Signature
 from simulator.plan import SlicePlan
 from simulator.recipes import Recipe, Recipes, mode_of
-from simulator.sharding import recomputed_layers
 from simulator.specs import Workload
+from simulator.stack import LayerKind, kinds
 from simulator.stretch import (
     NO_EDGES,
     Stretch,
@@ -123,6 +123,7 @@ class ClosedForm:
         self.recipes = recipes or Recipes(case)
         self._passes: dict[tuple[object, ...], PassBound] = {}
         self._like = like
+        self._of_kinds: dict[LayerKind, ClosedForm] = {}
         self._stretched: dict[tuple[object, ...], Stretch] = like._stretched if like else {}
         self._layers: dict[tuple[object, ...], Work] = like._layers if like else {}
         self._prices: dict[tuple[Signature, ...], Price] = like._prices if like else {}
@@ -221,19 +222,23 @@ class ClosedForm:
         return forward, backward
 
     def _kinds(self, plan: SlicePlan, which: Pass) -> list[tuple[int, Stretch]]:
-        """Return the number of layers of each kind (recomputed, kept), and their pass."""
-        again = recomputed_layers(self.case.model, self.case.workload)
-        kept = self.case.model.num_hidden_layers - again
-        kinds = [(again, self)] if again else []
-        if kept:
-            kinds.append((kept, self._keeping if again else self))
-        return [(layers, one._stretch(plan, which)) for layers, one in kinds]
+        """Return the number of layers of each kind, and their pass."""
+        forms = ((layers, self.of(kind)) for kind, layers in self._layer_kinds.items())
+        return [(layers, form._stretch(plan, which)) for layers, form in forms]
 
     @cached_property
-    def _keeping(self) -> ClosedForm:
-        """The same of a stack that recomputes nothing."""
-        recipes = self.recipes.keeping
-        return ClosedForm(recipes.case, self.cost, recipes, self._like and self._like._keeping)
+    def _layer_kinds(self) -> dict[LayerKind, int]:
+        return kinds(self.case.model, self.case.workload)
+
+    def of(self, kind: LayerKind) -> ClosedForm:
+        """Return the form of a stack of one kind; of a uniform stack its own."""
+        if kind not in self._of_kinds:
+            recipes = self.recipes.of(kind)
+            like = self._like.of(kind) if self._like else None
+            uniform = recipes is self.recipes
+            made = self if uniform else ClosedForm(recipes.case, self.cost, recipes, like)
+            self._of_kinds[kind] = made
+        return self._of_kinds[kind]
 
     def prior_ns(self, plan: SlicePlan) -> float:
         """Return an estimate (ns): all-reduces are hidden, except where the order exposes them."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import cached_property
 from typing import NamedTuple
 
 from simulator.case import Case
@@ -25,6 +24,7 @@ from simulator.ops import Gemm, Signature
 from simulator.optimizer_step import optimizer_step, zero_grads
 from simulator.plan import SlicePlan
 from simulator.schedule import COMPUTE, CP, OpTemplate
+from simulator.stack import LayerKind, kinds
 from simulator.templates import Templates
 
 
@@ -61,17 +61,24 @@ class Recipes:
     def __init__(self, case: Case, like: Recipes | None = None) -> None:
         self.case = case
         self._like = like
+        self._of_kinds: dict[LayerKind, Recipes] = {}
         self._blocks: dict[tuple[object, ...], Recipe] = like._blocks if like else {}
         self._micro_edges: dict[tuple[object, ...], tuple[Recipe, Recipe]] = (
             like._micro_edges if like else {}
         )
         self._steps: dict[tuple[object, ...], tuple[Recipe, Recipe]] = {}
 
-    @cached_property
-    def keeping(self) -> Recipes:
-        """The recipes of a stack that recomputes nothing."""
-        workload = replace(self.case.workload, recompute="none", recompute_layers=0)
-        return Recipes(replace(self.case, workload=workload), self._like and self._like.keeping)
+    def of(self, kind: LayerKind) -> Recipes:
+        """Return the recipes of a stack of one kind; of a uniform stack these."""
+        if kind not in self._of_kinds:
+            like = self._like.of(kind) if self._like else None
+            workload = kind.of(self.case.workload)
+            one = next(iter(kinds(self.case.model, workload)))
+            uniform = tuple(kinds(self.case.model, self.case.workload)) == (one,)
+            self._of_kinds[kind] = (
+                self if uniform else Recipes(replace(self.case, workload=workload), like)
+            )
+        return self._of_kinds[kind]
 
     def block(self, plan: SlicePlan, block: str, fragments: BlockFragments) -> Recipe:
         """Return the recipe of a block's pass, all row slices."""

@@ -88,13 +88,6 @@ def _tp_hint(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> str:
     return f"nearest tp that divides the sequences, the model's heads and ffn{grouped}: {near}"
 
 
-def recomputed_layers(model: ModelSpec, workload: Workload) -> int:
-    """Return how many of the first layers backward computes again."""
-    if workload.recompute == "none":
-        return 0
-    return workload.recompute_layers or model.num_hidden_layers
-
-
 def _check_length(model: ModelSpec, workload: Workload) -> None:
     """Raise InputError for sequences beyond the learned positions or the sliding window."""
     if 0 < model.sliding_window < workload.seq_length:

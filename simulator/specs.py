@@ -13,8 +13,16 @@ from simulator.ops import TpCollectives
 
 Dtype = Literal["bf16", "fp16", "fp32", "fp64"]
 DTYPE_BYTES: Final[dict[str, int]] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
-MATH_BYTES: Final[dict[str, int]] = {**DTYPE_BYTES, "tf32": 4}
-"""Bytes of an operand, by what multiplies it: TF32 is fp32 rounded on the way to tensor cores."""
+MATH_BYTES: Final[dict[str, float]] = {
+    **DTYPE_BYTES, "tf32": 4, "fp8_tensor": 1, "fp8_block": 1 + 4 / 128, "mxfp8": 1 + 1 / 32,
+    "nvfp4": 0.5 + 1 / 16,
+}  # fmt: skip
+"""Bytes of an element of an operand with its scales, by what multiplies it: TF32 is fp32 rounded on
+the way to tensor cores."""
+OUTPUT_BYTES: Final[dict[str, int]] = {
+    **DTYPE_BYTES, "tf32": 4, "fp8_tensor": 2, "fp8_block": 2, "mxfp8": 2, "nvfp4": 2,
+}  # fmt: skip
+"""The same of a product."""
 
 EXTRAS: Final = (
     "qk_norm", "post_norm", "scaled_embeddings", "attn_logit_softcapping",
@@ -186,6 +194,15 @@ DATA_PARALLEL: Final[tuple[DataParallel, ...]] = ("replicas", "distributed-optim
 GRAD_DTYPES: Final[tuple[GradDtype, ...]] = ("fp32", "bf16")
 PipelineSchedule = Literal["1f1b", "gpipe", "zero-bubble"]
 PIPELINE_SCHEDULES: Final[tuple[PipelineSchedule, ...]] = get_args(PipelineSchedule)
+Quantization = Literal["none", "delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4"]
+QUANTIZATIONS: Final[tuple[Quantization, ...]] = get_args(Quantization)
+"""Megatron-LM's ``--fp8-recipe``, or ``--fp4-recipe``: how operands of linear layers are scaled."""
+MATH_OF: Final[dict[Quantization, str]] = {
+    "delayed": "fp8_tensor", "tensorwise": "fp8_tensor", "blockwise": "fp8_block",
+    "mxfp8": "mxfp8", "nvfp4": "nvfp4",
+}  # fmt: skip
+"""Quantization -> in what its GEMMs multiply. A scale a tensor costs the GEMM the same, whenever it
+was found."""
 ContextComm = Literal["p2p", "all_gather", "a2a"]
 CP_COMM: Final[tuple[ContextComm, ...]] = get_args(ContextComm)
 
@@ -209,6 +226,10 @@ class Workload:
     stages a rank is Megatron-LM's interleaved one. ``pp_layers``: layers of each (virtual) stage,
     where they are not equal. ``overlap_p2p``: messages between stages run beside compute.
     ``cp_comm``: how ranks of a context-parallel group exchange keys and values.
+    ``quantization``: the format in which the layers' linears multiply; attention, head and norms
+    stay in ``dtype``. ``num_layers_at_start_in_bf16``, ``num_layers_at_end_in_bf16``: layers that
+    are not quantized. ``fp8_param_gather``: parameters of quantized layers are kept, and gathered
+    from replicas, in FP8.
     """
 
     seq_length: int
@@ -227,6 +248,10 @@ class Workload:
     pp_layers: tuple[int, ...] = ()
     overlap_p2p: bool = False
     cp_comm: ContextComm = "p2p"
+    quantization: Quantization = "none"
+    num_layers_at_start_in_bf16: int = 0
+    num_layers_at_end_in_bf16: int = 0
+    fp8_param_gather: bool = False
 
     def __post_init__(self) -> None:
         for name in ("seq_length", "micro_batch_size", "grad_accumulation"):
@@ -236,6 +261,7 @@ class Workload:
             ("data_parallel", DATA_PARALLEL), ("grad_dtype", GRAD_DTYPES),
             ("recompute", RECOMPUTE), ("tp_collectives", TP_COLLECTIVES),
             ("pp_schedule", PIPELINE_SCHEDULES), ("cp_comm", CP_COMM),
+            ("quantization", QUANTIZATIONS),
         ):  # fmt: skip
             if getattr(self, name) not in known:
                 raise unknown_name(f"workload.{name}", str(getattr(self, name)), known)
@@ -250,6 +276,29 @@ class Workload:
             raise InputError(
                 f"workload.dtype must be one of {', '.join(DTYPE_BYTES)}, got {self.dtype!r}."
             )
+        self._check_quantization()
+
+    def _check_quantization(self) -> None:
+        ends = self.num_layers_at_start_in_bf16, self.num_layers_at_end_in_bf16
+        if min(ends) < 0:
+            raise InputError(f"Layers in BF16 at the start and at the end are ≥ 0, got {ends}.")
+        if self.quantization == "none":
+            if any(ends) or self.fp8_param_gather:
+                raise InputError(
+                    "Layers in BF16 at the start or end, and --fp8-param-gather, need a recipe: "
+                    "add --fp8-recipe, or leave them out."
+                )
+            return
+        if self.dtype != "bf16":
+            raise InputError(
+                f"Quantized layers keep everything else in BF16, got --dtype {self.dtype}; use "
+                "--dtype bf16."
+            )
+        if any(ends) and self.quantization == "delayed":
+            raise InputError(
+                "Delayed scaling quantizes all layers, as in Megatron-LM; use another recipe, or "
+                "leave out the layers in BF16."
+            )
 
     @property
     def dtype_bytes(self) -> int:
@@ -260,6 +309,11 @@ class Workload:
     def math(self) -> str:
         """In what matrices are multiplied: the dtype, or TF32."""
         return "tf32" if self.dtype == "fp32" and self.implementation.tf32 else self.dtype
+
+    @property
+    def linear_math(self) -> str:
+        """In what the layers' linears multiply."""
+        return MATH_OF.get(self.quantization, self.math)
 
     @property
     def tokens(self) -> int:

@@ -35,7 +35,7 @@ from simulator.lookup.gemm_points import MAX_POINTS, GemmPoints, way
 from simulator.lookup.gemm_table import GemmCurves
 from simulator.lookup.roof import NO_RATIOS, NO_ROOF, Roof
 from simulator.ops import Gemm, Layout
-from simulator.specs import MATH_BYTES
+from simulator.specs import MATH_BYTES, OUTPUT_BYTES
 
 Ranges = Mapping[str, tuple[int, int]]
 
@@ -323,9 +323,9 @@ class GemmTable:
 
 def moved_bytes(gemm: Gemm) -> int:
     """Return the bytes of A, B and C; an accumulated C is read and written in fp32."""
-    element = MATH_BYTES[gemm.dtype]
-    output = element + ACCUMULATE_BYTES if gemm.accumulate else element
-    return element * (gemm.m + gemm.n) * gemm.k + output * gemm.m * gemm.n
+    element, output = MATH_BYTES[gemm.dtype], OUTPUT_BYTES[gemm.dtype]
+    output += ACCUMULATE_BYTES if gemm.accumulate else 0
+    return round(element * (gemm.m + gemm.n) * gemm.k) + output * gemm.m * gemm.n
 
 
 def _dtypes(dtype: str) -> tuple[str, ...]:

@@ -1,0 +1,73 @@
+"""The stack of layers: which kinds of layers a rank has, one after the other.
+
+All that is said of a layer's ops is said of a *uniform* stack, whose layers are of one kind; a
+stack is a sequence of such runs, and each thing that depends on all layers is a sum over them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from simulator.specs import ModelSpec, Quantization, Recompute, Workload
+
+
+class LayerKind(NamedTuple):
+    """What may differ from layer to layer: what backward computes again, and the format in which
+    the linear layers multiply."""
+
+    recompute: Recompute
+    quantization: Quantization
+
+    def of(self, workload: Workload) -> Workload:
+        """Return ``workload`` for a stack of layers of this kind alone."""
+        return replace(
+            workload, recompute=self.recompute, recompute_layers=0, quantization=self.quantization,
+            num_layers_at_start_in_bf16=0, num_layers_at_end_in_bf16=0,
+        )  # fmt: skip
+
+
+class Run(NamedTuple):
+    """Consecutive layers of one kind."""
+
+    kind: LayerKind
+    layers: range
+
+
+def stack(model: ModelSpec, workload: Workload) -> tuple[Run, ...]:
+    """Return the runs of a stack, first layer first; none is empty."""
+    count = model.num_hidden_layers
+    again = 0 if workload.recompute == "none" else workload.recompute_layers or count
+    begin = min(workload.num_layers_at_start_in_bf16, count)
+    end = max(begin, count - workload.num_layers_at_end_in_bf16)
+    seams = sorted({0, min(again, count), begin, end, count})
+    return tuple(
+        Run(
+            LayerKind(
+                workload.recompute if first < again else "none",
+                workload.quantization if begin <= first < end else "none",
+            ),
+            range(first, last),
+        )
+        for first, last in pairwise(seams)
+    )
+
+
+def kinds(model: ModelSpec, workload: Workload) -> dict[LayerKind, int]:
+    """Return the number of layers of each kind."""
+    found: dict[LayerKind, int] = {}
+    for run in stack(model, workload):
+        found[run.kind] = found.get(run.kind, 0) + len(run.layers)
+    return found
+
+
+def joined(runs: tuple[Run, ...]) -> tuple[Run, ...]:
+    """Return ``runs`` with those of forward put together that differ only in what backward does."""
+    found: list[Run] = []
+    for run in runs:
+        if found and found[-1].kind.quantization == run.kind.quantization:
+            found[-1] = Run(found[-1].kind, range(found[-1].layers.start, run.layers.stop))
+        else:
+            found.append(run)
+    return tuple(found)
