@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,14 @@ def load_profile(name_or_path: str | Path) -> Profile:
         return _read(user)
     known = bundled_names()
     if text in known:
-        return parse_profile(bundled_bytes(text), source=f"bundled profile {text!r}")
+        return _bundled(text)
     raise unknown_name("profile", text, {*known, *user_names()})
+
+
+@cache
+def _bundled(name: str) -> Profile:
+    """Return a bundled profile; its file does not change while a process runs."""
+    return parse_profile(bundled_bytes(name), source=f"bundled profile {name!r}")
 
 
 def parse_profile(data: bytes, *, source: str) -> Profile:
