@@ -26,14 +26,14 @@ TINY = ModelSpec(
     vocab_size=1000,
     max_position_embeddings=512,
 )
-ON_TWO = ("--profile", "h100-dgx", "--tp", "2", "--seq-length", "256", "--micro-batch-size", "2")
+ON_TWO = ("--profile", "a100-sxm", "--tp", "2", "--seq-length", "256", "--micro-batch-size", "2")
 
 
 @cache
 def tuned_plan() -> PlanFile:
     """The best of two plans for the small workload; made once for all tests that need a plan."""
     found = tune(
-        model=TINY, profile="h100-dgx", tp=2, seq_length=256, micro_batch_size=2, search="random",
+        model=TINY, profile="a100-sxm", tp=2, seq_length=256, micro_batch_size=2, search="random",
         trials=2,
     )  # fmt: skip
     return found.best.plan_file

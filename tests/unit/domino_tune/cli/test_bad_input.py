@@ -17,7 +17,7 @@ from tests.support.runs import Runner
 
 PROFILE = "--profile"
 WORKLOAD = (
-    "--profile", "h100-dgx", "--tp", "8", "--seq-length", "1024", "--micro-batch-size", "16",
+    "--profile", "a100-sxm", "--tp", "8", "--seq-length", "1024", "--micro-batch-size", "16",
 )  # fmt: skip
 
 
@@ -108,7 +108,10 @@ def test_profile_without_contention_warns(run: Runner) -> None:
 
 
 def test_far_outside_the_profile_warns(run: Runner) -> None:
-    longer = ("--seq-length", "65536", "--micro-batch-size", "2", "--set", "num_hidden_layers=2")
+    longer = (
+        "--profile", "h100-dgx", "--seq-length", "65536", "--micro-batch-size", "2", "--set",
+        "num_hidden_layers=2",
+    )  # fmt: skip
     done = run("simulate", "--model", "llama3-8b", *WORKLOAD, *longer, "--json")
     assert done.code == 0
     result = json.loads(done.out)

@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def local(model: str) -> TuneResult:
     asked = TuneRequest(
-        model=model, profile="h100-dgx", tp=2, seq_length=256, micro_batch_size=2, search="random",
+        model=model, profile="a100-sxm", tp=2, seq_length=256, micro_batch_size=2, search="random",
         trials=4,
     )  # fmt: skip
     return tune(asked)
@@ -60,7 +60,7 @@ def test_a_simulation_is_the_same_on_the_other_side(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = SimulateRequest(
-        model=model, profile="h100-dgx", tp=2, seq_length=256, micro_batch_size=2
+        model=model, profile="a100-sxm", tp=2, seq_length=256, micro_batch_size=2
     )  # fmt: skip
     result = simulate(asked)
     there = simulated_from_json(json.loads(json.dumps(to_json(result))))

@@ -50,7 +50,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def machine() -> Profile:
-    return load_profile("h100-dgx")
+    return load_profile("a100-sxm")
 
 
 @pytest.fixture(scope="module")

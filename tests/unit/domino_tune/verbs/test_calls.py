@@ -54,7 +54,7 @@ def tiny(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def simulated() -> SimulateResult:
-    return simulate(model=TINY, profile="h100-dgx", **ON_TWO)
+    return simulate(model=TINY, profile="a100-sxm", **ON_TWO)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def plan_file(simulated: SimulateResult) -> PlanFile:
 
 
 def test_arguments_are_the_fields_of_the_request() -> None:
-    given: dict[str, Any] = {"model": "llama2-7b", "profile": "h100-dgx", **ON_TWO}
+    given: dict[str, Any] = {"model": "llama2-7b", "profile": "a100-sxm", **ON_TWO}
     here = simulate(**given, row_slices=2, overrides=["num_hidden_layers=4"])
     asked = SimulateRequest(**given, row_slices=2, overrides=("num_hidden_layers=4",))
     assert to_json(here) == to_json(simulate_verb(asked))
@@ -71,19 +71,19 @@ def test_arguments_are_the_fields_of_the_request() -> None:
 
 def test_a_model_is_a_spec_a_text_or_a_path(tiny: Path, simulated: SimulateResult) -> None:
     for model in (tiny, str(tiny)):
-        assert to_json(simulate(model=model, profile="h100-dgx", **ON_TWO)) == to_json(simulated)
-    deeper = simulate(model=TINY, profile="h100-dgx", overrides="num_hidden_layers=8", **ON_TWO)
+        assert to_json(simulate(model=model, profile="a100-sxm", **ON_TWO)) == to_json(simulated)
+    deeper = simulate(model=TINY, profile="a100-sxm", overrides="num_hidden_layers=8", **ON_TWO)
     assert deeper.model.num_hidden_layers == 8
 
 
 def test_a_path_is_never_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("llama2-7b").write_text(dump_model(TINY))
-    assert simulate(model=Path("llama2-7b"), profile="h100-dgx", **ON_TWO).model == TINY
+    assert simulate(model=Path("llama2-7b"), profile="a100-sxm", **ON_TWO).model == TINY
 
 
 def test_a_loaded_profile_is_used_as_it_is(simulated: SimulateResult) -> None:
-    machine = load_profile("h100-dgx")
+    machine = load_profile("a100-sxm")
     mine = replace(machine, name="mine")
     found = simulate(model=TINY, profile=mine, **ON_TWO)
     assert found.profile.content_id == mine.content_id != machine.content_id
@@ -112,7 +112,7 @@ def test_several_texts_are_one_text_or_a_list(plan_file: PlanFile) -> None:
 
 def test_progress_gets_each_plan() -> None:
     lines: list[str] = []
-    tune(model=TINY, profile="h100-dgx", search="random", trials=2, progress=lines.append, **ON_TWO)
+    tune(model=TINY, profile="a100-sxm", search="random", trials=2, progress=lines.append, **ON_TWO)
     assert lines
 
 
@@ -135,7 +135,7 @@ def test_progress_gets_each_plan() -> None:
     ],
 )
 def test_a_wrong_value_is_refused(given: dict[str, Any], said: str) -> None:
-    usual = {"model": "llama2-7b", "profile": "h100-dgx", **ON_TWO}
+    usual = {"model": "llama2-7b", "profile": "a100-sxm", **ON_TWO}
     with pytest.raises(InputError) as caught:
         simulate(**{**usual, **given})
     assert said in str(caught.value)
@@ -152,8 +152,8 @@ def test_an_unknown_argument_is_refused_with_the_nearest() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: tune(model=TINY, profile="h100-dgx", objective="measure", **ON_TWO),
-        lambda: validate(plan="plan.json", profile=load_profile("h100-dgx")),
+        lambda: tune(model=TINY, profile="a100-sxm", objective="measure", **ON_TWO),
+        lambda: validate(plan="plan.json", profile=load_profile("a100-sxm")),
     ],
 )
 def test_what_runs_on_ranks_takes_no_objects(call: Callable[[], object]) -> None:

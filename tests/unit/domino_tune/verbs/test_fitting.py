@@ -35,7 +35,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 def request(**given: Any) -> TuneRequest:
-    return TuneRequest(profile="h100-dgx", search="random", trials=1, **given)
+    return TuneRequest(profile="a100-sxm", search="random", trials=1, **given)
 
 
 @pytest.mark.parametrize("options", ASKED)

@@ -26,7 +26,7 @@ from simulator.errors import InfeasiblePlanError, InputError
 from tests.support.runs import Runner
 
 SMALL = TuneRequest(
-    model="gpt3-1.3b", profile="h100-dgx", seq_length=2048, gpus=4, global_batch_size=4,
+    model="gpt3-1.3b", profile="a100-sxm", seq_length=2048, gpus=4, global_batch_size=4,
     overrides=("num_hidden_layers=4",),
 )  # fmt: skip
 
@@ -40,9 +40,9 @@ def found(asked: TuneRequest = SMALL) -> LayoutsResult:
 @pytest.mark.parametrize(
     "asked",
     [
-        replace(SMALL, pp=1, recompute="none"),
+        replace(SMALL, profile="h100-dgx", pp=1, recompute="none"),
         replace(SMALL, dp=1, cp=1, recompute="full", recompute_layers=1),
-        SMALL,
+        replace(SMALL, profile="h100-dgx"),
     ],
     ids=["few layouts", "the first layer of a stage recomputed", "all layouts"],
 )
@@ -76,7 +76,7 @@ def _rivals_ms(result: LayoutsResult) -> list[float]:
 
 
 def test_numbers_of_a_layout_agree_with_each_other() -> None:
-    result = found()
+    result = found(replace(SMALL, pp=1))
     assert result.optimality == "proven"
     assert result.evaluations < result.plans
     rival = result.best_without_domino
@@ -101,7 +101,7 @@ def test_numbers_of_a_layout_agree_with_each_other() -> None:
 
 def test_progress_tells_of_bounds_before_plans_are_done() -> None:
     lines: list[str] = []
-    tune_layouts(replace(SMALL, pp=1, cp=1, dp=2), lines.append)
+    tune_layouts(replace(SMALL, pp=1, cp=1, dp=2, micro_batch_size=1), lines.append)
     assert "layouts that may fit" in lines[0]
     assert lines[1].startswith("bounds of 0 of ")
     assert any("plan done" in line for line in lines)
@@ -116,7 +116,9 @@ def test_what_is_given_stays() -> None:
 
 
 def test_layers_that_are_recomputed_are_a_fixed_setting() -> None:
-    asked = replace(SMALL, dp=1, cp=1, recompute="full", recompute_layers=1)
+    asked = replace(
+        SMALL, tp=2, pp=2, cp=1, micro_batch_size=1, recompute="full", recompute_layers=1
+    )
     result = found(asked)
     assert result.best.workload.recompute_layers == 1
     assert not any("some layers" in text for text in result.not_searched)
@@ -163,8 +165,9 @@ def test_a_model_that_fits_nowhere() -> None:
 
 def test_the_command_prints_layouts_and_writes_the_best_plan(run: Runner, tmp_path: Path) -> None:
     words = (
-        "tune", "--model", "gpt3-1.3b", "--profile", "h100-dgx", "--seq-length", "2048",
+        "tune", "--model", "gpt3-1.3b", "--profile", "a100-sxm", "--seq-length", "2048",
         "--gpus", "4", "--global-batch-size", "4", "--set", "num_hidden_layers=4",
+        "--pp", "1",
     )  # fmt: skip
     plan, page, trace = (tmp_path / name for name in ("plan.json", "page.html", "trace.json"))
     done = run(*words, "--json", "--out", str(plan), "--report", str(page), "--trace", str(trace))
@@ -184,7 +187,7 @@ def test_the_command_prints_layouts_and_writes_the_best_plan(run: Runner, tmp_pa
     assert round(written.predicted.iteration_ms, 6) == leader["iteration_ms"]
     assert "micro-batch" in page.read_text("utf-8")
     assert trace.stat().st_size
-    text = run(*words, "--pp", "1", "--recompute", "none").out
+    text = run(*words, "--recompute", "none", "--dp", "2").out
     assert "(num_hidden_layers=4) on 4 GPUs, 4 sequences an iteration" in text
     assert "Without Domino the best found is" in text
     assert "Proven the fastest of" in text

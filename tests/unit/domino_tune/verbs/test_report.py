@@ -15,7 +15,7 @@ from domino_tune.verbs.tune import tune
 @pytest.fixture(scope="module")
 def result() -> TuneResult:
     request = TuneRequest(
-        model="gpt3-1.3b", profile="h100-dgx", tp=8, seq_length=1024, micro_batch_size=4
+        model="gpt3-1.3b", profile="a100-sxm", tp=8, seq_length=1024, micro_batch_size=4
     )
     return tune(request)
 

@@ -16,7 +16,7 @@ from simulator.overlap import Buffers, buffers_of
 from simulator.plan import MEGATRON, SlicePlan
 
 JOB: dict[str, Any] = {
-    "model": "llama3-8b", "overrides": ("num_hidden_layers=12",), "profile": "h100-dgx", "tp": 2,
+    "model": "llama3-8b", "overrides": ("num_hidden_layers=12",), "profile": "a100-sxm", "tp": 2,
     "seq_length": 2048, "micro_batch_size": 1,
 }  # fmt: skip
 

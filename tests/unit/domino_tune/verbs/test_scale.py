@@ -21,13 +21,14 @@ from simulator.errors import DominoTuneError, InfeasiblePlanError, InputError
 from tests.support.runs import Runner
 
 SMALL = TuneRequest(
-    model="gpt3-1.3b", profile="h100-dgx", seq_length=2048, sweep="gpus=2, 3,4",
+    model="gpt3-1.3b", profile="a100-sxm", seq_length=2048, sweep="gpus=2, 3,4",
     global_batch_size=4, overrides=("num_hidden_layers=4",), pp=1, recompute="none",
+    micro_batch_size=1,
 )  # fmt: skip
 WORDS = (
-    "tune", "--model", "gpt3-1.3b", "--profile", "h100-dgx", "--seq-length", "2048",
+    "tune", "--model", "gpt3-1.3b", "--profile", "a100-sxm", "--seq-length", "2048",
     "--global-batch-size", "4", "--set", "num_hidden_layers=4", "--sweep", "gpus=2,3,4",
-    "--pp", "1", "--recompute", "none",
+    "--pp", "1", "--recompute", "none", "--micro-batch-size", "1",
 )  # fmt: skip
 HEAD = ["gpus", "layout"]
 
@@ -131,9 +132,9 @@ def test_progress_names_the_number() -> None:
 
 def test_from_python() -> None:
     given: dict[str, Any] = {
-        "model": "gpt3-1.3b", "profile": "h100-dgx", "seq_length": 2048, "global_batch_size": 4,
+        "model": "gpt3-1.3b", "profile": "a100-sxm", "seq_length": 2048, "global_batch_size": 4,
         "overrides": "num_hidden_layers=4", "tp": 2, "sweep": "gpus=2,3,4", "pp": 1,
-        "recompute": "none",
+        "recompute": "none", "micro_batch_size": 1,
     }  # fmt: skip
     result = domino_tune.tune_scale(**given)
     assert isinstance(result, domino_tune.ScaleResult)

@@ -12,7 +12,7 @@ import pytest
 from tests.support.runs import Runner
 
 WORDS = (
-    "simulate", "--model", "gpt3-1.3b", "--profile", "h100-dgx", "--tp", "2",
+    "simulate", "--model", "gpt3-1.3b", "--profile", "a100-sxm", "--tp", "2",
     "--seq-length", "2048", "--micro-batch-size", "2", "--grad-accumulation", "16",
 )  # fmt: skip
 
@@ -51,9 +51,9 @@ def test_the_table_of_stages(run: Runner) -> None:
 
 def test_schedules_order_as_they_should(run: Runner) -> None:
     """Fewer micro-batches in flight take less memory; virtual stages wait less."""
-    plain = simulate(run, "--pp", "4")
-    gpipe = simulate(run, "--pp", "4", "--pp-schedule", "gpipe")
-    virtual = simulate(run, "--pp", "4", "--vpp", "3")
+    plain = simulate(run, "--pp", "2")
+    gpipe = simulate(run, "--pp", "2", "--pp-schedule", "gpipe")
+    virtual = simulate(run, "--pp", "2", "--vpp", "2")
     assert gpipe["peak_memory_gib"] > plain["peak_memory_gib"]
     assert virtual["bubble_ms"] < plain["bubble_ms"]
 

@@ -26,7 +26,7 @@ from tests.unit.simulator.cases import cost_model, random_case
 
 SEEDS = range(10)
 RANDOM = TuneRequest(
-    model="llama2-7b", profile="h100-dgx", tp=8, seq_length=512, micro_batch_size=4,
+    model="llama2-7b", profile="a100-sxm", tp=8, seq_length=512, micro_batch_size=4,
     search="random", trials=10, implementation_set=("dummy_wgrads=false",),
 )  # fmt: skip
 

@@ -130,7 +130,7 @@ def test_table_and_picture(run: Runner) -> None:
 
 def test_the_profile_is_not_touched(run: Runner) -> None:
     request = WhatIfRequest(
-        model=run.tiny, profile="h100-dgx", tp=2, seq_length=256, micro_batch_size=2,
+        model=run.tiny, profile="a100-sxm", tp=2, seq_length=256, micro_batch_size=2,
         change=("gpu_flops=2x",),
     )  # fmt: skip
     found = run_verb(request)

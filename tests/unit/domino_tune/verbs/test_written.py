@@ -19,7 +19,7 @@ from simulator.errors import InputError
 def result() -> SimulateResult:
     return simulate(
         SimulateRequest(
-            model="llama3-8b", overrides=("num_hidden_layers=4",), profile="h100-dgx", tp=4, pp=2,
+            model="llama3-8b", overrides=("num_hidden_layers=4",), profile="a100-sxm", tp=4, pp=2,
             seq_length=4096, micro_batch_size=2, grad_accumulation=4, sequence_parallel=True,
         )
     )  # fmt: skip
