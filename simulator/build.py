@@ -31,7 +31,7 @@ from simulator.issue_order import (
     wgrad_chains,
     without_recomputation,
 )
-from simulator.optimizer_step import optimizer_step, zero_grads
+from simulator.optimizer_step import begin_step, optimizer_step
 from simulator.plan import SlicePlan, check_plan_fits
 from simulator.schedule import OpTemplate, Ref, Repeat, Schedule, Segment, check_order
 from simulator.schedules import fixed_order
@@ -167,7 +167,7 @@ class Builder:
             order = with_gathers(order, min(whole, self._bucket_layers(order.stride)), "gather")
         edges = Edges(templates=fragments, gathers=gathers)
         t = self._templates
-        ahead = t.once(("zero_grads",), lambda: zero_grads(t)) if first else []
+        ahead = t.once(("zero_grads",), lambda: begin_step(t)) if first else []
         ahead = [*ahead, *(edges.parameters() if gathers and shapes.embedding else ())]
         ends = Ends(
             before=lambda token: fragments.moved(edges.instead(EMBEDS, token), token.offset + 1),

@@ -146,11 +146,10 @@ class Case:
     def busiest(self) -> Case:
         """What the busiest rank plays, as a case of its own without a pipeline."""
         chunk = joined(self.chunks[self.busiest_rank])
-        again = min(self.workload.recompute_layers, chunk.layers)
         made = replace(
             self,
             model=replace(self.model, num_hidden_layers=chunk.layers),
-            workload=replace(self.workload, pp_layers=(), recompute_layers=again),
+            workload=replace(chunk.workload(self.workload), pp_layers=()),
             cluster=replace(self.cluster, pp=1, vpp=1),
             chunk=chunk,
         )

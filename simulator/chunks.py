@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+from simulator.errors import InputError
 from simulator.shapes import Shapes
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
@@ -18,14 +19,21 @@ class Chunk(NamedTuple):
 
     def of(self, shapes: Shapes) -> Shapes:
         """Return the shapes of the chunk, from those of the whole model."""
-        workload = shapes.workload
-        most = min(workload.recompute_layers, self.layers)
         return replace(
             shapes,
             model=replace(shapes.model, num_hidden_layers=self.layers),
-            workload=replace(workload, recompute_layers=most),
+            workload=self.workload(shapes.workload),
             embedding=self.embedding,
             head=self.head,
+        )
+
+    def workload(self, whole: Workload) -> Workload:
+        """Return what is said of the chunk's layers, from what is said of all."""
+        return replace(
+            whole,
+            recompute_layers=min(whole.recompute_layers, self.layers),
+            num_layers_at_start_in_bf16=whole.num_layers_at_start_in_bf16 * self.embedding,
+            num_layers_at_end_in_bf16=whole.num_layers_at_end_in_bf16 * self.head,
         )
 
 
@@ -38,6 +46,14 @@ def chunks_of_ranks(
     """
     stages = cluster.pp * cluster.vpp
     layers = workload.pp_layers or (model.num_hidden_layers // stages,) * stages
+    for end, count in (
+        (0, workload.num_layers_at_start_in_bf16), (-1, workload.num_layers_at_end_in_bf16),
+    ):  # fmt: skip
+        if stages > 1 and count > layers[end]:
+            raise InputError(
+                f"{count} layers in BF16 are more than the {layers[end]} of a virtual stage; give "
+                "at most that many, or fewer stages."
+            )
     chunks = [Chunk(count, k == 0, k == stages - 1) for k, count in enumerate(layers)]
     return tuple(tuple(chunks[rank :: cluster.pp]) for rank in range(cluster.pp))
 

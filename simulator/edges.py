@@ -98,7 +98,8 @@ class Edges:
 
     @_once
     def _parameters(self, row: int) -> list[OpTemplate]:
-        signature = self.shapes.dp_gather(self.shapes.edge_parameters)
+        edge = self.shapes.edge_parameters
+        signature = self.shapes.dp_gather(edge, edge=edge)
         return [self.templates.op("embed.dp.ag", row, signature, (), "params.edges", 0, lane=DP)]
 
     # Forward ------------------------------------------------------------------------------------

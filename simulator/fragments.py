@@ -32,9 +32,9 @@ from simulator.merged import JOINED, SIDES, copied
 from simulator.ops import Gemm
 from simulator.overlap import Overlap, overlap_of
 from simulator.overlapped import Linear, gather_gemm, reserved, sum_gemm
+from simulator.quantized import ACROSS, ROWS, Quantized, operand_bytes
 from simulator.recomputation import RECOMPUTED_PREFIX, Recomputation
 from simulator.schedule import OpTemplate, Ref
-from simulator.templates import Templates
 
 SEE_COLUMNS: Final = frozenset({"proj", "fc2", "residual", "residual_bwd"})
 """Fragments whose templates depend on the column pieces of their block's row-parallel GEMM."""
@@ -44,7 +44,7 @@ only where nothing is sliced."""
 
 
 @dataclass(kw_only=True)
-class Fragments(Templates):
+class Fragments(Quantized):
     """Builder of tokens' op templates."""
 
     chains: dict[Token, Token | None] = field(default_factory=dict)
@@ -114,23 +114,29 @@ class Fragments(Templates):
     # Forward ------------------------------------------------------------------------------------
 
     def _core_attn(self, block: str, row: int, _: int) -> list[OpTemplate]:
-        return core_attention(self, row)
+        ops, size = core_attention(self, row), self.shapes.width_bytes("core_attn", row)
+        return [*ops, *self.cast(row, Ref(0, f"s{row}.attn.core_attn"), size)]
 
     def _norm(self, block: str, row: int, _: int) -> list[OpTemplate]:
         s, size = self.shapes, self.shapes.residual_bytes(row)
         source = Ref(0, f"s{row}.x" if block == "attn" else f"s{row}.y")
-        signature = s.pointwise(s.model.norm, size, size)
+        name, gathered = f"s{row}.{block}.norm", self.gathers
+        written = operand_bytes(s, size // s.element) if self.norm_casts else size
         norm = self.op(
-            f"{block}.norm", row, signature, (source,), f"s{row}.{block}.norm", size,
-            weights=(f"w.{block}.norm",),
+            f"{block}.norm", row, s.pointwise(s.model.norm, size, written), (source,),
+            f"{name}{ROWS}" if self.norm_casts else name, written, weights=(f"w.{block}.norm",),
         )  # fmt: skip
+        ops = [norm]
+        if not self.norm_casts:
+            ops += self.cast(row, norm.writes[0], size, gathered=gathered)
         if self.overlap(COLUMN_PARALLEL[block], "fprop").method != "none":
-            return [norm]  # the GEMM gathers
-        return [norm, *self._norm_gathered(block, row)]
+            return ops  # the GEMM gathers
+        return [*ops, *self._norm_gathered(block, row)]
 
     def _norm_gathered(self, block: str, row: int) -> list[OpTemplate]:
         local = f"s{row}.{block}.norm"
-        return self.gathered(row, f"{block}.norm.ag", Ref(0, local), f"{local}.ag")
+        source, size = self.rows_of(Ref(0, local)), self.gathered_bytes(row)
+        return self.gathered(row, f"{block}.norm.ag", source, f"{local}.ag", size)
 
     def _column_parallel(self, block: str, row: int, _: int) -> list[OpTemplate]:
         s, first = self.shapes, COLUMN_PARALLEL[block]
@@ -145,12 +151,15 @@ class Fragments(Templates):
         tokens, bias = s.tokens(row), s.model.has_bias(COLUMN_PARALLEL[block])
 
         def gemm(tokens: int) -> Gemm:
-            return s.gemm(tokens, width, s.model.hidden_size, "forward", bias=bias)
+            return s.linear(tokens, width, s.model.hidden_size, "forward", bias=bias)
 
         norm = f"s{row}.{block}.norm"
-        linear = Linear(role, row, gemm, tokens, write, size, (f"w.{role}",))
+        linear = Linear(
+            role, row, gemm, tokens, write, size, (f"w.{role}",),
+            gathered_bytes=self.gathered_bytes(row),
+        )  # fmt: skip
         how = self.overlap(COLUMN_PARALLEL[block], "fprop")
-        return self._gathering(how, linear, Ref(0, norm), f"{norm}.ag")
+        return self._gathering(how, linear, self.rows_of(Ref(0, norm)), f"{norm}.ag")
 
     def overlap(self, linear: str, way: str) -> Overlap:
         """Return how the plan hides the collective of a GEMM."""
@@ -182,23 +191,21 @@ class Fragments(Templates):
         signature = self.shapes.pointwise(
             self._activation, self.shapes.width_bytes("fc1", row), size
         )
-        return [
-            self.op(
-                "mlp.act", row, signature, (Ref(0, f"s{row}.mlp.fc1"),), f"s{row}.mlp.act", size
-            )
-        ]
+        reads = (Ref(0, f"s{row}.mlp.fc1"),)
+        made = self.op("mlp.act", row, signature, reads, f"s{row}.mlp.act", size)
+        return [made, *self.cast(row, made.writes[0], size)]
 
     def _row_parallel(self, block: str, row: int, piece: int) -> list[OpTemplate]:
         s, role, core = self.shapes, f"{block}.{ROW_PARALLEL[block]}", CORE[block]
         count = getattr(s.plan, f"{block}_col_slices")
         width = s.model.hidden_size // count
         linear = Linear(
-            role, row, lambda tokens: s.gemm(tokens, width, s.width(core), "forward"),
+            role, row, lambda tokens: s.linear(tokens, width, s.width(core), "forward"),
             s.tokens(row), f"s{row}.{role}.{piece}", s.hidden_bytes(row) // count, (f"w.{role}",),
             piece,
         )  # fmt: skip
         how = self.overlap(ROW_PARALLEL[block], "fprop")
-        return self._summing(how, linear, (Ref(0, f"s{row}.{block}.{core}"),))
+        return self._summing(how, linear, (self.rows_of(Ref(0, f"s{row}.{block}.{core}")),))
 
     def _residual(self, block: str, row: int, _: int) -> list[OpTemplate]:
         s, size = self.shapes, self.shapes.residual_bytes(row)
@@ -239,8 +246,11 @@ class Fragments(Templates):
 
     def _row_parallel_grad(self, block: str, row: int) -> Ref:
         """Return the gradient of the row-parallel GEMM's output, of all tokens."""
-        local = self._local_grad(block, row)
-        return self.gathered_ref(local, f"d.s{row}.{block}.residual.ag")
+        return self.gathered_ref(self._rows_grad(block, row), f"d.s{row}.{block}.residual.ag")
+
+    def _rows_grad(self, block: str, row: int) -> Ref:
+        """Return this rank's share of it, as its GEMMs read it."""
+        return self.rows_of(self._local_grad(block, row), f"d.s{row}.{block}.out")
 
     def _local_grad(self, block: str, row: int) -> Ref:
         if self.shapes.model.post_norm:
@@ -274,29 +284,34 @@ class Fragments(Templates):
                         weights=(f"w.{block}.post_norm",))
             )  # fmt: skip
         local = self._local_grad(block, row)
+        ops += self.cast(row, local, size, gathered=self.gathers, base=f"{branch}.out")
         if self.overlap(ROW_PARALLEL[block], "dgrad").method != "none":
             return ops  # the GEMM gathers
-        return [*ops, *self.gathered(row, f"{role}.ag", local, f"{branch}.residual.ag")]
+        source, whole = self._rows_grad(block, row), self.gathered_bytes(row, copies=2)
+        return [*ops, *self.gathered(row, f"{role}.ag", source, f"{branch}.residual.ag", whole)]
 
     def _row_parallel_dgrad(self, block: str, row: int, _: int) -> list[OpTemplate]:
         s, role, core = self.shapes, f"{block}.{ROW_PARALLEL[block]}", CORE[block]
         linear = Linear(
             f"{role}_dgrad", row,
-            lambda tokens: s.gemm(tokens, s.width(core), s.model.hidden_size, "dgrad"),
+            lambda tokens: s.linear(tokens, s.width(core), s.model.hidden_size, "dgrad"),
             s.tokens(row), f"d.s{row}.{block}.{core}", s.width_bytes(core, row), (f"w.{role}",),
+            gathered_bytes=self.gathered_bytes(row, copies=2),
         )  # fmt: skip
         how, whole = self.overlap(ROW_PARALLEL[block], "dgrad"), f"d.s{row}.{block}.residual.ag"
-        return self._gathering(how, linear, self._local_grad(block, row), whole)
+        return self._gathering(how, linear, self._rows_grad(block, row), whole)
 
     def _core_attn_bwd(self, block: str, row: int, _: int) -> list[OpTemplate]:
-        return core_attention_bwd(self, row)
+        ops, grad = core_attention_bwd(self, row), Ref(0, f"d.s{row}.attn.qkv")
+        return [*ops, *self.cast(row, grad, self.shapes.width_bytes("qkv", row))]
 
     def _act_bwd(self, block: str, row: int, _: int) -> list[OpTemplate]:
         size = self.shapes.width_bytes("fc1", row)
         read = size + self.shapes.width_bytes("act", row)
         signature = self.shapes.pointwise(f"{self._activation}_bwd", read, size)
         reads = (Ref(0, f"d.s{row}.mlp.act"), Ref(0, f"s{row}.mlp.fc1"))
-        return [self.op("mlp.act_bwd", row, signature, reads, f"d.s{row}.mlp.fc1", size)]
+        made = self.op("mlp.act_bwd", row, signature, reads, f"d.s{row}.mlp.fc1", size)
+        return [made, *self.cast(row, made.writes[0], size)]
 
     def _column_parallel_dgrad(self, block: str, row: int, piece: int) -> list[OpTemplate]:
         s, first = self.shapes, COLUMN_PARALLEL[block]
@@ -308,17 +323,20 @@ class Fragments(Templates):
         how = self.overlap(first, "dgrad")
         linear = Linear(
             f"{block}.{first}_dgrad", row,
-            lambda tokens: s.gemm(tokens, width, s.width(first), "dgrad"), s.tokens(row),
+            lambda tokens: s.linear(tokens, width, s.width(first), "dgrad"), s.tokens(row),
             f"d.s{row}.{block}.norm.{piece}", s.hidden_bytes(row) // count,
             (f"w.{block}.{first}",), piece,
         )  # fmt: skip
         again = (
-            self.gathered(row, f"{block}.norm.ag_bwd", Ref(0, norm), f"{norm}.ag_bwd")
+            self.gathered(
+                row, f"{block}.norm.ag_bwd", self._kept_input(block, row), f"{norm}.ag_bwd",
+                self.gathered_bytes(row),
+            )
             if regathers and piece == 0 else []
         )  # fmt: skip
         if how.method == "bulk":
             again = [op._replace(signature=reserved(op.signature, how.num_sm)) for op in again]
-        reads = (Ref(0, f"d.s{row}.{block}.{first}"), *waits)
+        reads = (self.rows_of(Ref(0, f"d.s{row}.{block}.{first}")), *waits)
         return [*again, *self._summing(how, linear, reads)]
 
     def _norm_bwd(self, block: str, row: int, _: int) -> list[OpTemplate]:
@@ -339,18 +357,25 @@ class Fragments(Templates):
         s, block, linear = self.shapes, token.block, token.fragment.removesuffix("_wgrad")
         rows = range(s.plan.row_slices) if token.slice == ALL_SLICES else (token.slice,)
         hidden, tokens = s.model.hidden_size, s.tokens(token.slice)
+        moved: list[OpTemplate] = []
         if linear == COLUMN_PARALLEL[block]:
             m, n = s.width(linear), hidden
             gathered = "ag" if self.recomputation.per_op else "ag_bwd"
-            dys = [Ref(0, f"d.s{i}.{block}.{linear}") for i in rows]
+            dys = [self.across_of(Ref(0, f"d.s{i}.{block}.{linear}")) for i in rows]
             xs = [
-                self.gathered_ref(Ref(0, f"s{i}.{block}.norm"), f"s{i}.{block}.norm.{gathered}")
+                self.gathered_ref(self._kept_input(block, i), f"s{i}.{block}.norm.{gathered}")
                 for i in rows
             ]
+            if self.gathers or self.norm_casts:
+                xs = [self._turned(x, i, moved) for x, i in zip(xs, rows, strict=True)]
         else:
             m, n = hidden, s.width(CORE[block])
             dys = [self._row_parallel_grad(block, i) for i in rows]
-            xs = [Ref(0, f"s{i}.{block}.{CORE[block]}") for i in rows]
+            if self.gathers:
+                dys = [self._turned(dy, i, moved) for dy, i in zip(dys, rows, strict=True)]
+            elif self.quantizes:
+                dys = [Ref(0, f"d.s{i}.{block}.out{ACROSS}") for i in rows]
+            xs = [self.across_of(Ref(0, f"s{i}.{block}.{CORE[block]}")) for i in rows]
         sides = dys, xs
         joins = self._joins(token, sides, (m, n)) if len(rows) > 1 else [None, None]
         reads: list[Ref] = []
@@ -362,11 +387,25 @@ class Fragments(Templates):
                 self.summed_ref(0, f"d.s{i}.{block}.norm.{j}") for i in rows for j in range(count)
             ]
         name = gradient_name(token)
-        signature = s.gemm(m, n, tokens, "wgrad", bias=s.model.has_bias(linear))
+        signature = s.linear(m, n, tokens, "wgrad", bias=s.model.has_bias(linear))
         chained = () if before is None else (Ref(0, gradient_name(before)),)
         role = f"{block}.{token.fragment}"
         made = self.accumulated(role, token.slice, signature, tuple(reads), name, chained)
-        return [*(join for join in joins if join is not None), *made]
+        return [*moved, *(join for join in joins if join is not None), *made]
+
+    def _kept_input(self, block: str, row: int) -> Ref:
+        """Return what backward keeps of a column-parallel GEMM's input: this rank's share where
+        ranks gather, else what its wgrad reads."""
+        norm = Ref(0, f"s{row}.{block}.norm")
+        across = self.scales_across or not (self.gathers or self.norm_casts)
+        return self.across_of(norm) if across else self.rows_of(norm)
+
+    def _turned(self, value: Ref, row: int, ops: list[OpTemplate]) -> Ref:
+        """Return the copy across of a value in FP8; if it must be made, add its op to ``ops``."""
+        s = self.shapes
+        made = self.transposed(row, value, s.tokens(row) * s.model.hidden_size)
+        ops += made
+        return made[0].writes[0] if made else value
 
     def _joins(
         self, token: Token, sides: tuple[list[Ref], list[Ref]], widths: tuple[int, int]

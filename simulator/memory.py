@@ -23,6 +23,7 @@ from simulator.op_table import Listing, listing_of
 from simulator.ordering import order_of
 from simulator.overlap import buffers_of
 from simulator.plan import MAX_ROW_SLICES, SlicePlan, row_problem
+from simulator.quantized import operand_bytes
 from simulator.schedule import Schedule
 from simulator.shapes import Shapes
 from simulator.slicing import SEQUENCE_ROW_SLICES, searched_slicings
@@ -72,11 +73,19 @@ def held_parameters(case: Case, shapes: Shapes) -> Memory:
         parameters = min(parameters, gathered)
         gradients = shapes.optimizer_parameters + shapes.layer_parameters
     return Memory(
-        parameters=parameters * element,
+        parameters=parameters * element + _quantized_bytes(shapes),
         gradients=gradients * shapes.grad_bytes,
         optimizer=shapes.optimizer_parameters * (main + MOMENT_BYTES),
         buffers=_buffer_bytes(case, shapes),
     )
+
+
+def _quantized_bytes(shapes: Shapes) -> int:
+    """Return the bytes of the weights' copies for fprop and dgrad, less those of the parameters in
+    BF16 where they are not kept."""
+    count = shapes.quantized_parameters
+    kept = count * shapes.element if shapes.workload.fp8_param_gather else 0
+    return 2 * operand_bytes(shapes, count) - kept
 
 
 def _buffer_bytes(case: Case, shapes: Shapes) -> int:

@@ -72,7 +72,7 @@ def mfu(case: Case, iteration_ns: int) -> float | None:
     """Return the model FLOP/s over the dense peak for the math in use (TF32's where fp32 is
     computed in TF32), with the case's changes to the machine. Return None if no peak is known, or
     if the rate exceeds it: then it is not the peak of that math."""
-    peak_tflops = case.profile.machine.peaks.get(case.workload.math)
+    peak_tflops = case.profile.machine.peaks.get(case.workload.linear_math)
     if not peak_tflops:
         return None
     share = flops_per_gpu(case, iteration_ns) / (peak_tflops * 1e12 * case.changes.gpu_flops)

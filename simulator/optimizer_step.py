@@ -6,6 +6,7 @@ from typing import Final
 
 from simulator.buckets import gradient_passes, reduction
 from simulator.ops import Collective
+from simulator.quantized import cast_weights
 from simulator.schedule import DP, TP, OpTemplate, Ref
 from simulator.shapes import GRAD_BYTES
 from simulator.templates import Templates
@@ -20,14 +21,15 @@ WORLD_NORM: Final = "step.grad_norm.ar"
 """Role of the gradient norm's sum over ranks: behind it none is ahead of another."""
 
 
-def zero_grads(t: Templates) -> list[OpTemplate]:
-    """Return the pass that clears the main gradients, where the implementation has one."""
-    s = t.shapes
+def begin_step(t: Templates) -> list[OpTemplate]:
+    """Return the casts of weights that are quantized, and the pass that clears the main gradients,
+    where the implementation has one."""
+    s, casts = t.shapes, cast_weights(t)
     if not s.workload.implementation.zero_grads:
-        return []
+        return casts
     held = s.optimizer_parameters if s.shards_parameters else s.rank_parameters
     cleared = s.pointwise("zero_grads", 0, held * s.grad_bytes)
-    return [t.op("zero_grads", -1, cleared, (), "grad.zeroed", 0)]
+    return [*casts, t.op("zero_grads", -1, cleared, (), "grad.zeroed", 0)]
 
 
 def optimizer_step(
@@ -60,7 +62,7 @@ def update(t: Templates, reads: tuple[Ref, ...], *, gathers: bool) -> list[OpTem
     ops += _passes(t, ops[-1].writes)
     ops += _update(t, ops[-1].writes)
     if gathers:
-        whole = s.dp_gather(s.rank_parameters)
+        whole = s.dp_gather(s.rank_parameters, edge=s.edge_parameters)
         ops.append(t.op("step.dp.ag", -1, whole, ops[-1].writes, "step.params", 0, lane=DP))
     return ops
 

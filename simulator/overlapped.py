@@ -18,7 +18,8 @@ from simulator.templates import Templates
 
 class Linear(NamedTuple):
     """A GEMM of one row slice. ``gemm``: its signature for a number of tokens; ``tokens``: all of
-    them; ``write``: the value that it makes, of ``size`` bytes."""
+    them; ``write``: the value that it makes, of ``size`` bytes; ``gathered_bytes``: of its input,
+    where ranks gather that."""
 
     role: str
     row: int
@@ -28,6 +29,7 @@ class Linear(NamedTuple):
     size: int
     weights: tuple[str, ...]
     piece: int = -1
+    gathered_bytes: int = 0
 
 
 def gather_gemm(
@@ -36,7 +38,7 @@ def gather_gemm(
     """Return the GEMM on a value that arrives while it runs: ``local`` is this rank's share,
     ``whole`` the name of all tokens' value, which others may read, too."""
     s = t.shapes
-    ranks, size = s.cluster.tp, s.hidden_bytes(linear.row)
+    ranks, size = s.cluster.tp, linear.gathered_bytes
     if how.method == "fused":
         return [_fused(t, linear, (local,), "all_gather", size, whole)]
     copy = _peer_copy(t, size // ranks)

@@ -204,6 +204,12 @@ def check_plan_fits(
             f"{plan.label} needs {lacking} for it; use --recompute none or full.",
             reason="tokens",
         )
+    if workload.quantization != "none" and plan.merge_wgrad:
+        raise InfeasiblePlanError(
+            "Slices of a quantized value have scales of their own, so one GEMM cannot sum over all "
+            f"of them: {plan.label} needs a GEMM a slice; leave out merged weight gradients.",
+            reason="wgrad",
+        )
     problem = row_problem(plan, workload, cluster)
     if problem:
         raise InfeasiblePlanError(problem, reason="rows")

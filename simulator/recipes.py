@@ -21,7 +21,7 @@ from simulator.issue_order import (
     slice_tokens,
 )
 from simulator.ops import Gemm, Signature
-from simulator.optimizer_step import optimizer_step, zero_grads
+from simulator.optimizer_step import begin_step, optimizer_step
 from simulator.plan import SlicePlan
 from simulator.schedule import COMPUTE, CP, OpTemplate
 from simulator.stack import LayerKind, kinds
@@ -128,7 +128,7 @@ class Recipes:
         if key not in self._steps:
             shapes = self.case.shapes(plan)
             t, stepped = Templates(shapes=shapes), 1 if shapes.reduces else shapes.rank_parameters
-            clears, step = zero_grads(t), optimizer_step(t, stepped, ())
+            clears, step = begin_step(t), optimizer_step(t, stepped, ())
             self._steps[key] = self._listed(plan, clears), self._listed(plan, step)
         return self._steps[key]
 

@@ -11,7 +11,8 @@ from simulator.ops import MULTIMEM, Collective, CollectiveKind, Gemm, Layout, Po
 from simulator.plan import SlicePlan, slice_multiple
 from simulator.sharding import padded_vocab_size
 from simulator.slicing import batch_slice_sizes, sequence_spans
-from simulator.specs import DTYPE_BYTES, ClusterSpec, ModelSpec, Workload
+from simulator.specs import DTYPE_BYTES, MATH_BYTES, ClusterSpec, ModelSpec, Workload
+from simulator.stack import kinds
 
 GRAD_BYTES = 4
 """Bytes of one main-gradient element: fp32 for every activation dtype."""
@@ -149,6 +150,10 @@ class Shapes:
         """Return the signature of C[m, n] = A[m, k] · B[k, n] as the workload multiplies."""
         return Gemm(m, n, k, layout, self.workload.math, accumulate, bias=bias)
 
+    def linear(self, m: int, n: int, k: int, layout: Layout, *, bias: bool = False) -> Gemm:
+        """Return the signature of a product of the layers' linears."""
+        return Gemm(m, n, k, layout, self.workload.linear_math, bias=bias)
+
     def gradient_sum(self, elements: int) -> Pointwise:
         """Return the sum of ``elements`` gradients in the activations' dtype into main ones."""
         read = elements * (self.element + self.grad_bytes)
@@ -212,11 +217,14 @@ class Shapes:
         algo = self.workload.implementation.nccl_algo
         return Collective(op, size, nodes, per_node, 0, dtype, algo)
 
-    def dp_gather(self, parameters: int) -> Collective:
-        """Return the all-gather of ``parameters``, which the replicas hold in shards."""
+    def dp_gather(self, parameters: int, edge: int = 0) -> Collective:
+        """Return the all-gather of ``parameters``, which the replicas hold in shards; ``edge``:
+        those of them outside the layers."""
         nodes, per_node = self.cluster.dp_group
-        dtype = self.workload.dtype
-        return Collective("all_gather", parameters * self.element, nodes, per_node, 0, dtype)
+        work = self.workload
+        width = MATH_BYTES[work.linear_math] if work.fp8_param_gather else self.element
+        size = edge * self.element + round((parameters - edge) * width)
+        return Collective("all_gather", size, nodes, per_node, 0, work.dtype)
 
     @cached_property
     def layer_parameters(self) -> int:
@@ -231,6 +239,13 @@ class Shapes:
         """Elements of a layer's four weight matrices on this rank."""
         outputs = sum(self.width(name) for name in ("qkv", "core_attn", "fc1", "act"))
         return self.model.hidden_size * outputs
+
+    @cached_property
+    def quantized_parameters(self) -> int:
+        """Elements of the weights of quantized layers on this rank."""
+        found = kinds(self.model, self.workload).items()
+        layers = sum(count for kind, count in found if kind.quantization != "none")
+        return layers * self.linear_parameters
 
     @cached_property
     def partial_parameters(self) -> int:

@@ -294,6 +294,11 @@ class Workload:
                 f"Quantized layers keep everything else in BF16, got --dtype {self.dtype}; use "
                 "--dtype bf16."
             )
+        if self.recompute == "per-op":
+            raise InputError(
+                "--recompute per-op chooses among ops in BF16; with quantized layers use "
+                "--recompute none, selective or full."
+            )
         if any(ends) and self.quantization == "delayed":
             raise InputError(
                 "Delayed scaling quantizes all layers, as in Megatron-LM; use another recipe, or "

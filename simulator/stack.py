@@ -22,9 +22,11 @@ class LayerKind(NamedTuple):
 
     def of(self, workload: Workload) -> Workload:
         """Return ``workload`` for a stack of layers of this kind alone."""
+        quantized = self.quantization != "none"
         return replace(
             workload, recompute=self.recompute, recompute_layers=0, quantization=self.quantization,
             num_layers_at_start_in_bf16=0, num_layers_at_end_in_bf16=0,
+            fp8_param_gather=quantized and workload.fp8_param_gather,
         )  # fmt: skip
 
 

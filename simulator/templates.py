@@ -151,13 +151,15 @@ class Templates:
         share = size_bytes // self.shapes.cluster.tp
         return [produced, *self._collected(produced, signature, "rs", share)]
 
-    def gathered(self, row: int, role: str, value: Ref, write: str) -> list[OpTemplate]:
+    def gathered(
+        self, row: int, role: str, value: Ref, write: str, size: int = 0
+    ) -> list[OpTemplate]:
         """Return the all-gather of a [tokens / tp, hidden] value of slice ``row``, none where each
-        rank holds all tokens."""
+        rank holds all tokens. ``size``: bytes of all tokens, 0 without quantization."""
         s = self.shapes
         if not (s.shards_tokens and s.communicates):
             return []
-        size = s.hidden_bytes(row)
+        size = size or s.hidden_bytes(row)
         signature = s.tp_collective("all_gather", size)
         return [self.op(role, row, signature, (value,), write, size, lane=TP)]
 

@@ -141,6 +141,15 @@ def check_heads(model: ModelSpec, tp: int, remedy: str) -> None:
         )
 
 
+def check_unquantized(workload: Workload, remedy: str) -> None:
+    """Raise InputError for quantized layers, which the runtime does not have."""
+    if workload.quantization != "none":
+        raise InputError(
+            f"The runtime multiplies in BF16, got --fp8-recipe {workload.quantization}. {remedy} "
+            "without it; or time the job in your own framework and give its log to calibrate."
+        )
+
+
 def check_one_stage(cluster: ClusterSpec, remedy: str) -> None:
     """Raise InputError for a pipeline or context parallelism, which real ranks do not play."""
     if cluster.pp > 1 or cluster.cp > 1:

@@ -20,6 +20,7 @@ from domino_tune.runtime.launch_spec import (
     check_one_stage,
     check_plain,
     check_recomputation,
+    check_unquantized,
 )
 from simulator.case import Case
 from simulator.errors import InputError
@@ -86,6 +87,7 @@ def check_played(case: Case, remedy: str) -> None:
     advice.
     """
     check_one_stage(case.cluster, remedy)
+    check_unquantized(case.workload, remedy)
     workload = case.workload
     check_recomputation(workload, remedy)
     check_plain(workload, remedy)

@@ -25,7 +25,7 @@ from simulator.overlap import RIVALS
 from simulator.plan import MEGATRON, SlicePlan, row_problem
 from simulator.predict import predict
 from simulator.profile import Profile
-from simulator.specs import ClusterSpec, ModelSpec, Workload
+from simulator.specs import MATH_OF, ClusterSpec, ModelSpec, Workload
 from simulator.usable import NO_MARGIN, Margin
 
 
@@ -66,7 +66,8 @@ def resolve(
         notes.append(
             f"Profile {profile.name} is {told.base}, calibrated to {told.runs} measured iterations."
         )
-    notes += _math_notes(workload, profile)
+    _check_quantization(workload, profile)
+    notes += [*_math_notes(workload, profile), *_quantization_notes(workload)]
     if plan_file and plan_file.profile != ProfileRef.of(profile):
         notes.append(
             f"The plan was made on another profile ({plan_file.profile.name}, "
@@ -78,6 +79,29 @@ def resolve(
         memory_margin=memory_margin("--memory-margin", request.memory_margin),
     )  # fmt: skip
     return replace(case, notes=(*notes, *_changed_values(plan_file, case))) if plan_file else case
+
+
+def _check_quantization(workload: Workload, profile: Profile) -> None:
+    """Raise InputError for a recipe that the profile's GPU does not have."""
+    peaks = profile.machine.peaks
+    if workload.linear_math in peaks or workload.quantization == "none":
+        return
+    known = [recipe for recipe, math in MATH_OF.items() if math in peaks]
+    instead = f"use --fp8-recipe {', '.join(known)}, or none" if known else "leave it out"
+    raise InputError(
+        f"Profile {profile.name!r} ({profile.machine.gpu}) has no rates for --fp8-recipe "
+        f"{workload.quantization}; {instead}."
+    )
+
+
+def _quantization_notes(workload: Workload) -> list[str]:
+    """Return a note on what a recipe's numbers rest on."""
+    if workload.quantization == "none":
+        return []
+    return [
+        f"Layers in {workload.quantization}: products of backward are taken for forward ones of "
+        "their shape, copies across for casts by the byte, and power for BF16's; all assumed."
+    ]
 
 
 def _math_notes(workload: Workload, profile: Profile) -> list[str]:

@@ -221,3 +221,31 @@ def userbuffers_runs() -> list[Run]:
         seconds = float(row["seconds"])
         runs.append(Run(label, case, megatron(sequence_parallel=True), 1e3 * seconds))
     return runs
+
+
+def dgxc_runs() -> Iterator[tuple[Line, Run]]:
+    """Yield NVIDIA's steps of dense jobs in BF16 and in FP8 with their rows."""
+    for row in rows("dgxc_h100_bf16_fp8.csv"):
+        tp, pp, cp = (
+            int(row[f"{name}_parallel_size"])
+            for name in ("tensor_model", "pipeline_model", "context")
+        )
+        dp, mbs = int(row["data_parallel_size"]), int(row["micro_batch_size"])
+        vpp = int(row["num_virtual_stages"] or 1)
+        cluster = ClusterSpec(tp=tp, pp=pp, cp=cp, dp=dp, vpp=vpp)
+        model = {**NVIDIA, "llama3.1-405b": MODELS["llama3-405b"]}[row["model"]]
+        model = replace(
+            model, num_hidden_layers=int(row["num_layers"]),
+            num_key_value_heads=int(row["num_query_groups"]), vocab_size=int(row["vocab_size"]),
+        )  # fmt: skip
+        case = _case(
+            model, "h100-dgx", cluster, seq_length=int(row["seq_length"]), micro_batch_size=mbs,
+            grad_accumulation=int(row["global_batch_size"]) // (mbs * dp),
+            data_parallel="distributed-optimizer", overlap_p2p=vpp > 1,
+            grad_dtype=row["grad_reduce_dtype"] or "fp32",
+            quantization="delayed" if row["precision"] == "fp8" else "none",
+            implementation=IMPLEMENTATIONS["megatron-te"],
+        )  # fmt: skip
+        label = f"{row['model']}, {row['num_layers']} layers, {row['gpus']} GPUs"
+        plan = megatron(sequence_parallel=True)
+        yield row, Run(label, case, plan, 1e3 * float(row["seconds_per_step"]))

@@ -26,6 +26,7 @@ from lab.fits.measured import GPU as H200
 from lab.fits.measured import attained_gb_s, attention_section, h200_ops
 from lab.fits.pointwise import transferred
 from lab.fits.power import capped_section
+from lab.fits.quantized import with_quantized
 from lab.fits.simumax import (
     COLLECTIVE_ERROR,
     STREAMED,
@@ -96,7 +97,7 @@ def h100_profile(sources: Sources) -> Profile:
         error=ASSUMED_SLOWDOWN,
     )  # fmt: skip
     collective = replace(contention.collective, error=met.error)
-    return H100.profile(
+    made = H100.profile(
         gemm=gemm_section(H100, sources, h200),
         attention=AttentionSection(
             fit=attention, provenance=H100.words("attention", attention.error)
@@ -113,6 +114,7 @@ def h100_profile(sources: Sources) -> Profile:
         launch=launch_section(),
         power=capped_section(H100, sources, _gemms(H100, sources)),
     )
+    return with_quantized(made, sources)
 
 
 def h200_profile(sources: Sources) -> Profile:
@@ -127,7 +129,7 @@ def h200_profile(sources: Sources) -> Profile:
         "contention", fit.law("gemm").error, queue=fit.memory.error, off=fit.collective.error,
         errors=", ".join(f"{one.family} {one.error:.1%}" for one in fit.compute),
     )  # fmt: skip
-    return replace(
+    made = replace(
         ops,
         attention=attention_section(ops),
         collectives=replace(collectives, provenance=taken),
@@ -135,6 +137,7 @@ def h200_profile(sources: Sources) -> Profile:
         launch=launch_section(sources.ours("launch")),
         power=capped_section(H200, sources),
     )
+    return with_quantized(made, sources)
 
 
 def b200_profile(sources: Sources) -> Profile:

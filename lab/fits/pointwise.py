@@ -58,8 +58,13 @@ def fit_pointwise(rows: Sequence[PointwiseRow], names: tuple[str, ...]) -> Point
     if len(rows) < 10:
         raise InputError(f"A law for {names} needs at least 10 timings, got {len(rows)}.")
     rows = sorted(rows, key=lambda row: (row.bytes_read + row.bytes_written, row.key))
-    sizes = np.array([row.bytes_read + row.bytes_written for row in rows], dtype=np.float64) / MB
-    times = np.array([row.median_us for row in rows])
+    sizes = np.array([row.bytes_read + row.bytes_written for row in rows], dtype=np.float64)
+    return law_of_sizes(names, sizes, np.array([row.median_us for row in rows]))
+
+
+def law_of_sizes(names: tuple[str, ...], sizes: Floats, times: Floats) -> PointwiseFit:
+    """Return the law of ``times``, us, of ascending ``sizes``, bytes."""
+    sizes = sizes / MB
     knee, (fixed, small, large) = _solve(sizes, times)
     return PointwiseFit(
         names=names,

@@ -88,7 +88,7 @@ class RooflineLaw:
     fixed_us: float
     flops_per_us: float
     bytes_per_us: float
-    element_bytes: int = _ELEMENT_BYTES
+    element_bytes: float = _ELEMENT_BYTES
 
     def parts(self, m: int, n: int, k: int) -> Parts:
         """See Law."""

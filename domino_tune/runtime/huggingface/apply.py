@@ -49,6 +49,7 @@ from domino_tune.runtime.launch_spec import (
     check_plain,
     check_recomputation,
     check_torch,
+    check_unquantized,
 )
 from domino_tune.runtime.ops.state import Training
 from domino_tune.runtime.priority import for_new_threads
@@ -83,6 +84,7 @@ def apply(
     """
     plan_file = plan if isinstance(plan, PlanFile) else load_plan(plan)
     check_one_stage(plan_file.cluster, "Make a plan")
+    check_unquantized(plan_file.workload, "Make a plan")
     check_own_strategy(plan_file.plan, "Make a plan")
     check_recomputation(plan_file.workload, "Make a plan")
     check_plain(plan_file.workload, "Make a plan")

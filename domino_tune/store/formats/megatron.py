@@ -81,6 +81,7 @@ def megatron_arguments(model: ModelSpec, workload: Workload, cluster: ClusterSpe
         f"--micro-batch-size {workload.micro_batch_size}",
         f"--global-batch-size {batch}",
         *DTYPE_FLAGS[workload.dtype],
+        *quantization_flags(workload),
         *_shape(model, workload),
         *_kind(model),
     ]
@@ -143,6 +144,24 @@ def megatron_notes(plan_file: PlanFile) -> list[str]:
             "them."
         )
     return notes + _queue_notes(workload, cluster)
+
+
+def quantization_flags(workload: Workload) -> list[str]:
+    """Return the options of quantized layers; FP8 is hybrid, Megatron-LM's usual format: E4M3, and
+    E5M2 for gradients."""
+    recipe = workload.quantization
+    if recipe == "none":
+        return []
+    fp4 = recipe == "nvfp4"
+    flags = ["--fp4-format e2m1"] if fp4 else ["--fp8-format hybrid"]
+    flags.append(f"--fp4-recipe {recipe}" if fp4 else f"--fp8-recipe {recipe}")
+    ends = workload.num_layers_at_start_in_bf16, workload.num_layers_at_end_in_bf16
+    if any(ends):
+        flags += [
+            "--first-last-layers-bf16", f"--num-layers-at-start-in-bf16 {ends[0]}",
+            f"--num-layers-at-end-in-bf16 {ends[1]}",
+        ]  # fmt: skip
+    return [*flags, *(["--fp8-param-gather"] if workload.fp8_param_gather else [])]
 
 
 def check_model(model: ModelSpec, workload: Workload) -> None:

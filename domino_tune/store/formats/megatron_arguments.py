@@ -167,9 +167,9 @@ DOES_NOT_MATTER: Final[Mapping[str, tuple[str, ...]]] = {
         "optimizer_offload_fraction", "pin_cpu_grads", "pin_cpu_params",
         "use_torch_optimizer_for_cpu_offload",
     ),
-    "only in 8 or 4 bits, which are refused": (
-        "first_last_layers_bf16", "fp4_*", "fp8_*", "keep_fp8_*", "kitchen_*", "mxfp8_*",
-        "num_layers_at_*", "nvfp4_*", "te_precision_*",
+    "how scales of 8 or 4 bits are found": (
+        "fp4_*", "fp8_amax_*", "fp8_interval", "fp8_margin", "fp8_wgrad", "keep_fp8_*",
+        "kitchen_*", "mxfp8_*", "nvfp4_*", "te_precision_*",
     ),
     "only of latent attention, which is refused": (
         "cache_mla_latents", "kv_lora_rank", "mla_*", "q_lora_rank", "qk_head_dim",
@@ -209,7 +209,7 @@ DOES_NOT_MATTER: Final[Mapping[str, tuple[str, ...]]] = {
 REFUSED: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(
         (
-            "fp8", "fp4", "fp8_format", "num_experts", "mtp_num_layers", "rampup_batch_size",
+            "num_experts", "mtp_num_layers", "rampup_batch_size",
             "step_batch_size_schedule",
             "window_size", "pipeline_model_parallel_layout", "decoder_first_pipeline_num_layers",
             "decoder_last_pipeline_num_layers", "hybrid_override_pattern", "hybrid_layer_pattern",

@@ -33,7 +33,7 @@ from domino_tune.store.formats.megatron_arguments import (
 from domino_tune.store.formats.run_table import RunRow, checked_ms
 from simulator.errors import InputError
 from simulator.implementation import IMPLEMENTATIONS
-from simulator.specs import CP_COMM
+from simulator.specs import CP_COMM, QUANTIZATIONS
 
 _START: Final = re.compile(r"-{3,} arguments -{3,}")
 _END: Final = re.compile(r"-{3,} end of arguments -{3,}")
@@ -195,6 +195,7 @@ def _options(arguments: Mapping[str, str], source: str) -> dict[str, str]:
         ),
         **{option: str(_is(arguments, name)).lower() for name, option in SWITCHES.items()},
         **_precision(arguments),
+        **_quantization(arguments, source),
         **_recomputation(arguments, source),
         **_implementation(arguments, source),
         "data_parallel": _sharing(arguments, source),
@@ -311,6 +312,26 @@ def _precision(arguments: Mapping[str, str]) -> dict[str, str]:
         return {"dtype": "fp16" if _is(arguments, "fp16") else "fp32"}
     in_bf16 = arguments.get("accumulate_allreduce_grads_in_fp32") == "False"
     return {"dtype": "bf16", "grad_dtype": "bf16" if in_bf16 else "fp32"}
+
+
+def _quantization(arguments: Mapping[str, str], source: str) -> dict[str, str]:
+    """Return the recipe of quantized layers. Raise InputError for one that is not simulated."""
+    off = ("None", "False", "")
+    for width, usual in (("fp8", "delayed"), ("fp4", "nvfp4")):
+        if arguments.get(width, arguments.get(f"{width}_format", "None")) in off:
+            continue
+        recipe = arguments.get(f"{width}_recipe", usual)
+        if recipe not in QUANTIZATIONS:
+            raise _not_simulated(source, f"{width}_recipe", recipe)
+        found: dict[str, str] = {"quantization": recipe}
+        if _is(arguments, "first_last_layers_bf16"):
+            for end in ("start", "end"):
+                name = f"num_layers_at_{end}_in_bf16"
+                found[name] = arguments.get(name, "1")
+        if _is(arguments, "fp8_param_gather") or _is(arguments, "fp8_param"):
+            found["fp8_param_gather"] = "True"
+        return found
+    return {}
 
 
 def _recomputation(arguments: Mapping[str, str], source: str) -> dict[str, str]:

@@ -100,6 +100,10 @@ def _check(workload: Workload, cluster: ClusterSpec) -> None:
     problems = (
         (workload.dtype == "fp16", "fp16 with fp32 weights; make the plan with --dtype bf16"),
         (
+            workload.quantization != "none",
+            "FP8 in this export; export --format megatron, or make the plan without --fp8-recipe",
+        ),
+        (
             cluster.replicas > 1 and workload.data_parallel == "fsdp",
             "FSDP2; make the plan with --data-parallel distributed-optimizer",
         ),

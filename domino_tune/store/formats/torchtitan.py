@@ -113,6 +113,15 @@ def _check(plan_file: PlanFile) -> None:
             f"{workload.dtype} weights; make the plan with --dtype bf16 or fp32",
         ),
         (
+            workload.quantization not in ("none", "tensorwise"),
+            f"the recipe {workload.quantization} (of FP8 it has one scale a tensor); make the plan "
+            "with --fp8-recipe tensorwise, or without",
+        ),
+        (
+            workload.num_layers_at_start_in_bf16 + workload.num_layers_at_end_in_bf16 > 0,
+            "layers in BF16 at the start and the end; make the plan without them",
+        ),
+        (
             unsharded,
             "tensor parallelism without sequence parallelism; make the plan with "
             "--sequence-parallel",

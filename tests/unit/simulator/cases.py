@@ -32,7 +32,9 @@ KINDS: Final = (
 @cache
 def bundled_profile() -> Profile:
     """The profile that random cases are costed with; its power holds nothing."""
-    return replace(load_profile("h100-dgx"), power=None)
+    known = load_profile("h100-dgx")
+    peaks = {**known.machine.peak_tflops, "mxfp8": 1978.9, "nvfp4": 3957.8}
+    return replace(known, power=None, machine=replace(known.machine, peak_tflops=peaks))
 
 
 @cache
@@ -167,8 +169,23 @@ def random_case(rng: random.Random, *, layers: int, micros: int, cost: CostModel
         workload = replace(workload, recompute="per-op")
     if workload.recompute != "none":
         workload = replace(workload, recompute_layers=random_layers(model))
+    workload = replace(workload, **random_quantization(model, workload))
     case = Case(model=model, workload=workload, cluster=cluster, profile=cost.profile)
     return with_cost(in_context(case), cost)
+
+
+def random_quantization(model: ModelSpec, workload: Workload) -> dict[str, Any]:
+    """Quantized layers for a fifth of the models, some of them with ends in BF16. The choice is
+    seeded by the model alone, so the rest of a random case stays the same."""
+    rng = random.Random(repr(model) + "quantization")
+    if rng.random() > 0.2 or workload.recompute == "per-op":
+        return {}
+    recipe = rng.choice(("delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4"))
+    found: dict[str, Any] = {"quantization": recipe, "fp8_param_gather": rng.random() < 0.5}
+    if recipe != "delayed" and rng.random() < 0.5:
+        found["num_layers_at_start_in_bf16"] = rng.choice((0, 1))
+        found["num_layers_at_end_in_bf16"] = rng.choice((0, 1, 2))
+    return found
 
 
 def in_context(case: Case) -> Case:
@@ -221,7 +238,7 @@ def _random_cut(rng: random.Random, case: Case, kind: str) -> SlicePlan:
     if kind in ("megatron", "no_comm"):
         return MEGATRON if kind == "megatron" else NO_COMM
     order, wgrad = kind.split()
-    merged = rng.random() < 0.3
+    merged = (rng.random() < 0.3) & (case.workload.quantization == "none")
     most = case.workload.micro_batch_size
     if order in ("inter", "paper"):
         return _plan(order, wgrad, min(2, most), merged)

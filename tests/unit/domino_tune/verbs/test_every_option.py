@@ -28,6 +28,7 @@ VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "vpp": (2,), "pp_layers": ("1,3",), "cp": (2,), "nodes": (2,), "seq_length": (512,),
     "micro_batch_size": (1, 3), "grad_accumulation": (1, 3), "power_cap": ("500W",),
     "memory_margin": ("2GiB", "5%", "0"), "clock_mhz": (1500,), "recompute_layers": (2,),
+    "num_layers_at_start_in_bf16": (1,), "num_layers_at_end_in_bf16": (2,),
     "implementation_set": (("nccl_algo=ring",),),
     "overrides": (("num_hidden_layers=2",),), "row_slices": (1, 2), "col_slices": (2,),
     "attn_col_slices": (2,), "mlp_col_slices": (2,), "attn_dgrad_slices": (2,),
@@ -39,10 +40,17 @@ VALUES: Final[dict[str, tuple[Any, ...]]] = {
 SUITS: Final[dict[str, dict[str, Any]]] = {
     "vpp": {"pp": 2}, "pp_layers": {"pp": 2}, "pp_schedule": {"pp": 2}, "cp_comm": {"cp": 2},
     "overlap_p2p": {"pp": 2}, "nodes": {"dp": 2}, "slice_balance": {"slice_dim": "sequence"},
-    "recompute_layers": {"recompute": "full"}, "tp_comm_overlap": {"strategy": "userbuffers"},
+    "recompute_layers": {"recompute": "full"},
+    **dict.fromkeys(
+        ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16", "fp8_param_gather"),
+        {"quantization": "tensorwise"},
+    ),
+    "tp_comm_overlap": {"strategy": "userbuffers"},
     "seed": {"search": "random"},
 }  # fmt: skip
 """Further options that an option needs, as its help says."""
+LACKS: Final = ("mxfp8", "nvfp4")
+"""Choices that no H100 has."""
 ELSEWHERE: Final = {
     "plan": "a file", "evidence": "real ranks", "objective": "real ranks", "force": "real ranks",
     "gpus": "layouts", "global_batch_size": "layouts", "search": "test_search",
@@ -59,6 +67,7 @@ def _asked(kind: type[Request], sampled: tuple[pytest.MarkDecorator, ...] = ()) 
             continue
         spec = option_of(item)
         values: tuple[Any, ...] = spec.choices or VALUES.get(item.name, ())
+        values = tuple(value for value in values if value not in LACKS)
         if item.name == "tune_also":
             values = tuple((choice,) for choice in values)
         if not values:
@@ -85,7 +94,10 @@ def _without_power(asked: dict[str, Any]) -> dict[str, Any]:
     """Return a profile without clocks, whose search takes half of the time, where the options need
     none, nor collectives that it lacks.
     """
-    needed = {"power_cap", "clock_mhz", "tp_collectives"}
+    needed = {
+        "power_cap", "clock_mhz", "tp_collectives", "quantization", "fp8_param_gather",
+        "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16",
+    }  # fmt: skip
     names = set(asked) | set(asked.get("tune_also", ()))
     return {} if names & needed else {"profile": "a100-sxm"}
 

@@ -159,7 +159,6 @@ SELECTIVE: Final = {"recompute_granularity": "selective"}
         ({"checkpoint_in_cpu": True}, "checkpoint_in_cpu = True"),
         ({"distribute_saved_activations": True}, "distribute_saved_activations = True"),
         ({"rampup_batch_size": "['16', '16', '1000']"}, "rampup_batch_size = ['16', "),
-        ({"fp8": "e4m3"}, "fp8 = e4m3"),
         ({"fp8_hybrid": True}, "fp8_hybrid = True"),
         ({"num_experts": 64}, "num_experts = 64"),
         ({"expert_model_parallel_size": 8}, "expert_model_parallel_size = 8"),

@@ -204,6 +204,17 @@ def test_precisions(told: dict[str, Any], dtypes: tuple[str, str]) -> None:
     assert (row.options["dtype"], row.options.get("grad_dtype", "fp32")) == dtypes
 
 
+def test_a_recipe_of_fp8_is_read() -> None:
+    told = {
+        "fp8": "hybrid", "fp8_recipe": "tensorwise", "first_last_layers_bf16": True,
+        "num_layers_at_start_in_bf16": 1, "num_layers_at_end_in_bf16": 2, "fp8_param_gather": True,
+    }  # fmt: skip
+    work = case_of(log({**GPT, **told})).workload
+    assert (work.quantization, work.fp8_param_gather) == ("tensorwise", True)
+    assert (work.num_layers_at_start_in_bf16, work.num_layers_at_end_in_bf16) == (1, 2)
+    assert case_of(log({**GPT, "fp8": "e4m3"})).workload.quantization == "delayed"
+
+
 def test_overlap_by_userbuffers_is_their_strategy() -> None:
     assert resolved(log({**GPT, "tp_comm_overlap": True}))[1] == "userbuffers"
     alone = {"tp_comm_overlap": True, "tensor_model_parallel_size": 1, "global_batch_size": 32}
@@ -267,7 +278,7 @@ def test_all_missing_parts_are_named_at_once() -> None:
     ("told", "said"),
     [
         ({"num_experts": 8}, "num_experts = 8, which is not simulated"),
-        ({"fp8": "hybrid"}, "fp8 = hybrid, which is not simulated"),
+        ({"fp8": "hybrid", "fp8_recipe": "custom"}, "fp8_recipe = custom, which is not simulated"),
         ({"rampup_batch_size": "[16, 16, 1000]"}, "rampup_batch_size = "),
         ({"multi_latent_attention": True}, "multi_latent_attention = True"),
         ({"squared_relu": True}, "squared_relu = True"),

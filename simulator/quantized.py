@@ -1,0 +1,134 @@
+"""What quantized linear layers need beside their GEMMs: casts, and copies for the other product.
+
+A GEMM's operands are scaled along the dimension that it sums over. So a value that two GEMMs read,
+which sum over its columns and over its tokens, is cast to two copies: ``….q`` by rows, for fprop
+and dgrad, and ``….qt`` across, for wgrad. Tensor cores of Hopper want the summed dimension last in
+both operands, so the copy across is a transposed one; with a scale a tensor it is the same numbers.
+
+With sequence parallelism a rank casts its share of the tokens, and the gather moves the copy by
+rows (TransformerEngine, torchtitan's float8). With one scale a tensor or a block of 128, the
+gathered copy is transposed for the wgrad. MXFP8 and NVFP4 have other scales across: those copies
+are made of the share, and gathered, too.
+
+What is found first, and when: ``delayed`` takes the scale of earlier steps, so that
+TransformerEngine's norm writes FP8 itself; ``tensorwise`` and ``nvfp4`` read the value once more
+for its largest number (arXiv 2209.05433; transformer_engine/common/recipe). Weights are cast once a
+step. Not priced: sums of the largest numbers over ranks, a few bytes each.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from simulator.ops import Gemm
+from simulator.schedule import OpTemplate, Ref
+from simulator.shapes import Shapes
+from simulator.specs import MATH_BYTES, Quantization
+from simulator.templates import Templates
+
+READS_TWICE: Final[frozenset[Quantization]] = frozenset({"tensorwise", "nvfp4"})
+"""Recipes that read a value for its largest number before they cast it."""
+SCALES_ACROSS: Final[frozenset[Quantization]] = frozenset({"mxfp8", "nvfp4"})
+"""Recipes whose copy across has scales of its own, so that it cannot be made of the other copy."""
+ROWS, ACROSS = ".q", ".qt"
+"""Ends the name of a value's copy by rows, and of its copy across."""
+
+
+def operand_bytes(shapes: Shapes, elements: int) -> int:
+    """Return the bytes of an operand of the layers' linears with its scales."""
+    return round(elements * MATH_BYTES[shapes.workload.linear_math])
+
+
+def cast_weights(t: Templates) -> list[OpTemplate]:
+    """Return the casts of all quantized weights, once a step; where parameters are gathered in FP8,
+    the copies across alone."""
+    s, count = t.shapes, t.shapes.quantized_parameters
+    if not count:
+        return []
+    copy, kept = operand_bytes(s, count), s.workload.fp8_param_gather
+    times = 2 if s.workload.quantization in READS_TWICE else 1
+    read, written = (copy, copy) if kept else (times * count * s.element, 2 * copy)
+    return [t.op("cast_weights", -1, s.pointwise("fp8_cast", read, written), (), "w.cast", 0)]
+
+
+class Quantized(Templates):
+    """Maker of casts, and of what reads them; without quantization every value is its own copy."""
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether the layers' linears are quantized."""
+        return self.shapes.workload.quantization != "none"
+
+    @property
+    def gathers(self) -> bool:
+        """Whether ranks gather the tokens of values between the blocks."""
+        return self.shapes.shards_tokens and self.shapes.communicates
+
+    @property
+    def norm_casts(self) -> bool:
+        """Whether the norm writes FP8 itself."""
+        work = self.shapes.workload
+        return work.quantization == "delayed" and work.implementation.name == "megatron-te"
+
+    @property
+    def scales_across(self) -> bool:
+        """Whether the copy across has scales of its own."""
+        return self.shapes.workload.quantization in SCALES_ACROSS
+
+    def linear(self, m: int, n: int, k: int, layout: str, *, bias: bool = False) -> Gemm:
+        """Return the signature of a product of the layers' linears."""
+        return self.shapes.linear(m, n, k, layout, bias=bias)  # type: ignore[arg-type]
+
+    def rows_of(self, value: Ref, base: str = "") -> Ref:
+        """Return what fprop and dgrad read of a value."""
+        return Ref(0, (base or value.name) + ROWS) if self.quantizes else value
+
+    def across_of(self, value: Ref, base: str = "") -> Ref:
+        """Return what the wgrad reads of a value that ``cast`` gave both copies."""
+        return Ref(0, (base or value.name) + ACROSS) if self.quantizes else value
+
+    def cast(
+        self, row: int, value: Ref, size: int, *, gathered: bool = False, base: str = ""
+    ) -> list[OpTemplate]:
+        """Return the cast of a value of ``size`` bytes, none without quantization. ``gathered``:
+        ranks then gather it, and where they can make the copy across of what they get."""
+        if not self.quantizes:
+            return []
+        s, base = self.shapes, base or value.name
+        copy = operand_bytes(s, size // s.element)
+        both = not gathered or self.scales_across
+        reads = 2 if s.workload.quantization in READS_TWICE else 1
+        signature = s.pointwise("fp8_cast", reads * size, (1 + both) * copy)
+        role = f"{_role(base)}.cast"
+        made = self.op(role, row, signature, (value,), base + ROWS, copy)
+        return [self._also(made, base + ACROSS, copy) if both else made]
+
+    def transposed(self, row: int, value: Ref, elements: int) -> list[OpTemplate]:
+        """Return the copy across of a value that arrived in FP8, none where it came, too."""
+        if not self.quantizes or self.scales_across:
+            return []
+        copy = operand_bytes(self.shapes, elements)
+        signature = self.shapes.pointwise("fp8_transpose", copy, copy)
+        role = f"{_role(value.name)}.transpose"
+        return [self.op(role, row, signature, (value,), f"across.{value.name}", copy)]
+
+    def gathered_bytes(self, row: int, copies: int = 1) -> int:
+        """Return the bytes of all tokens of slice ``row`` between the blocks, as they are gathered;
+        ``copies``: how many of the two, where the copy across is gathered."""
+        s = self.shapes
+        if not self.quantizes:
+            return s.hidden_bytes(row)
+        both = copies if self.scales_across else 1
+        return both * operand_bytes(s, s.tokens(row) * s.model.hidden_size)
+
+    def _also(self, op: OpTemplate, write: str, size: int) -> OpTemplate:
+        """Return ``op`` with one more value that it writes."""
+        self.value_bytes[write] = size
+        return op._replace(writes=(*op.writes, Ref(0, write)))
+
+
+def _role(name: str) -> str:
+    """Return the name of a value as that of an op: ``d.s0.attn.qkv`` is ``attn.qkv_grad``."""
+    bare = re.sub(r"\bs\d+\.", "", name)
+    return f"{bare.removeprefix('d.')}_grad" if bare.startswith("d.") else bare
