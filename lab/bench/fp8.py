@@ -61,13 +61,13 @@ def fp8() -> list[Table]:
         check_table(
             "FP8: checks",
             [
-                at_most("mean error of FP8 steps on Hopper", mean(errors), MEAN_ERROR),
-                at_most("largest difference of a ratio", off, RATIO),
+                at_most("mean error of FP8 steps on Hopper", MEAN_ERROR, mean(errors)),
+                at_most("largest difference of a ratio", RATIO, off, unit="", digits=3),
                 Check(
                     what="steps inside their interval", target=f"all {len(found)}",
                     measured=str(inside), ok=inside == len(found),
                 ),
-                at_most("largest half-width of an interval", max(widths), HALF_WIDTH),
+                at_most("largest half-width of an interval", HALF_WIDTH, max(widths)),
             ],
         ),
     ]  # fmt: skip
