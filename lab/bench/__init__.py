@@ -32,7 +32,10 @@ BENCHES: Final[dict[str, tuple[str, ...]]] = {
         "errors of look-ups of withheld rows, of the contention law, and of what borrows rows",
         "accuracy.accuracy", "accuracy.contention", "accuracy.constants",
     ),
-    "fp8": ("NVIDIA's dense jobs on H100s in BF16 and in FP8, and the ratio of both", "fp8.fp8"),
+    "fp8": (
+        "NVIDIA's dense jobs on H100s in BF16 and in FP8, and the ratio of both; gains in both",
+        "fp8.fp8", "fp8.gains",
+    ),
     "published": (
         "published runs of Megatron-LM, vLLM and Domino: iteration, memory, intervals",
         "published.published",

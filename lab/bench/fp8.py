@@ -7,15 +7,22 @@ not say whether parameters were gathered in FP8, which is taken as off.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
 from statistics import mean
 from typing import Final, NamedTuple
 
 from domino_tune.base.tables import Table
 from domino_tune.measure.importers.tables import Line
-from domino_tune.verbs.resolve import unsliced
+from domino_tune.search.rivals import rival_plans
+from domino_tune.verbs.resolve import baseline_plan, unsliced
+from lab.bench.baselines import JOBS, case_of, gain_of
+from lab.bench.cases import half_width
 from lab.bench.coverage import held
 from lab.bench.runs import Run, dgxc_runs
 from lab.verdict import Check, at_most, check_table
+from simulator.predict import predict
+from simulator.specs import Quantization
 
 MEAN_ERROR: Final = 0.08
 RATIO: Final = 0.10
@@ -91,3 +98,45 @@ def _pairs(found: list[tuple[Line, float, float]]) -> Iterator[Pair]:
         if row["precision"] == "fp8" and beside:
             name = f"{row['model']}, {row['num_layers']} layers, {row['gpus']} GPUs"
             yield Pair(name, beside[0] / measured, beside[1] / ms)
+
+
+class Gains(NamedTuple):
+    """Speed-ups over Megatron-LM with sequence parallelism: Domino's with the half-width of its
+    time's interval, and the best rival's with its name."""
+
+    domino: float
+    half_width: float
+    rival: float
+    name: str
+
+
+def gains() -> list[Table]:
+    """Return what Domino and the best rival gain for eight models, in BF16 and in FP8."""
+    rows = []
+    for model, tp in product(JOBS, (4, 8)):
+        halves, eights = (_gains(model, tp, one) for one in ("none", "tensorwise"))
+        cells = [
+            (f"{one.domino:.2f} ±{one.half_width:.0%}", f"{one.rival:.2f} {one.name}")
+            for one in (halves, eights)
+        ]
+        rows.append((model, str(tp), *cells[0], *cells[1]))
+    return [
+        Table(
+            title="Speed-up over Megatron-LM with sequence parallelism on h100-dgx",
+            columns=("model", ">tp", ">Domino, BF16", ">best rival", ">Domino, FP8", ">best rival"),
+            rows=rows,
+            notes=["16,384 tokens a micro-batch; FP8: one scale a tensor (tensorwise). ±: half of "
+                   "the interval of the iteration."],
+        )
+    ]  # fmt: skip
+
+
+def _gains(model: str, tp: int, recipe: Quantization) -> Gains:
+    plain = case_of("h100-dgx", model, tp)
+    case = replace(plain, workload=replace(plain.workload, quantization=recipe))
+    found, base = gain_of(case), predict(case, baseline_plan(case)).makespan_ns
+    rivals = {
+        name: base / predict(case, plan).makespan_ns for name, plan in rival_plans(case).items()
+    }
+    best = max(rivals, key=rivals.__getitem__)
+    return Gains(found.gain, half_width(found.known), rivals[best], best)
