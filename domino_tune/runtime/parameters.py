@@ -15,7 +15,9 @@ from simulator.specs import ClusterSpec, ModelSpec
 
 
 def parameter_specs(model: ModelSpec, cluster: ClusterSpec) -> list[ParameterSpec]:
-    """Return all parameters in flat order: edges, then each layer; cut before replicated ones."""
+    """Return all parameters in the order of the runtime's own loop: edges, layer 0, layer 1, …
+    Within each, those that tensor parallelism cuts come before replicated ones, which the gradient
+    norm must count only once."""
     specs = list(_edges(model, cluster))
     for layer in range(model.num_hidden_layers):
         specs += _layer(model, layer)
@@ -105,7 +107,8 @@ class Parameters(Shards):
     """A rank's weights, main gradients and Adam state, all views of flat buffers.
 
     ``steps`` counts the optimizer steps of all plans; ``step_count`` is the same number on the
-    device, where captured graphs read it. With ``exact`` off, weights are drawn on the device, fast
+    device, where captured graphs read it. ``owner_end``: where the parameters of the edges, or of a
+    layer, end. With ``exact`` off, weights are drawn on the device, fast
     but different for each TP degree: for timing only. Replicated ones are equal on all ranks.
     ``beat`` is called for every parameter: drawing all of them can outlast the watchdog.
     """
@@ -122,6 +125,9 @@ class Parameters(Shards):
         same = dtype == main_dtype
         copy = self.main if same else torch.empty(total, dtype=dtype, device=device)
         super().__init__(specs, tp, copy, torch.zeros_like(self.main))
+        self.owner_end = {
+            spec.owner: end for spec, (_, end) in zip(specs, self.ranges, strict=True)
+        }
         self.moment1 = torch.zeros_like(self.main)
         self.moment2 = torch.zeros_like(self.main)
         self.step_count = torch.zeros(1, device=device)
@@ -155,6 +161,11 @@ class Parameters(Shards):
             for start, end in self.whole:
                 total = total - _square(self.grad[start:end]) * (1 - 1 / self.tp)
         return total.reshape(1)
+
+    def gradient_range(self, first: int, last: int) -> torch.Tensor:
+        """Return the flat main gradients of owners ``first`` … ``last``; EDGES is −1."""
+        start = 0 if first == EDGES else self.owner_end[first - 1]
+        return self.grad[start : self.owner_end[last]]
 
     def by_layer(self) -> torch.Tensor:
         """Return [owners, 2] of this rank's gradients: each layer's norm, and sum."""

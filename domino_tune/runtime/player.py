@@ -151,13 +151,13 @@ def _call(state: State, op: Op) -> Call:
 
 def _buffer(state: State, op: Op) -> torch.Tensor:
     """Return the tensor that is reduced in place: a value, or a range of main gradients."""
-    parameters, shapes = state.parameters, state.shapes
+    shapes = state.shapes
     if op.role == "dp.ar":
         count = op.signature.size_bytes // GRAD_BYTES // shapes.layer_parameters  # type: ignore[union-attr]
-        return parameters.gradient_range(op.layer, op.layer + count - 1)
+        return state.trained.gradient_range(op.layer, op.layer + count - 1)
     if op.role == "step.dp.ar":
         rest = op.signature.size_bytes // GRAD_BYTES - shapes.edge_parameters  # type: ignore[union-attr]
-        return parameters.gradient_range(EDGES, rest // shapes.layer_parameters - 1)
+        return state.trained.gradient_range(EDGES, rest // shapes.layer_parameters - 1)
     return state.values[op.reads[0]]
 
 

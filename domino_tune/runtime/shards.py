@@ -1,14 +1,13 @@
 """A rank's shards of full matrices: views into one flat tensor of weights and one of gradients.
 
-The flat order is edges, layer 0, layer 1, … So the gradients of neighbouring layers are one
-contiguous range, and a data-parallel bucket needs no copy. Within an owner, parameters that tensor
-parallelism cuts come before replicated ones, which the gradient norm must count only once.
+The flat order is that of the parameters' specs. Those that are summed over replicas together stand
+side by side, so that a data-parallel bucket needs no copy.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -33,6 +32,11 @@ class ParameterSpec:
     groups: tuple[int, ...] = ()
     init: float = INIT_STD
     constant: float | None = None
+
+    @property
+    def is_matrix(self) -> bool:
+        """Return whether its gradient is a GEMM's."""
+        return self.cut != "none" and len(self.shape) > 1
 
     def local_size(self, tp: int) -> int:
         """Return the elements of one rank's shard."""
@@ -63,8 +67,7 @@ class Shards:
     ``grad`` there are weights alone.
 
     ``weights[name]`` has the compute dtype, ``grads[name]`` is fp32 (fp64 when computing in fp64).
-    ``ranges``: (start, end) of each parameter; ``whole``: of replicated ones, neighbours joined;
-    ``owner_end``: where the parameters of the edges, or of a layer, end.
+    ``ranges``: (start, end) of each parameter; ``whole``: of replicated ones, neighbours joined.
     """
 
     steps = 0
@@ -79,7 +82,6 @@ class Shards:
     ) -> None:
         self.specs = specs
         self.tp = tp
-        self.owner_end: dict[int, int] = {}
         self.ranges: list[tuple[int, int]] = []
         self.whole: list[tuple[int, int]] = []
         start = 0
@@ -88,7 +90,7 @@ class Shards:
             self.ranges.append((start, end))
             if spec.cut == "none":
                 self._add_whole(start, end)
-            self.owner_end[spec.owner] = start = end
+            start = end
         self.model_copy = weights
         self.weights = self._views(weights)
         self.grad = weights.new_empty(0) if grad is None else grad
@@ -100,12 +102,6 @@ class Shards:
             for spec, (start, end) in zip(self.specs, self.ranges, strict=True)
         }
 
-    def with_gradients(self, grad: torch.Tensor) -> Shards:
-        """Return the same weights with other gradients."""
-        found = copy(self)
-        found.grad, found.grads = grad, self._views(grad)
-        return found
-
     def with_weights(self, weights: torch.Tensor) -> Shards:
         """Return the same with other weights."""
         found = copy(self)
@@ -114,10 +110,6 @@ class Shards:
 
     def added(self, name: str) -> None:
         """Hear that a product was added to the gradient of a matrix."""
-
-    def finished(self) -> Mapping[str, torch.Tensor]:
-        """Return all gradients by name, after the last op."""
-        return self.grads
 
     @property
     def device(self) -> torch.device:
@@ -142,8 +134,3 @@ class Shards:
         weight gradient of a step overwrites those of matrices."""
         added = [grad for name, grad in self.grads.items() if name.endswith(_ADDED)]
         torch._foreach_zero_(added)
-
-    def gradient_range(self, first: int, last: int) -> torch.Tensor:
-        """Return the flat main gradients of owners ``first`` … ``last``; EDGES is −1."""
-        start = 0 if first == EDGES else self.owner_end[first - 1]
-        return self.grad[start : self.owner_end[last]]

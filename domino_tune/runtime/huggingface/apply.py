@@ -38,10 +38,11 @@ from domino_tune.runtime.huggingface.stack import Stack, StackPlayer
 from domino_tune.runtime.huggingface.weights import Weights, device_of, materialise
 from domino_tune.runtime.huggingface.wrappers import refuse_wrappers, stay_on_the_host
 from domino_tune.runtime.lanes.ending import end_in_order
-from domino_tune.runtime.lanes.groups import GroupLanes
+from domino_tune.runtime.lanes.groups import GroupLanes, lane_over
 from domino_tune.runtime.lanes.lane import Lane
 from domino_tune.runtime.launch_spec import (
     QUEUES_SETTING,
+    Backend,
     LaunchSpec,
     check_heads,
     check_one_stage,
@@ -72,7 +73,7 @@ def apply(
     rank's device; ``plan`` a plan file or its path. Ranks are those of torch.distributed, rank =
     dp_rank · tp + tp_rank. With tp > 1 the parameters become DTensors, so make the optimizer after
     this call. GPT-2's fused c_attn becomes c_attn.q, .k and .v, until it is saved. Gradients are
-    averaged over replicas after backward; ``model.no_sync()`` skips that, for all micro-batches
+    averaged over replicas during backward; ``model.no_sync()`` skips that, for all micro-batches
     except the last. ``model.save_pretrained`` saves whole weights, and all ranks must call it.
     ``weights``: a folder of safetensors; each rank reads only its part. Create the model without
     weights then (accelerate.init_empty_weights); no device ever holds it whole.
@@ -102,7 +103,7 @@ def apply(
         check_torch(torch.__version__)
     with _urgent_threads(device):
         mesh = _mesh(played.cluster, device)
-        lanes = _lanes(played, device)
+        lanes, replicas = _lanes(played, device), Replicas(_replicas_lane(mesh, device))
     tp_mesh = mesh["tp"] if mesh is not None and played.cluster.tp > 1 else None
     tp_rank = tp_mesh.get_local_rank() if tp_mesh is not None else 0
     dp_rank = mesh["dp"].get_local_rank() if mesh is not None else 0
@@ -113,6 +114,7 @@ def apply(
     player = StackPlayer(
         plan=played, stack=stack, lanes=lanes, tp_rank=tp_rank, dp_rank=dp_rank,
         training=Training(seed=seed), doubts=Doubts(defers=device.type == "cuda"),
+        replicas=replicas,
     )  # fmt: skip
     if tp_mesh is not None:
         shard_edges(
@@ -121,8 +123,8 @@ def apply(
         )  # fmt: skip
     if main_grads:
         _ask_for_main_grads(model)
-    if mesh is not None:
-        model.no_sync = Replicas(model, mesh["dp"].get_group()).no_sync  # type: ignore[assignment]
+    replicas.watch(model, stack)
+    model.no_sync = replicas.no_sync  # type: ignore[assignment]
     body = model.get_submodule(family.stack.rpartition(".")[0])
     layers = Stack(model.get_submodule(family.stack), player, body)  # type: ignore[arg-type]
     replace_at(model, family.stack, layers)
@@ -176,12 +178,23 @@ def _lanes(plan: PlanFile, device: torch.device) -> dict[int, Lane]:
         return {}
     spec = LaunchSpec(
         tp=cluster.tp, dp=dist.get_world_size() // cluster.tp,
-        backend="nccl" if device.type == "cuda" else "gloo", hang_timeout_s=_timeout_s(device),
+        backend=_backend(device), hang_timeout_s=_timeout_s(device),
     )  # fmt: skip
     lanes = GroupLanes(spec, dist.get_rank(), timed=False)
     lanes.default[DP].close()
     ctas = plan.plan.comm_ctas if device.type == "cuda" else 0
     return {TP: lanes.tp_lane(ctas)}
+
+
+def _replicas_lane(mesh: DeviceMesh | None, device: torch.device) -> Lane | None:
+    """Return the lane of sums over replicas; None where there is one."""
+    if mesh is None or mesh["dp"].size() == 1:
+        return None
+    return lane_over(mesh["dp"].get_group(), DP, _backend(device), timed=False)
+
+
+def _backend(device: torch.device) -> Backend:
+    return "nccl" if device.type == "cuda" else "gloo"
 
 
 def _timeout_s(device: torch.device) -> float:

@@ -46,7 +46,8 @@ class Held:
 
 class ShardedStack:
     """The parameters of a stack: ``shards`` under the runtime's names, ``held`` in the model's
-    order. Replaces the model's parameters; ``mesh`` None leaves them plain tensors."""
+    order. Matrices of all layers come before all vectors, so that those of neighbouring layers are
+    one range. Replaces the model's parameters; ``mesh`` None leaves them plain tensors."""
 
     def __init__(
         self, model: nn.Module, family: Family, spec: ModelSpec, cluster: ClusterSpec,
@@ -54,7 +55,8 @@ class ShardedStack:
     ) -> None:  # fmt: skip
         found = places(family, model)
         first = found[0].parameter
-        specs = [one for one in parameter_specs(spec, cluster) if one.owner != EDGES]
+        layers = [one for one in parameter_specs(spec, cluster) if one.owner != EDGES]
+        specs = sorted(layers, key=lambda one: not one.is_matrix)
         total = sum(one.local_size(cluster.tp) for one in specs)
         flat = torch.empty(total, dtype=first.dtype, device=device)
         self.mesh = mesh

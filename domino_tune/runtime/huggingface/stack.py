@@ -21,14 +21,16 @@ from domino_tune.runtime.huggingface.cut import Cut, cut_of
 from domino_tune.runtime.huggingface.doubts import Doubts
 from domino_tune.runtime.huggingface.eager import eager
 from domino_tune.runtime.huggingface.first_order import first_order
-from domino_tune.runtime.huggingface.rounding import RoundedShards
+from domino_tune.runtime.huggingface.gradients import Gradients
+from domino_tune.runtime.huggingface.replicas import Replicas
 from domino_tune.runtime.huggingface.shard import ShardedStack
+from domino_tune.runtime.huggingface.stack_means import StackMeans, added_to, buckets_of
 from domino_tune.runtime.huggingface.wrappers import NOT_SHARDED
 from domino_tune.runtime.lanes.call import all_gather
 from domino_tune.runtime.lanes.lane import Handle, Lane
 from domino_tune.runtime.ops.state import State, Training
 from domino_tune.runtime.session import DTYPES
-from domino_tune.runtime.shards import Shards, main_dtype_of
+from domino_tune.runtime.shards import Shards
 from domino_tune.store.plans import PlanFile
 from simulator.errors import InputError
 from simulator.schedule import TP
@@ -51,11 +53,13 @@ class StackPlayer:
     dp_rank: int
     training: Training
     doubts: Doubts
+    replicas: Replicas
     forwards: int = 0
     _cuts: dict[tuple[int, int, torch.dtype], Cut] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.casts = Casts(self.stack, self.doubts)
+        self._buckets = buckets_of(self.stack)
 
     def cut(self, sequences: int, seq_length: int, dtype: torch.dtype) -> Cut:
         """Return the plan's ops for a batch of that shape, made once."""
@@ -85,13 +89,22 @@ class StackPlayer:
             tokens=torch.empty(sequences, 0, dtype=torch.long),
         )  # fmt: skip
 
-    def with_gradients(self, cut: Cut, shards: Shards) -> Shards:
-        """Return shards with room for the gradients of a micro-batch, in the parameters' dtype."""
+    def gradients(self, cut: Cut, shards: Shards) -> Gradients:
+        """Return room for the gradients of a micro-batch, in the parameters' dtype."""
         dtype = self.stack.gradient_dtype
         flat = torch.empty(shards.model_copy.shape, dtype=dtype, device=shards.device)
-        if dtype == main_dtype_of(shards.model_copy.dtype):
-            return shards.with_gradients(flat)
-        return RoundedShards(shards, flat, cut.products)
+        return Gradients(shards, flat, cut.products)
+
+    def means(self, ctx: Any, gradients: Gradients) -> StackMeans | None:
+        """Have ``gradients`` averaged over replicas as they become complete, if they are to be."""
+        if not self.replicas.averages:
+            return None
+        needed = added_to(ctx, [held.parameter for held in self.stack.held])
+        if not needed:
+            return None
+        means = StackMeans(self.replicas, self._buckets, gradients, needed)
+        gradients.complete = means.complete
+        return means
 
     def play(
         self, state: State, *passages: player.Passage, arriving: Mapping[str, Handle] | None = None
@@ -191,16 +204,20 @@ class _Play(torch.autograd.Function):
         ctx.state = None
         one.doubts.settle()
         dtype = state.parameters.model_copy.dtype
-        state.parameters = one.with_gradients(cut, state.parameters)
-        state.parameters.clear_added()
+        state.parameters = gradients = one.gradients(cut, state.parameters)
+        means = one.means(ctx, gradients)
+        gradients.clear_added()
         slices = one.slices(cut, gradient.to(dtype))
         state.values.update(zip(cut.output_grads, slices, strict=True))
         one.play(state, cut.backward, cut.sums)
+        gradients.finish()
         hidden = None
         if ctx.needs_input_grad[3]:
             parts = [state.values[name] for name in cut.input_grads]
             hidden = one.joined(cut, parts).to(ctx.dtype)
-        grads = one.stack.gradients(state.parameters.finished(), ctx.needs_input_grad[4:])
+        if means is not None:
+            means.finish()
+        grads = one.stack.gradients(gradients.rounded, ctx.needs_input_grad[4:])
         return None, None, None, hidden, *grads
 
 

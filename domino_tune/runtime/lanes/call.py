@@ -8,14 +8,15 @@ from typing import Literal, NamedTuple
 import torch
 import torch.distributed as dist
 
-Operation = Literal["sum", "max", "gather", "scatter"]
+Operation = Literal["sum", "max", "mean", "gather", "scatter"]
 
 
 class Call(NamedTuple):
     """A collective that writes ``target``.
 
-    ``sum`` and ``max`` reduce it in place, and ``source`` is the same tensor. ``gather`` writes the
-    ``source`` of all ranks, one after the other; ``scatter`` this rank's part of their sum.
+    ``sum``, ``max`` and ``mean`` reduce it in place, and ``source`` is the same tensor. ``gather``
+    writes the ``source`` of all ranks, one after the other; ``scatter`` this rank's part of their
+    sum.
     """
 
     operation: Operation
@@ -31,6 +32,11 @@ class Call(NamedTuple):
 def all_reduce(tensor: torch.Tensor, operation: Operation = "sum") -> Call:
     """Return the reduction of ``tensor`` in place."""
     return Call(operation, tensor, tensor)
+
+
+def mean(tensor: torch.Tensor) -> Call:
+    """Return the mean of ``tensor`` over the ranks, in place."""
+    return Call("mean", tensor, tensor)
 
 
 def all_gather(source: torch.Tensor, ranks: int, into: torch.Tensor | None = None) -> Call:
@@ -55,9 +61,19 @@ def perform(call: Call, group: dist.ProcessGroup) -> None:
         _gather(call, group)
     elif call.operation == "scatter":
         _scatter(call, group)
+    elif call.operation == "mean":
+        _mean(call, group)
     else:
         reduction = dist.ReduceOp.MAX if call.operation == "max" else dist.ReduceOp.SUM
         dist.all_reduce(call.target, op=reduction, group=group)
+
+
+def _mean(call: Call, group: dist.ProcessGroup) -> None:
+    """Divide, then add: fp16 would overflow. NCCL does both in one kernel; gloo has no mean."""
+    if call.target.is_cuda:
+        dist.all_reduce(call.target, op=dist.ReduceOp.AVG, group=group)
+    else:
+        dist.all_reduce(call.target.div_(group.size()), group=group)
 
 
 def _gather(call: Call, group: dist.ProcessGroup) -> None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from domino_tune.runtime.lanes.lane import Lane, ThreadLane
 from domino_tune.runtime.lanes.streams import StreamLane
-from domino_tune.runtime.launch_spec import LaunchSpec
+from domino_tune.runtime.launch_spec import Backend, LaunchSpec
 from simulator.errors import InputError
 from simulator.schedule import DP, LANES, TP
 
@@ -62,11 +62,16 @@ class GroupLanes:
             if self._rank in ranks:
                 mine = group
         assert mine is not None
-        return (
-            ThreadLane(mine, LANES[number])
-            if spec.backend == "gloo"
-            else StreamLane(mine, timed=self._timed)
-        )
+        return lane_over(mine, number, spec.backend, timed=self._timed)
+
+
+def lane_over(
+    group: dist.ProcessGroup, number: int, backend: Backend, *, timed: bool
+) -> Lane:  # fmt: skip
+    """Return the lane of that number over a group of ``backend``."""
+    if backend == "gloo":
+        return ThreadLane(group, LANES[number])
+    return StreamLane(group, timed=timed)
 
 
 def members(spec: LaunchSpec, number: int) -> list[list[int]]:

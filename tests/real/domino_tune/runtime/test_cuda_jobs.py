@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +11,8 @@ import torch
 
 from domino_tune.measure.collect import add_message
 from domino_tune.measure.machine import this_machine
+from domino_tune.measure.probe_set import LEAST_ROUNDS, ContentionProbe, ProbeCase, ProbeSet
+from domino_tune.measure.profiling import JOB
 from domino_tune.runtime.lanes.groups import nccl_options
 from domino_tune.runtime.launch.launch import LaunchSpec, run_job
 from domino_tune.runtime.plan_runs import run_plans
@@ -56,27 +58,19 @@ def test_options_of_a_group_hold_its_ctas() -> None:
 
 def test_a_rank_measures_ops_collectives_launches_and_contention() -> None:
     """A group of one sends nothing, so what is beside nothing may have no rows."""
-    case = {
-        "model": asdict(replace(DRY_GPT, name="probe")),
-        "workload": {"seq_length": 6, "micro_batch_size": 4, "dtype": "bf16"},
-        "cluster": {"tp": 1},
-        "plans": [asdict(MEGATRON), asdict(TWO)],
-        "rounds": 3,
-    }
-    payload = {
-        "cases": [case],
-        "collectives": [list(Collective("all_reduce", 1 << 20, 1, 1, ctas)) for ctas in (0, 4)],
-        "contention": {
-            "case": 0,
-            "plan": asdict(TWO),
-            "messages": [list(Collective("all_reduce", 1 << 20, 1, 1, ctas)) for ctas in (4, 0)],
-        },
-        "loads": [],
-        "seconds": None,
-    }
+    one = ProbeCase(
+        model=replace(DRY_GPT, name="probe"),
+        workload=Workload(seq_length=6, micro_batch_size=4, dtype="bf16"),
+        cluster=ClusterSpec(tp=1), plans=(MEGATRON, TWO),
+    )  # fmt: skip
+    messages = [Collective("all_reduce", 1 << 20, 1, 1, ctas) for ctas in (4, 0)]
+    probes = ProbeSet(
+        cases=(one,), collectives=tuple(reversed(messages)), ops=frozenset(),
+        contention=ContentionProbe(case=0, plan=TWO, messages=tuple(messages)),
+    )  # fmt: skip
     heard: list[dict[str, Any]] = []
     run_job(
-        "domino_tune.measure.probes.rank_job:profile", payload, LaunchSpec(tp=1, backend="nccl"),
+        JOB, probes.payload(LEAST_ROUNDS, None), LaunchSpec(tp=1, backend="nccl"),
         on_message=heard.append,
     )  # fmt: skip
     kinds = {message["kind"] for message in heard}

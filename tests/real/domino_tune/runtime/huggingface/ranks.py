@@ -137,30 +137,6 @@ def resumed(rank: int, tp: int, name: str, plan: str, folder: Path) -> tuple[lis
     return through, before + behind
 
 
-def replicas(rank: int, tp: int, name: str, plan: str) -> dict[str, Tensor]:
-    """Return whole gradients of two micro-batches on each of two replicas, the first of them
-    within ``no_sync``."""
-    model = applied(name, plan, tp, dp=2)
-    replica = rank // tp
-    with model.no_sync():
-        ids, labels = batch(2 * replica)
-        model(input_ids=ids, labels=labels).loss.backward()
-    ids, labels = batch(2 * replica + 1)
-    model(input_ids=ids, labels=labels).loss.backward()
-    return whole_gradients(model)
-
-
-def head_alone(rank: int, tp: int, name: str) -> Tensor:
-    """Return the head's gradient of a batch on each of two replicas; all else is frozen, and
-    embeddings and layers take no part in backward."""
-    model = applied(name, "rows", tp, dp=2)
-    model.requires_grad_(False)
-    model.lm_head.requires_grad_(True)
-    ids, labels = batch(rank // tp)
-    model(input_ids=ids, labels=labels).loss.backward()
-    return whole(model.lm_head.weight.grad)
-
-
 def half_frozen(model: Any) -> Any:
     """Freeze the embeddings, a layer and another one's MLP; return the model after a backward."""
     model.get_input_embeddings().requires_grad_(False)

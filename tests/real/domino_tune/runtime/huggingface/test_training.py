@@ -1,4 +1,4 @@
-"""Training with applied plans: loss curves, checkpoints, replicas, frozen weights, dropout."""
+"""Training with applied plans: loss curves, checkpoints, frozen weights, dropout."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ from tests.real.domino_tune.runtime.huggingface.ranks import (
     embeddings,
     frozen,
     half_frozen,
-    head_alone,
     on_ranks,
     policies,
-    replicas,
     resumed,
     trained,
     whole,
@@ -55,31 +53,6 @@ def test_a_hundred_steps_and_a_saved_model(name: str, plan: str, tmp_path: Path)
 def test_a_run_that_is_resumed_goes_on_to_the_bit(name: str, plan: str, tmp_path: Path) -> None:
     for through, in_parts in on_ranks(tmp_path, 2, resumed, 2, name, plan, tmp_path / "kept"):
         assert in_parts == through
-
-
-@pytest.mark.sampled(count=1)
-@pytest.mark.parametrize(("tp", "name"), [(2, "llama"), (1, "llama"), (2, "gpt2")])
-def test_replicas_average_their_gradients(tp: int, name: str, tmp_path: Path) -> None:
-    """Two replicas of two micro-batches: the mean over replicas of the sums of gradients."""
-    found = on_ranks(tmp_path, 2 * tp, replicas, tp, name, "rows")
-    model = model_of(name)
-    for number in range(4):
-        ids, labels = batch(number)
-        (model(input_ids=ids, labels=labels).loss / 2).backward()
-    for one in found:
-        for path, parameter in model.named_parameters():
-            assert torch.allclose(one[path], whole(parameter.grad), rtol=1e-4, atol=1e-6), path
-
-
-def test_replicas_average_what_is_trained_without_the_layers(tmp_path: Path) -> None:
-    """A head alone, as in linear probing: backward does not reach the layers."""
-    found = on_ranks(tmp_path, 2, head_alone, 1, "llama")
-    model = model_of("llama")
-    for number in range(2):
-        ids, labels = batch(number)
-        (model(input_ids=ids, labels=labels).loss / 2).backward()
-    for one in found:
-        assert torch.allclose(one, whole(model.lm_head.weight.grad), rtol=1e-4, atol=1e-6)
 
 
 def test_frozen_parameters_get_no_gradient(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -23,22 +23,26 @@ class _Sums(dict[str, Tensor]):
         return self[name]
 
 
-class RoundedShards(Shards):
+class Gradients(Shards):
     """Shards that share the weights of ``like`` and have their gradients in ``flat``.
 
-    ``products``: how many GEMMs add to each matrix. A single one writes to ``flat`` itself, if that
-    has the dtype of its operands. Several add up in fp32 and are rounded after the last. Vectors
-    are rounded at the end: they are small, and a rank may hold only a part of their sum.
+    ``products``: how many GEMMs add to each matrix. Several add up in fp32 and are rounded after
+    the last, unless ``flat`` is as wide; a single one writes to ``flat`` itself, if that has the
+    dtype of its operands. Vectors are rounded at the end: they are small, and a rank may hold only
+    a part of their sum. ``complete`` is called with each matrix's name after its last product.
     """
+
+    complete: Callable[[str], object] = staticmethod(lambda _: None)
 
     def __init__(self, like: Shards, flat: Tensor, products: Mapping[str, int]) -> None:
         self.__dict__.update(like.__dict__)
-        self.grad, self._rounded = flat, self._views(flat)
+        self.grad, self.rounded = flat, self._views(flat)
         self._left = dict(products)
-        self.grads = sums = _Sums(self._rounded)
-        direct = flat.dtype == like.model_copy.dtype
-        for name, view in self._rounded.items():
-            if self._left.get(name) == 1 and direct:
+        self.grads = sums = _Sums(self.rounded)
+        computed = like.model_copy.dtype
+        as_wide, direct = flat.dtype == main_dtype_of(computed), flat.dtype == computed
+        for name, view in self.rounded.items():
+            if as_wide or (direct and self._left.get(name) == 1):
                 sums[name] = view
             elif name not in self._left:
                 sums[name]
@@ -48,14 +52,14 @@ class RoundedShards(Shards):
         self._left[name] -= 1
         if not self._left[name]:
             self._round(name)
+            self.complete(name)
 
-    def finished(self) -> Mapping[str, Tensor]:
-        """Return all gradients, rounded."""
+    def finish(self) -> None:
+        """Round all that is left."""
         for name in [*self.grads]:
             self._round(name)
-        return self._rounded
 
     def _round(self, name: str) -> None:
         sums = self.grads.pop(name)
-        if sums is not self._rounded[name]:
-            self._rounded[name].copy_(sums)
+        if sums is not self.rounded[name]:
+            self.rounded[name].copy_(sums)
