@@ -66,7 +66,7 @@ def resolve(
         notes.append(
             f"Profile {profile.name} is {told.base}, calibrated to {told.runs} measured iterations."
         )
-    _check_quantization(workload, profile)
+    check_quantization(workload, profile)
     notes += [*_math_notes(workload, profile), *_quantization_notes(workload)]
     if plan_file and plan_file.profile != ProfileRef.of(profile):
         notes.append(
@@ -81,7 +81,7 @@ def resolve(
     return replace(case, notes=(*notes, *_changed_values(plan_file, case))) if plan_file else case
 
 
-def _check_quantization(workload: Workload, profile: Profile) -> None:
+def check_quantization(workload: Workload, profile: Profile) -> None:
     """Raise InputError for a recipe that the profile's GPU does not have."""
     peaks = profile.machine.peaks
     if workload.linear_math in peaks or workload.quantization == "none":

@@ -19,6 +19,7 @@ from domino_tune.store.plans import PlanFile
 from domino_tune.store.shelf import DISK, Shelf
 from domino_tune.verbs.resolve import (
     Chosen,
+    check_quantization,
     place,
     plan_of,
     power_cap_w,
@@ -130,6 +131,18 @@ def _cuda_graph(case: Case, text: str) -> Case:
     return replace(case, cluster=replace(case.cluster, cuda_graph=text == "on"))
 
 
+def _fp8_recipe(case: Case, text: str) -> Case:
+    changes: dict[str, Any] = {"quantization": text}
+    if text == "none":
+        changes |= {
+            "fp8_param_gather": False, "num_layers_at_start_in_bf16": 0,
+            "num_layers_at_end_in_bf16": 0,
+        }  # fmt: skip
+    workload = replace(case.workload, **changes)
+    check_quantization(workload, case.profile)
+    return replace(case, workload=workload)
+
+
 def _power_cap(case: Case, text: str) -> Case:
     cluster = replace(case.cluster, power_cap_w=power_cap_w("power_cap", text))
     return replace(case, cluster=cluster)
@@ -146,6 +159,7 @@ KEYS: Final[dict[str, Apply]] = {
     "micro_batch_size": _workload("micro_batch_size"),
     "seq_length": _workload("seq_length"),
     "cuda_graph": _cuda_graph,
+    "fp8_recipe": _fp8_recipe,
     "power_cap": _power_cap,
     "clock_mhz": _clock_mhz,
     "link_bandwidth": _machine("link_bandwidth", "bytes/s", link_bandwidth),
