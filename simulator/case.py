@@ -135,7 +135,7 @@ class Case:
     def merge_choices(self) -> tuple[bool, ...]:
         """Whether one GEMM may make a weight's gradient from all slices: not where each slice has
         scales of its own."""
-        return (False, True) if self.workload.quantization == "none" else (False,)
+        return (False, True) if self.workload.fp8_recipe == "none" else (False,)
 
     @cached_property
     def chunks(self) -> tuple[tuple[Chunk, ...], ...]:

@@ -24,12 +24,12 @@ from typing import Final
 from simulator.ops import Gemm
 from simulator.schedule import OpTemplate, Ref
 from simulator.shapes import Shapes
-from simulator.specs import MATH_BYTES, Quantization
+from simulator.specs import MATH_BYTES, Fp8Recipe
 from simulator.templates import Templates
 
-READS_TWICE: Final[frozenset[Quantization]] = frozenset({"tensorwise", "nvfp4"})
+READS_TWICE: Final[frozenset[Fp8Recipe]] = frozenset({"tensorwise", "nvfp4"})
 """Recipes that read a value for its largest number before they cast it."""
-SCALES_ACROSS: Final[frozenset[Quantization]] = frozenset({"mxfp8", "nvfp4"})
+SCALES_ACROSS: Final[frozenset[Fp8Recipe]] = frozenset({"mxfp8", "nvfp4"})
 """Recipes whose copy across has scales of its own, so that it cannot be made of the other copy."""
 ROWS, ACROSS = ".q", ".qt"
 """Ends the name of a value's copy by rows, and of its copy across."""
@@ -47,7 +47,7 @@ def cast_weights(t: Templates) -> list[OpTemplate]:
     if not count:
         return []
     copy, kept = operand_bytes(s, count), s.workload.fp8_param_gather
-    times = 2 if s.workload.quantization in READS_TWICE else 1
+    times = 2 if s.workload.fp8_recipe in READS_TWICE else 1
     read, written = (copy, copy) if kept else (times * count * s.element, 2 * copy)
     return [t.op("cast_weights", -1, s.pointwise("fp8_cast", read, written), (), "w.cast", 0)]
 
@@ -58,7 +58,7 @@ class Quantized(Templates):
     @property
     def quantizes(self) -> bool:
         """Whether the layers' linears are quantized."""
-        return self.shapes.workload.quantization != "none"
+        return self.shapes.workload.fp8_recipe != "none"
 
     @property
     def gathers(self) -> bool:
@@ -69,12 +69,12 @@ class Quantized(Templates):
     def norm_casts(self) -> bool:
         """Whether the norm writes FP8 itself."""
         work = self.shapes.workload
-        return work.quantization == "delayed" and work.implementation.name == "megatron-te"
+        return work.fp8_recipe == "delayed" and work.implementation.name == "megatron-te"
 
     @property
     def scales_across(self) -> bool:
         """Whether the copy across has scales of its own."""
-        return self.shapes.workload.quantization in SCALES_ACROSS
+        return self.shapes.workload.fp8_recipe in SCALES_ACROSS
 
     def linear(self, m: int, n: int, k: int, layout: str, *, bias: bool = False) -> Gemm:
         """Return the signature of a product of the layers' linears."""
@@ -98,7 +98,7 @@ class Quantized(Templates):
         s, base = self.shapes, base or value.name
         copy = operand_bytes(s, size // s.element)
         both = not gathered or self.scales_across
-        reads = 2 if s.workload.quantization in READS_TWICE else 1
+        reads = 2 if s.workload.fp8_recipe in READS_TWICE else 1
         signature = s.pointwise("fp8_cast", reads * size, (1 + both) * copy)
         role = f"{_role(base)}.cast"
         made = self.op(role, row, signature, (value,), base + ROWS, copy)

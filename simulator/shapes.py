@@ -244,7 +244,7 @@ class Shapes:
     def quantized_parameters(self) -> int:
         """Elements of the weights of quantized layers on this rank."""
         found = kinds(self.model, self.workload).items()
-        layers = sum(count for kind, count in found if kind.quantization != "none")
+        layers = sum(count for kind, count in found if kind.fp8_recipe != "none")
         return layers * self.linear_parameters
 
     @cached_property

@@ -194,14 +194,14 @@ DATA_PARALLEL: Final[tuple[DataParallel, ...]] = ("replicas", "distributed-optim
 GRAD_DTYPES: Final[tuple[GradDtype, ...]] = ("fp32", "bf16")
 PipelineSchedule = Literal["1f1b", "gpipe", "zero-bubble"]
 PIPELINE_SCHEDULES: Final[tuple[PipelineSchedule, ...]] = get_args(PipelineSchedule)
-Quantization = Literal["none", "delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4"]
-QUANTIZATIONS: Final[tuple[Quantization, ...]] = get_args(Quantization)
+Fp8Recipe = Literal["none", "delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4"]
+FP8_RECIPES: Final[tuple[Fp8Recipe, ...]] = get_args(Fp8Recipe)
 """Megatron-LM's ``--fp8-recipe``, or ``--fp4-recipe``: how operands of linear layers are scaled."""
-MATH_OF: Final[dict[Quantization, str]] = {
+MATH_OF: Final[dict[Fp8Recipe, str]] = {
     "delayed": "fp8_tensor", "tensorwise": "fp8_tensor", "blockwise": "fp8_block",
     "mxfp8": "mxfp8", "nvfp4": "nvfp4",
 }  # fmt: skip
-"""Quantization -> in what its GEMMs multiply. A scale a tensor costs the GEMM the same, whenever it
+"""Fp8Recipe -> in what its GEMMs multiply. A scale a tensor costs the GEMM the same, whenever it
 was found."""
 ContextComm = Literal["p2p", "all_gather", "a2a"]
 CP_COMM: Final[tuple[ContextComm, ...]] = get_args(ContextComm)
@@ -226,7 +226,7 @@ class Workload:
     stages a rank is Megatron-LM's interleaved one. ``pp_layers``: layers of each (virtual) stage,
     where they are not equal. ``overlap_p2p``: messages between stages run beside compute.
     ``cp_comm``: how ranks of a context-parallel group exchange keys and values.
-    ``quantization``: the format in which the layers' linears multiply; attention, head and norms
+    ``fp8_recipe``: the format in which the layers' linears multiply; attention, head and norms
     stay in ``dtype``. ``num_layers_at_start_in_bf16``, ``num_layers_at_end_in_bf16``: layers that
     are not quantized. ``fp8_param_gather``: parameters of quantized layers are kept, and gathered
     from replicas, in FP8.
@@ -248,7 +248,7 @@ class Workload:
     pp_layers: tuple[int, ...] = ()
     overlap_p2p: bool = False
     cp_comm: ContextComm = "p2p"
-    quantization: Quantization = "none"
+    fp8_recipe: Fp8Recipe = "none"
     num_layers_at_start_in_bf16: int = 0
     num_layers_at_end_in_bf16: int = 0
     fp8_param_gather: bool = False
@@ -261,7 +261,7 @@ class Workload:
             ("data_parallel", DATA_PARALLEL), ("grad_dtype", GRAD_DTYPES),
             ("recompute", RECOMPUTE), ("tp_collectives", TP_COLLECTIVES),
             ("pp_schedule", PIPELINE_SCHEDULES), ("cp_comm", CP_COMM),
-            ("quantization", QUANTIZATIONS),
+            ("fp8_recipe", FP8_RECIPES),
         ):  # fmt: skip
             if getattr(self, name) not in known:
                 raise unknown_name(f"workload.{name}", str(getattr(self, name)), known)
@@ -282,7 +282,7 @@ class Workload:
         ends = self.num_layers_at_start_in_bf16, self.num_layers_at_end_in_bf16
         if min(ends) < 0:
             raise InputError(f"Layers in BF16 at the start and at the end are ≥ 0, got {ends}.")
-        if self.quantization == "none":
+        if self.fp8_recipe == "none":
             if any(ends) or self.fp8_param_gather:
                 raise InputError(
                     "Layers in BF16 at the start or end, and --fp8-param-gather, need a recipe: "
@@ -299,7 +299,7 @@ class Workload:
                 "--recompute per-op chooses among ops in BF16; with quantized layers use "
                 "--recompute none, selective or full."
             )
-        if any(ends) and self.quantization == "delayed":
+        if any(ends) and self.fp8_recipe == "delayed":
             raise InputError(
                 "Delayed scaling quantizes all layers, as in Megatron-LM; use another recipe, or "
                 "leave out the layers in BF16."
@@ -318,7 +318,7 @@ class Workload:
     @property
     def linear_math(self) -> str:
         """In what the layers' linears multiply."""
-        return MATH_OF.get(self.quantization, self.math)
+        return MATH_OF.get(self.fp8_recipe, self.math)
 
     @property
     def tokens(self) -> int:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from simulator.specs import ModelSpec, Quantization, Recompute, Workload
+from simulator.specs import Fp8Recipe, ModelSpec, Recompute, Workload
 
 
 class LayerKind(NamedTuple):
@@ -18,13 +18,13 @@ class LayerKind(NamedTuple):
     the linear layers multiply."""
 
     recompute: Recompute
-    quantization: Quantization
+    fp8_recipe: Fp8Recipe
 
     def of(self, workload: Workload) -> Workload:
         """Return ``workload`` for a stack of layers of this kind alone."""
-        quantized = self.quantization != "none"
+        quantized = self.fp8_recipe != "none"
         return replace(
-            workload, recompute=self.recompute, recompute_layers=0, quantization=self.quantization,
+            workload, recompute=self.recompute, recompute_layers=0, fp8_recipe=self.fp8_recipe,
             num_layers_at_start_in_bf16=0, num_layers_at_end_in_bf16=0,
             fp8_param_gather=quantized and workload.fp8_param_gather,
         )  # fmt: skip
@@ -48,7 +48,7 @@ def stack(model: ModelSpec, workload: Workload) -> tuple[Run, ...]:
         Run(
             LayerKind(
                 workload.recompute if first < again else "none",
-                workload.quantization if begin <= first < end else "none",
+                workload.fp8_recipe if begin <= first < end else "none",
             ),
             range(first, last),
         )
@@ -68,7 +68,7 @@ def joined(runs: tuple[Run, ...]) -> tuple[Run, ...]:
     """Return ``runs`` with those of forward put together that differ only in what backward does."""
     found: list[Run] = []
     for run in runs:
-        if found and found[-1].kind.quantization == run.kind.quantization:
+        if found and found[-1].kind.fp8_recipe == run.kind.fp8_recipe:
             found[-1] = Run(found[-1].kind, range(found[-1].layers.start, run.layers.stop))
         else:
             found.append(run)

@@ -24,9 +24,9 @@ from simulator.specs import (
     CP_COMM,
     DATA_PARALLEL,
     DTYPE_BYTES,
+    FP8_RECIPES,
     GRAD_DTYPES,
     PIPELINE_SCHEDULES,
-    QUANTIZATIONS,
     RECOMPUTE,
     TP_COLLECTIVES,
 )
@@ -149,18 +149,20 @@ class WorkloadFields(Request):
         "Recompute only in this many of the first layers (default all).",
         flag="--recompute-layers", metavar="N", default=None, minimum=1,
     )  # fmt: skip
-    quantization: str | None = option(
+    fp8_recipe: str | None = option(
         "How linear layers are quantized: Megatron's --fp8-recipe, or --fp4-recipe for nvfp4 "
         "(default none: they multiply in --dtype).",
-        flag="--fp8-recipe", choices=QUANTIZATIONS, default=None,
+        flag="--fp8-recipe", choices=FP8_RECIPES, default=None,
     )  # fmt: skip
     num_layers_at_start_in_bf16: int | None = option(
         "First layers that are not quantized (default 0).",
         flag="--num-layers-at-start-in-bf16", metavar="N", default=None, minimum=0,
+        maximum=1000,
     )  # fmt: skip
     num_layers_at_end_in_bf16: int | None = option(
         "Last layers that are not quantized (default 0).",
         flag="--num-layers-at-end-in-bf16", metavar="N", default=None, minimum=0,
+        maximum=1000,
     )  # fmt: skip
     fp8_param_gather: bool | None = option(
         "Keep and gather the parameters of quantized layers in FP8 (default off).",

@@ -143,9 +143,9 @@ def check_heads(model: ModelSpec, tp: int, remedy: str) -> None:
 
 def check_unquantized(workload: Workload, remedy: str) -> None:
     """Raise InputError for quantized layers, which the runtime does not have."""
-    if workload.quantization != "none":
+    if workload.fp8_recipe != "none":
         raise InputError(
-            f"The runtime multiplies in BF16, got --fp8-recipe {workload.quantization}. {remedy} "
+            f"The runtime multiplies in BF16, got --fp8-recipe {workload.fp8_recipe}. {remedy} "
             "without it; or time the job in your own framework and give its log to calibrate."
         )
 

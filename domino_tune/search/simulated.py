@@ -130,7 +130,6 @@ def space_of(case: Case, target: str | None) -> Space:
         comm_ctas=case.comm_ctas_choices,
         sequence_parallels=case.modes,
         slicings=slicings_of(case),
-        merge_wgrads=case.merge_choices,
     )
     return enumerate_plans(
         case.model, case.workload, tp=case.cluster.tp, spec=spec,

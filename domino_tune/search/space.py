@@ -176,6 +176,8 @@ def enumerate_plans(
     cannot run this model or batch at all.
     """
     spec = restrict(spec or SpaceSpec(), model, workload, target)
+    if workload.fp8_recipe != "none":  # each slice has scales of its own
+        spec = replace(spec, merge_wgrads=(False,))
     pool: list[tuple[Cut, Variant]] = []
     infeasible: Counter[str] = Counter()
     splits: dict[tuple[Cut, bool], tuple[list[Variant], Counter[str]]] = {}

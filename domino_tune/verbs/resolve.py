@@ -84,22 +84,22 @@ def resolve(
 def check_quantization(workload: Workload, profile: Profile) -> None:
     """Raise InputError for a recipe that the profile's GPU does not have."""
     peaks = profile.machine.peaks
-    if workload.linear_math in peaks or workload.quantization == "none":
+    if workload.linear_math in peaks or workload.fp8_recipe == "none":
         return
     known = [recipe for recipe, math in MATH_OF.items() if math in peaks]
     instead = f"use --fp8-recipe {', '.join(known)}, or none" if known else "leave it out"
     raise InputError(
         f"Profile {profile.name!r} ({profile.machine.gpu}) has no rates for --fp8-recipe "
-        f"{workload.quantization}; {instead}."
+        f"{workload.fp8_recipe}; {instead}."
     )
 
 
 def _quantization_notes(workload: Workload) -> list[str]:
     """Return a note on what a recipe's numbers rest on."""
-    if workload.quantization == "none":
+    if workload.fp8_recipe == "none":
         return []
     return [
-        f"Layers in {workload.quantization}: products of backward are taken for forward ones of "
+        f"Layers in {workload.fp8_recipe}: products of backward are taken for forward ones of "
         "their shape, copies across for casts by the byte, and power for BF16's; all assumed."
     ]
 

@@ -132,7 +132,7 @@ def _cuda_graph(case: Case, text: str) -> Case:
 
 
 def _fp8_recipe(case: Case, text: str) -> Case:
-    changes: dict[str, Any] = {"quantization": text}
+    changes: dict[str, Any] = {"fp8_recipe": text}
     if text == "none":
         changes |= {
             "fp8_param_gather": False, "num_layers_at_start_in_bf16": 0,

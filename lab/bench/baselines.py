@@ -121,7 +121,9 @@ def cuts(case: Case, mode: bool) -> list[SlicePlan]:
             row_slices=r, attn_col_slices=columns, mlp_col_slices=columns, attn_dgrad_slices=1,
             mlp_dgrad_slices=1, merge_wgrad=merge, comm_ctas=cta, sequence_parallel=mode,
         )
-        for r, columns, merge, cta in product(rows, (1, 2), case.merge_choices, case.comm_ctas_choices)
+        for r, columns, merge, cta in product(
+            rows, (1, 2), case.merge_choices, case.comm_ctas_choices
+        )
     ]  # fmt: skip
     inter = SlicePlan(order="inter", wgrad="deferred", sequence_parallel=mode)
     return [*greedy, inter, *_columns(mode)]

@@ -22,7 +22,7 @@ from lab.bench.coverage import held
 from lab.bench.runs import Run, dgxc_runs
 from lab.verdict import Check, at_most, check_table
 from simulator.predict import predict
-from simulator.specs import Quantization
+from simulator.specs import Fp8Recipe
 
 MEAN_ERROR: Final = 0.08
 RATIO: Final = 0.10
@@ -131,9 +131,9 @@ def gains() -> list[Table]:
     ]  # fmt: skip
 
 
-def _gains(model: str, tp: int, recipe: Quantization) -> Gains:
+def _gains(model: str, tp: int, recipe: Fp8Recipe) -> Gains:
     plain = case_of("h100-dgx", model, tp)
-    case = replace(plain, workload=replace(plain.workload, quantization=recipe))
+    case = replace(plain, workload=replace(plain.workload, fp8_recipe=recipe))
     found, base = gain_of(case), predict(case, baseline_plan(case)).makespan_ns
     rivals = {
         name: base / predict(case, plan).makespan_ns for name, plan in rival_plans(case).items()

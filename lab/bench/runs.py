@@ -243,7 +243,7 @@ def dgxc_runs() -> Iterator[tuple[Line, Run]]:
             grad_accumulation=int(row["global_batch_size"]) // (mbs * dp),
             data_parallel="distributed-optimizer", overlap_p2p=vpp > 1,
             grad_dtype=row["grad_reduce_dtype"] or "fp32",
-            quantization="delayed" if row["precision"] == "fp8" else "none",
+            fp8_recipe="delayed" if row["precision"] == "fp8" else "none",
             implementation=IMPLEMENTATIONS["megatron-te"],
         )  # fmt: skip
         label = f"{row['model']}, {row['num_layers']} layers, {row['gpus']} GPUs"

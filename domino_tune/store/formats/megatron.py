@@ -149,7 +149,7 @@ def megatron_notes(plan_file: PlanFile) -> list[str]:
 def quantization_flags(workload: Workload) -> list[str]:
     """Return the options of quantized layers; FP8 is hybrid, Megatron-LM's usual format: E4M3, and
     E5M2 for gradients."""
-    recipe = workload.quantization
+    recipe = workload.fp8_recipe
     if recipe == "none":
         return []
     fp4 = recipe == "nvfp4"

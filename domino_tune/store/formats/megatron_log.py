@@ -33,7 +33,7 @@ from domino_tune.store.formats.megatron_arguments import (
 from domino_tune.store.formats.run_table import RunRow, checked_ms
 from simulator.errors import InputError
 from simulator.implementation import IMPLEMENTATIONS
-from simulator.specs import CP_COMM, QUANTIZATIONS
+from simulator.specs import CP_COMM, FP8_RECIPES
 
 _START: Final = re.compile(r"-{3,} arguments -{3,}")
 _END: Final = re.compile(r"-{3,} end of arguments -{3,}")
@@ -321,9 +321,9 @@ def _quantization(arguments: Mapping[str, str], source: str) -> dict[str, str]:
         if arguments.get(width, arguments.get(f"{width}_format", "None")) in off:
             continue
         recipe = arguments.get(f"{width}_recipe", usual)
-        if recipe not in QUANTIZATIONS:
+        if recipe not in FP8_RECIPES:
             raise _not_simulated(source, f"{width}_recipe", recipe)
-        found: dict[str, str] = {"quantization": recipe}
+        found: dict[str, str] = {"fp8_recipe": recipe}
         if _is(arguments, "first_last_layers_bf16"):
             for end in ("start", "end"):
                 name = f"num_layers_at_{end}_in_bf16"

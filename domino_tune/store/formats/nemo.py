@@ -100,7 +100,7 @@ def _check(workload: Workload, cluster: ClusterSpec) -> None:
     problems = (
         (workload.dtype == "fp16", "fp16 with fp32 weights; make the plan with --dtype bf16"),
         (
-            workload.quantization != "none",
+            workload.fp8_recipe != "none",
             "FP8 in this export; export --format megatron, or make the plan without --fp8-recipe",
         ),
         (

@@ -113,8 +113,8 @@ def _check(plan_file: PlanFile) -> None:
             f"{workload.dtype} weights; make the plan with --dtype bf16 or fp32",
         ),
         (
-            workload.quantization not in ("none", "tensorwise"),
-            f"the recipe {workload.quantization} (of FP8 it has one scale a tensor); make the plan "
+            workload.fp8_recipe not in ("none", "tensorwise"),
+            f"the recipe {workload.fp8_recipe} (of FP8 it has one scale a tensor); make the plan "
             "with --fp8-recipe tensorwise, or without",
         ),
         (

@@ -177,11 +177,11 @@ def random_case(rng: random.Random, *, layers: int, micros: int, cost: CostModel
 def random_quantization(model: ModelSpec, workload: Workload) -> dict[str, Any]:
     """Quantized layers for a fifth of the models, some of them with ends in BF16. The choice is
     seeded by the model alone, so the rest of a random case stays the same."""
-    rng = random.Random(repr(model) + "quantization")
+    rng = random.Random(repr(model) + "fp8_recipe")
     if rng.random() > 0.2 or workload.recompute == "per-op":
         return {}
     recipe = rng.choice(("delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4"))
-    found: dict[str, Any] = {"quantization": recipe, "fp8_param_gather": rng.random() < 0.5}
+    found: dict[str, Any] = {"fp8_recipe": recipe, "fp8_param_gather": rng.random() < 0.5}
     if recipe != "delayed" and rng.random() < 0.5:
         found["num_layers_at_start_in_bf16"] = rng.choice((0, 1))
         found["num_layers_at_end_in_bf16"] = rng.choice((0, 1, 2))
@@ -238,7 +238,7 @@ def _random_cut(rng: random.Random, case: Case, kind: str) -> SlicePlan:
     if kind in ("megatron", "no_comm"):
         return MEGATRON if kind == "megatron" else NO_COMM
     order, wgrad = kind.split()
-    merged = (rng.random() < 0.3) & (case.workload.quantization == "none")
+    merged = (rng.random() < 0.3) & (case.workload.fp8_recipe == "none")
     most = case.workload.micro_batch_size
     if order in ("inter", "paper"):
         return _plan(order, wgrad, min(2, most), merged)

@@ -18,7 +18,7 @@ from simulator.ordering import order_of
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import predict, simulate
 from simulator.presets import MODELS
-from simulator.specs import ClusterSpec, Quantization, Workload
+from simulator.specs import ClusterSpec, Fp8Recipe, Workload
 from simulator.stack import stack
 
 MODEL = replace(MODELS["llama3-8b"], num_hidden_layers=4)
@@ -28,9 +28,9 @@ SP, WHOLE = replace(MEGATRON, sequence_parallel=True), MEGATRON
 HIDDEN = 2048 * 4 * MODEL.hidden_size
 
 
-def case_of(quantization: Quantization, **changes: object) -> Case:
+def case_of(quantization: Fp8Recipe, **changes: object) -> Case:
     """A case on H100s in this recipe."""
-    workload = replace(JOB, quantization=quantization, **changes)  # type: ignore[arg-type]
+    workload = replace(JOB, fp8_recipe=quantization, **changes)  # type: ignore[arg-type]
     return Case(model=MODEL, workload=workload, cluster=TP4, profile=load_profile("h100-dgx"))
 
 
@@ -64,7 +64,7 @@ def test_linears_multiply_in_fp8_and_nothing_else_does() -> None:
 
 @pytest.mark.parametrize(("recipe", "reads"), [("blockwise", 1), ("tensorwise", 2)])
 def test_a_cast_reads_twice_where_it_looks_for_the_largest_number(
-    recipe: Quantization, reads: int
+    recipe: Fp8Recipe, reads: int
 ) -> None:
     (cast,) = of_role(ops_of(case_of(recipe), WHOLE), "attn.norm.cast")
     assert isinstance(cast, Pointwise)
@@ -109,7 +109,7 @@ def test_delayed_scaling_lets_the_norm_write_fp8() -> None:
 def test_layers_at_the_ends_stay_in_bf16() -> None:
     ends = {"num_layers_at_start_in_bf16": 1, "num_layers_at_end_in_bf16": 2}
     case = case_of("tensorwise", **ends)
-    runs = [(run.kind.quantization, run.layers) for run in stack(MODEL, case.workload)]
+    runs = [(run.kind.fp8_recipe, run.layers) for run in stack(MODEL, case.workload)]
     assert runs == [("none", range(1)), ("tensorwise", range(1, 2)), ("none", range(2, 4))]
     found = ops_of(case, SP)
     counts = Counter(
@@ -132,7 +132,7 @@ def test_recomputed_layers_cast_again() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["delayed", "tensorwise", "blockwise"])
-def test_both_engines_agree(recipe: Quantization) -> None:
+def test_both_engines_agree(recipe: Fp8Recipe) -> None:
     plan = SlicePlan(row_slices=2, sequence_parallel=True, mlp_col_slices=2)
     case = case_of(recipe, grad_accumulation=2, num_layers_at_end_in_bf16=int(recipe != "delayed"))
     order = order_of(case, plan)
@@ -159,10 +159,10 @@ def test_weights_are_kept_twice_in_fp8_and_gathered_in_half() -> None:
     ("changes", "word"),
     [
         ({"num_layers_at_start_in_bf16": 1}, "need a recipe"),
-        ({"quantization": "tensorwise", "dtype": "fp16"}, "--dtype bf16"),
-        ({"quantization": "delayed", "num_layers_at_end_in_bf16": 1}, "Delayed scaling"),
-        ({"quantization": "tensorwise", "recompute": "per-op"}, "per-op"),
-        ({"quantization": "e4m3"}, "quantization"),
+        ({"fp8_recipe": "tensorwise", "dtype": "fp16"}, "--dtype bf16"),
+        ({"fp8_recipe": "delayed", "num_layers_at_end_in_bf16": 1}, "Delayed scaling"),
+        ({"fp8_recipe": "tensorwise", "recompute": "per-op"}, "per-op"),
+        ({"fp8_recipe": "e4m3"}, "fp8_recipe"),
     ],
 )
 def test_what_does_not_go_together_is_refused(changes: dict[str, object], word: str) -> None:

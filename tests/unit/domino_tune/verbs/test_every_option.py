@@ -41,9 +41,9 @@ SUITS: Final[dict[str, dict[str, Any]]] = {
     "vpp": {"pp": 2}, "pp_layers": {"pp": 2}, "pp_schedule": {"pp": 2}, "cp_comm": {"cp": 2},
     "overlap_p2p": {"pp": 2}, "nodes": {"dp": 2}, "slice_balance": {"slice_dim": "sequence"},
     "recompute_layers": {"recompute": "full"},
-    "num_layers_at_start_in_bf16": {"quantization": "tensorwise"},
-    "num_layers_at_end_in_bf16": {"quantization": "tensorwise"},
-    "fp8_param_gather": {"quantization": "tensorwise"},
+    "num_layers_at_start_in_bf16": {"fp8_recipe": "tensorwise"},
+    "num_layers_at_end_in_bf16": {"fp8_recipe": "tensorwise"},
+    "fp8_param_gather": {"fp8_recipe": "tensorwise"},
     "tp_comm_overlap": {"strategy": "userbuffers"},
     "seed": {"search": "random"},
 }  # fmt: skip
@@ -94,7 +94,7 @@ def _without_power(asked: dict[str, Any]) -> dict[str, Any]:
     none, nor collectives that it lacks.
     """
     needed = {
-        "power_cap", "clock_mhz", "tp_collectives", "quantization", "fp8_param_gather",
+        "power_cap", "clock_mhz", "tp_collectives", "fp8_recipe", "fp8_param_gather",
         "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16",
     }  # fmt: skip
     names = set(asked) | set(asked.get("tune_also", ()))

@@ -210,9 +210,9 @@ def test_a_recipe_of_fp8_is_read() -> None:
         "num_layers_at_start_in_bf16": 1, "num_layers_at_end_in_bf16": 2, "fp8_param_gather": True,
     }  # fmt: skip
     work = case_of(log({**GPT, **told})).workload
-    assert (work.quantization, work.fp8_param_gather) == ("tensorwise", True)
+    assert (work.fp8_recipe, work.fp8_param_gather) == ("tensorwise", True)
     assert (work.num_layers_at_start_in_bf16, work.num_layers_at_end_in_bf16) == (1, 2)
-    assert case_of(log({**GPT, "fp8": "e4m3"})).workload.quantization == "delayed"
+    assert case_of(log({**GPT, "fp8": "e4m3"})).workload.fp8_recipe == "delayed"
 
 
 def test_overlap_by_userbuffers_is_their_strategy() -> None:

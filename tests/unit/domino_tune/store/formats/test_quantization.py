@@ -12,9 +12,9 @@ from domino_tune.store.formats.megatron import megatron_arguments
 from domino_tune.verbs.resolve import resolve
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.presets import MODELS
-from simulator.specs import ClusterSpec, Quantization, Workload
+from simulator.specs import ClusterSpec, Fp8Recipe, Workload
 
-JOB = Workload(seq_length=2048, micro_batch_size=2, quantization="tensorwise")
+JOB = Workload(seq_length=2048, micro_batch_size=2, fp8_recipe="tensorwise")
 MODEL, TP2 = MODELS["llama3-8b"], ClusterSpec(tp=2)
 
 
@@ -27,8 +27,8 @@ MODEL, TP2 = MODELS["llama3-8b"], ClusterSpec(tp=2)
         ("none", set()),
     ],
 )
-def test_megatron_is_told_the_recipe(recipe: Quantization, flags: set[str]) -> None:
-    told = megatron_arguments(MODEL, replace(JOB, quantization=recipe), TP2)
+def test_megatron_is_told_the_recipe(recipe: Fp8Recipe, flags: set[str]) -> None:
+    told = megatron_arguments(MODEL, replace(JOB, fp8_recipe=recipe), TP2)
     assert {flag for flag in told if "fp8" in flag or "fp4" in flag} == flags
 
 
@@ -52,7 +52,7 @@ def test_deepspeed_refuses() -> None:
 def test_a_gpu_without_the_recipe_is_named(profile: str, way_out: str) -> None:
     asked = SimulateRequest(
         model="llama3-8b", profile=profile, tp=2, seq_length=2048, micro_batch_size=1,
-        quantization="mxfp8",
+        fp8_recipe="mxfp8",
     )  # fmt: skip
     with pytest.raises(InputError, match=way_out):
         resolve(asked)
