@@ -1,10 +1,7 @@
 """The service as an ASGI application.
 
-``serve`` starts uvicorn with the factory ``api.app:app``, the settings in the environment, and
-
-    http="api.protocol:TimedProtocol", ws="none", lifespan="on", access_log=False,
-    server_header=False, h11_max_incomplete_event_size=16384, timeout_graceful_shutdown=2,
-    proxy_headers=False, or True with the trusted proxies in forwarded_allow_ips
+``serve`` starts uvicorn with the factory ``api.app:app`` and the settings in the environment
+(``domino_tune.service.serving``).
 """
 
 from __future__ import annotations
@@ -98,17 +95,11 @@ def _lifespan(settings: Settings) -> Callable[[FastAPI], Any]:
             raise
         made.state.metrics.watch(parts)
         try:
-            if parts.runner is not None:
-                await parts.runner.start()
             with _notice(parts):
                 yield
         finally:
             parts.draining.set()
-            try:
-                if parts.runner is not None:
-                    await parts.runner.drain(settings.drain_s)
-            finally:
-                await anyio.to_thread.run_sync(parts.close)
+            await anyio.to_thread.run_sync(parts.close)
 
     return lifespan
 

@@ -6,12 +6,12 @@ import hashlib
 from dataclasses import dataclass
 from typing import Final
 
+import anyio
 from starlette.requests import Request
 
 from api.limits import Buckets
-from api.lookups import Lookups
 from api.problems import ProblemError
-from domino_tune.service.tokens import SCOPES, Scope
+from domino_tune.service.tokens import SCOPES, Scope, TokenDesk
 
 LONGEST_SECRET: Final = 200
 _REALM: Final = 'Bearer realm="domino_tune"'
@@ -31,9 +31,15 @@ LOCAL: Final = Caller(owner="local", scope="admin", key="local")
 
 
 async def authenticate(
-    request: Request, tokens: Lookups, buckets: Buckets, *, required: bool
+    request: Request,
+    tokens: TokenDesk,
+    turn: anyio.CapacityLimiter,
+    buckets: Buckets,
+    *,
+    required: bool,
 ) -> Caller:
-    """Return the caller that the request's token belongs to.
+    """Return the caller that the request's token belongs to; it is looked up when it is its
+    ``turn``.
 
     A token that is sent must be valid, even if none is ``required``. Raise ProblemError 401 for a
     missing or invalid token, and 429 after too many invalid ones from one address. These never lock
@@ -49,12 +55,12 @@ async def authenticate(
         raise _unknown("Send one header, `Authorization: Bearer dt_…`.", _REALM)
     secret = secret.strip()
     key = f"token {hashlib.sha256(secret.encode()).hexdigest()}"
-    token = await tokens.find(secret, seen=buckets.knows(key))
+    token = await anyio.to_thread.run_sync(tokens.find, secret, limiter=turn)
     if token is None:
-        buckets.forget(key)  # revoked
         buckets.take(f"unknown {request.client.host if request.client else ''}")
         raise _unknown(
-            "The token is not known, or was revoked.", f'{_REALM}, error="invalid_token"'
+            "The token is not known, has expired, or was revoked.",
+            f'{_REALM}, error="invalid_token"',
         )
     return Caller(owner=token.owner, scope=token.scope, key=key)
 

@@ -1,86 +1,46 @@
-"""Bodies of requests: limited in size and time while they arrive, then parsed strictly."""
+"""Bodies of requests: limited in size while they arrive, then parsed strictly."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
 import anyio
 from pydantic import BaseModel, ValidationError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
-from api.intake import SMALL_BYTES
 from api.problems import MOST_FAULTS, Fault, ProblemError, bad_body, pointer
-from api.strict_json import read_json
+from api.strict_json import count_values, read_json
 
 JSON_TYPES: Final = ("application/json",)
 TABLE_TYPES: Final = ("text/plain", "text/csv", "application/octet-stream")
 _CHARSET: Final = re.compile(r'charset="?([^";\s]*)"?', re.ASCII | re.IGNORECASE)
+SMALL_BYTES: Final = 64 << 10
+"""Bodies up to this size are parsed in the event loop."""
 Kind = TypeVar("Kind", bound=BaseModel)
+Made = TypeVar("Made")
 
 
-async def read_body(
-    request: Request,
-    *,
-    cap_bytes: int,
-    deadline_s: float,
-    media_types: Iterable[str],
-    take: Callable[[bytes], None],
-    pace: Callable[[], Awaitable[None]],
-) -> bytes:
-    """Return the body as it was sent; ``take`` sees each part, ``pace`` is awaited before parts
-    of a large one.
+async def read_body(request: Request, *, cap_bytes: int, media_types: Iterable[str]) -> bytes:
+    """Return the body as it was sent.
 
-    Raise ProblemError: 413 above ``cap_bytes``, without storing more than that; 408 where the body
-    has not arrived within ``deadline_s``; 415 for another media type, another charset or a content
-    coding; and what ``take`` raises, when all of the body is in: who still sends reads no answer.
+    Raise ProblemError: 413 above ``cap_bytes``, without storing more than that; 415 for another
+    media type, another charset or a content coding.
     """
     _check_kind(request, tuple(media_types))
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > cap_bytes:
         raise _too_large(cap_bytes)
+    chunks, size = [], 0
     try:
-        with anyio.fail_after(deadline_s):
-            return await _stream(request, cap_bytes, take, pace)
-    except TimeoutError:
-        raise ProblemError(
-            408,
-            f"The body was not in after {deadline_s:g} s; send it faster, or again.",
-            headers={"Connection": "close"},
-        ) from None
-
-
-async def _stream(
-    request: Request,
-    cap_bytes: int,
-    take: Callable[[bytes], None],
-    pace: Callable[[], Awaitable[None]],
-) -> bytes:
-    chunks: list[bytes] = []
-    refusal: ProblemError | None = None
-    size = 0
-    while True:
-        message = await request.receive()
-        if message["type"] != "http.request":
-            raise ProblemError(400, "The connection ended before the body did.")
-        chunk = message.get("body", b"")
-        size += len(chunk)
-        if size > cap_bytes:
-            raise _too_large(cap_bytes)
-        if size > SMALL_BYTES:
-            await pace()
-        if refusal is None:
-            try:
-                take(chunk)
-                chunks.append(chunk)
-            except ProblemError as error:
-                refusal = error
-                chunks.clear()
-        if not message.get("more_body", False):
-            break
-    if refusal is not None:
-        raise refusal
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > cap_bytes:
+                raise _too_large(cap_bytes)
+            chunks.append(chunk)
+    except ClientDisconnect:
+        raise ProblemError(400, "The connection ended before the body did.") from None
     return b"".join(chunks)
 
 
@@ -109,21 +69,27 @@ def _check_kind(request: Request, media_types: tuple[str, ...]) -> None:
         raise ProblemError(415, "The body's charset must be UTF-8.")
 
 
-async def parse_body(kind: type[Kind], data: bytes, turn: anyio.CapacityLimiter) -> Kind:
-    """Return ``data`` as ``kind``; where it is large, in a thread when it is its ``turn``.
-
-    Raise ProblemError: 400 where it is not JSON, 422 with pointers for other faults.
+async def parsed(
+    read: Callable[[bytes], Made], data: bytes, most_values: int, turn: anyio.CapacityLimiter
+) -> Made:
+    """Return ``read(data)``; where that is large, in a thread when it is its ``turn``: as Python
+    objects, values take a hundred times their bytes. Raise ProblemError 422 above ``most_values``.
     """
+    if count_values(data) > most_values:
+        raise bad_body(f"The body may hold at most {most_values:,} values; send fewer.")
     if len(data) <= SMALL_BYTES:
-        return parse(kind, data)
-    return await anyio.to_thread.run_sync(parse, kind, data, limiter=turn)
+        return read(data)
+    return await anyio.to_thread.run_sync(read, data, limiter=turn)
 
 
 def parse(kind: type[Kind], data: bytes) -> Kind:
-    """Do the work of ``parse_body`` in this thread."""
-    if not data:
-        raise bad_body("The body is empty; send a JSON object.", status=400)
-    plain = read_json(data)
+    """Return ``data`` as ``kind``. Raise ProblemError: 400 where it is not JSON, 422 with pointers
+    for other faults."""
+    return validated(kind, data, read_object(data))
+
+
+def validated(kind: type[Kind], data: bytes, plain: dict[str, Any]) -> Kind:
+    """Return ``data``, whose JSON is ``plain``, as ``kind``. Raise ProblemError 422."""
     _check_keys(kind, plain)
     try:
         return kind.model_validate_json(data.removeprefix(b"\xef\xbb\xbf"))
@@ -131,10 +97,18 @@ def parse(kind: type[Kind], data: bytes) -> Kind:
         raise _refused(error, plain) from None
 
 
-def _check_keys(kind: type[BaseModel], plain: Any) -> None:
-    """Refuse unknown keys at the top first: a body may hold hundreds of thousands of them."""
+def read_object(data: bytes) -> dict[str, Any]:
+    """Return a JSON object with any keys. Raise ProblemError as ``parse`` does."""
+    if not data:
+        raise bad_body("The body is empty; send a JSON object.", status=400)
+    plain = read_json(data)
     if not isinstance(plain, dict):
         raise bad_body("The body must be a JSON object.")
+    return plain
+
+
+def _check_keys(kind: type[BaseModel], plain: dict[str, Any]) -> None:
+    """Refuse unknown keys at the top first: a body may hold thousands of them."""
     if kind.model_config.get("extra") != "forbid":
         return
     known = {item.alias or name for name, item in kind.model_fields.items()}
@@ -184,11 +158,3 @@ def _place(plain: Any, location: tuple[str | int, ...]) -> list[str | int]:
             continue
         place.append(part)
     return place
-
-
-async def parse_object(data: bytes, turn: anyio.CapacityLimiter) -> dict[str, Any]:
-    """Return a JSON object with any keys. Raise ProblemError as ``parse_body`` does."""
-    plain = await anyio.to_thread.run_sync(read_json, data, limiter=turn)
-    if not isinstance(plain, dict):
-        raise bad_body("The body must be a JSON object.")
-    return plain

@@ -12,7 +12,6 @@ from typing import Any, Final
 _WORKLOAD: Final = {
     "model": "llama2-7b", "profile": "h100-dgx", "tp": 8, "seq_length": 4096, "micro_batch_size": 4,
 }  # fmt: skip
-_RUN: Final = {"model": "llama2-7b", "seq_length": 4096}
 _TABLE: Final = "m,n,k,us\n4096,12288,4096,650\n8192,12288,4096,1280\n"
 _CONFIG: Final = {
     "model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22,
@@ -35,40 +34,17 @@ def _named(name: str, **more: Any) -> Example:
 
 
 EXAMPLES: Final[Mapping[str, Example]] = {
-    "create_tune": Example(body=_WORKLOAD),
-    "create_sweep": Example(body={**_WORKLOAD, "sweep": "link_bandwidth=0.5x,1x,2x"}),
-    "create_layout_search": Example(
-        body={
-            "model": "gpt3-6.7b", "profile": "h100-dgx", "seq_length": 2048, "gpus": 8,
-            "global_batch_size": 16, "pp": 1,
-        }
-    ),
-    "create_scale": Example(
-        body={
-            "model": "gpt3-6.7b", "profile": "h100-dgx", "seq_length": 2048, "sweep": "gpus=8,16",
-            "global_batch_size": 16, "pp": 1, "cp": 1, "micro_batch_size": 1,
-        }
-    ),
-    "create_calibration": Example(
-        body={
-            "profile": "h100-dgx", "name": "my-h100",
-            "runs": [
-                {**_RUN, "tp": 8, "micro_batch_size": 4, "measured_ms": 274.1},
-                {**_RUN, "tp": 4, "micro_batch_size": 2, "measured_ms": 251.6},
-            ],
-        }
-    ),
+    "submit_job": Example(body={"kind": "tune", **_WORKLOAD}),
     "label_job": Example(body={"label": "before the new switches"}),
     "simulate": Example(body={**_WORKLOAD, "row_slices": 2}),
     "what_if": Example(body={**_WORKLOAD, "change": ["link_bandwidth=2x"]}),
-    "add_validation": Example(file="validation.json"),
+    "get_file": _named("plan"),
     "get_profile": _named("h100-dgx"),
     "put_profile": Example(parameters={"name": "my-machine"}, file="my-machine.json"),
     "import_profile": Example(
         parameters={"name": "my-gemms", "format": "gemm-csv", "into": "h100-dgx"}, body=_TABLE
     ),
     "delete_profile": _named("my-machine"),
-    "get_model": _named("llama2-7b"),
     "add_model": Example(parameters={"name": "my-llama"}, body=_CONFIG),
     "delete_model": _named("my-llama"),
     "static_file": _named("docs.js"),

@@ -17,7 +17,6 @@ from typing import get_type_hints as hints_of
 import pydantic
 from pydantic import BaseModel, ConfigDict, create_model
 
-from api.bounds import COUNTS
 from api.wire import SLUG
 from domino_tune.requests import Request
 from domino_tune.requests.fields import NEEDED
@@ -31,10 +30,11 @@ LONGEST_TEXT: Final = 256
 MOST_ENTRIES: Final = 64
 """Most entries of a body's list."""
 LONGEST_SLUG: Final = 64
+JOB_ID: Final = r"^job_[0-9a-f]{32}$"
 Slug = Annotated[str, pydantic.Field(pattern=SLUG, max_length=LONGEST_SLUG)]
 PlanObject = Annotated[
     dict[str, Any],
-    pydantic.Field(description="A plan file, whole, as `GET /v1/tunes/{id}/plan` gives it."),
+    pydantic.Field(description="A plan file, whole, as `GET /v1/jobs/{id}/files/plan` gives it."),
 ]
 SPECIAL: Final[dict[str, Any]] = {"model": Slug, "profile": Slug, "plan": PlanObject}
 """Fields that name files on the command line; on the wire they are names, or the file itself."""
@@ -93,7 +93,7 @@ def _body_field(item: Field[Any], hint: Any, *, required: bool) -> tuple[Any, An
     option = option_of(item)
     optional = NoneType in get_args(hint)
     core = next(arg for arg in get_args(hint) if arg is not NoneType) if optional else hint
-    wire = SPECIAL.get(item.name) or _bounded(item.name, option, core)
+    wire = SPECIAL.get(item.name) or _bounded(option, core)
     if get_origin(core) is tuple:
         wire = Annotated[wire, pydantic.Field(max_length=MOST_ENTRIES)]
         return wire, pydantic.Field(default_factory=list, description=option.help)
@@ -103,15 +103,14 @@ def _body_field(item: Field[Any], hint: Any, *, required: bool) -> tuple[Any, An
     return (wire | None if optional else wire), default
 
 
-def _bounded(name: str, option: Option, core: Any) -> Any:
-    """Return the type of an option's value within the bounds of the option and of the service."""
+def _bounded(option: Option, core: Any) -> Any:
+    """Return the type of an option's value within the bounds of the option."""
     if get_origin(core) is tuple:
-        return list[_bounded(name, option, get_args(core)[0])]  # type: ignore[misc]
+        return list[_bounded(option, get_args(core)[0])]  # type: ignore[misc]
     if option.choices:
         return Literal[option.choices]
     if core is int:
-        most = min(option.maximum, COUNTS.get(name, option.maximum))
-        return Annotated[int, pydantic.Field(ge=option.minimum, le=most)]
+        return Annotated[int, pydantic.Field(ge=option.minimum, le=option.maximum)]
     if core is str:
         return Annotated[str, pydantic.Field(min_length=1, max_length=LONGEST_TEXT)]
     assert core is bool, f"no wire type for {core}"

@@ -30,14 +30,6 @@ class Buckets:
         self._clock = clock
         self._levels: LRUCache[str, tuple[float, float]] = LRUCache(MOST_BUCKETS)
 
-    def knows(self, key: str) -> bool:
-        """Return whether ``key`` was counted lately."""
-        return key in self._levels
-
-    def forget(self, key: str) -> None:
-        """Forget the requests of ``key``."""
-        self._levels.pop(key, None)
-
     def take(self, key: str) -> None:
         """Count one request of ``key``. Raise ProblemError 429 where its bucket is empty."""
         now = self._clock()

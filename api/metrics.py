@@ -84,6 +84,13 @@ class _Jobs(Collector):
             "domino_tune_quick_waiting", "Simulations and what-ifs being computed.",
             value=self._parts.quick.waiting,
         )  # fmt: skip
+        if (runner := self._parts.runner) is not None:
+            yield GaugeMetricFamily(
+                "domino_tune_workers", "Workers that jobs can run on.", value=runner.workers
+            )
+            yield GaugeMetricFamily(
+                "domino_tune_running", "Jobs that this replica runs.", value=runner.running
+            )
 
     def _counted(self) -> GaugeMetricFamily:
         """Return the number of jobs by state. Raise StorageError, UnavailableError."""

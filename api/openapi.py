@@ -44,8 +44,8 @@ Predicts and tunes Domino-style tensor-parallel training. Names in bodies are th
 line's options, in snake_case.
 
 Every error is `application/problem+json` (RFC 9457); `errors` points at what is wrong, and `type`
-leads to [what it means](docs/problems). Any route may also answer 400, 408 and 431 to what is no
-HTTP request, comes too slowly or is too long.
+leads to [what it means](static/problems.html). Any route may also answer 400 to what is no HTTP
+request.
 
 Every GET answers HEAD, too, has an ETag, and is compressed with gzip for those who take it.
 """
@@ -162,7 +162,7 @@ def problem_statuses(declared: Declared) -> list[int]:
     if declared.scope is not None:
         found |= {401, 429, 507}
     if declared.body is not None:
-        found |= {408, 413, 415}
+        found |= {413, 415}
     if "{" in declared.path:
         found.add(404)
     return sorted(found)

@@ -7,11 +7,12 @@ writes out only what the service adds.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Union
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, create_model
 
 from api.generate import (
+    JOB_ID,
     LONGEST_TEXT,
     MOST_ENTRIES,
     Slug,
@@ -21,6 +22,7 @@ from api.generate import (
     shown_fields,
     wire_body,
 )
+from api.problems import Problem
 from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest
 from domino_tune.requests.fields import NEEDED
 from domino_tune.requests.verbs import (
@@ -38,6 +40,8 @@ from domino_tune.results.tune import BEST, SPEEDUPS, GridCell, TrialResult
 from domino_tune.results.tune import TuneResult as TuneAnswer
 from domino_tune.results.validate import ValidateResult
 from domino_tune.results.whatif import POINT_FIELDS, WhatIfResult
+from domino_tune.service.jobs.job import JobKind, JobState
+from domino_tune.service.work.reporting import StopReason
 from domino_tune.store.formats.run_table import LEAST_MS, LONGEST_NOTE, MOST_MS
 from domino_tune.store.plans import Predicted, ProfileRef
 from domino_tune.store.profiles import ProfileSummary
@@ -73,11 +77,14 @@ ScaleBody = wire_body(
 SimulateBody = wire_body("SimulateBody", SimulateRequest)
 WhatIfBody = wire_body("WhatIfBody", WhatIfRequest, without=SLOW)
 SweepBody = wire_body("SweepBody", WhatIfRequest)
-ValidationBody = create_model(
-    "ValidationBody",
-    __base__=shown(ValidateResult),
-    __doc__="What `validate --json` printed of a tune's plan.",
-)
+
+
+class ValidationBody(Wire):
+    """What `validate --json` printed of a tune's plan."""
+
+    of: Annotated[str, Field(pattern=JOB_ID, description="The tune.")]
+    result: shown(ValidateResult)  # type: ignore[valid-type]
+
 
 MeasuredRunBody = create_model(
     "MeasuredRun",
@@ -125,6 +132,34 @@ def _label(text: str) -> str:
     if not text.isprintable() or not text.strip():
         raise ValueError("Give words of printed characters in one line, or null for no label.")
     return text
+
+
+BODIES: Final[dict[JobKind, type[Wire]]] = {
+    "tune": TuneBody,
+    "layout": LayoutBody,
+    "scale": ScaleBody,
+    "sweep": SweepBody,
+    "calibration": CalibrationBody,
+    "validation": ValidationBody,
+}
+"""What asks for a job of each kind, beside its ``kind``."""
+
+
+def _job_body(kind: JobKind, body: type[Wire]) -> type[Wire]:
+    """Return the body with its kind."""
+    named: Any = Literal[kind]
+    name = body.__name__.replace("Body", "Job")
+    return create_model(name, __base__=body, __doc__=body.__doc__, kind=(named, ...))
+
+
+JOB_BODIES: Final[dict[JobKind, type[Wire]]] = {
+    kind: _job_body(kind, body) for kind, body in BODIES.items()
+}
+_Any: Any = Annotated[Union[tuple(JOB_BODIES.values())], Field(discriminator="kind")]  # noqa: UP007
+
+
+class JobBody(RootModel[_Any]):
+    """What asks for a job: its kind, and the fields of that kind."""
 
 
 class LabelBody(Wire):
@@ -282,6 +317,92 @@ class ModelPage(Wire):
     next: str | None
 
 
+# Jobs ------------------------------------------------------------------------------------------
+
+
+class Progress(Wire):
+    """How far a job is: ``done`` of ``total`` steps (null: unknown yet), and its present step.
+
+    ``left``: most steps that are left. ``elapsed_s``: time since the job started; ``computed_s``:
+    the part of it that this attempt has taken, at most ``limit_s``; ``eta_s``: estimated time left.
+    null: unknown.
+    """
+
+    done: int
+    total: int | None
+    text: str
+    left: int | None
+    computed_s: float
+    elapsed_s: float | None
+    eta_s: float | None
+    limit_s: float
+
+
+class JobHead(Wire):
+    """A job as lists and events show it; times are RFC 3339, UTC. ``label``: its owner's name for
+    it.
+
+    ``stopped_by``: why the search ends or ended early: ``user``, or ``time``. ``attempts``: how
+    often it began; a job whose process died begins again.
+    """
+
+    id: str
+    kind: JobKind
+    state: JobState
+    label: str | None
+    request: dict[str, Any]
+    attempts: int
+    stopped_by: StopReason | None
+    progress: Progress
+    best: dict[str, Any] | None
+    error: Problem | None
+    created: str
+    started: str | None
+    finished: str | None
+    links: dict[str, str]
+
+
+class Compared(Wire):
+    """One plan, predicted and measured; ``error`` is predicted over measured, less 1."""
+
+    name: str
+    label: str
+    tuned: bool
+    predicted_ms: float
+    measured_ms: float | None
+    error: float | None
+
+
+class ValidationShown(Wire):
+    """A tune's plan as a cluster measured it, next to the prediction."""
+
+    plans: list[Compared]
+    measured: shown(ValidateResult)  # type: ignore[valid-type]
+
+
+RESULTS: Final[dict[JobKind, type[BaseModel]]] = {
+    "tune": TuneResultShown,
+    "layout": LayoutsResultShown,
+    "scale": ScaleResultShown,
+    "sweep": WhatIfResultShown,
+    "calibration": CalibrateResultShown,
+    "validation": ValidationShown,
+}
+
+
+class Job(JobHead):
+    """A job; ``result`` is set when it is done."""
+
+    result: Union[(*RESULTS.values(), type(None))]  # type: ignore[valid-type]
+
+
+class JobPage(Wire):
+    """Jobs, newest first; ``next`` is the cursor of the next page, null on the last."""
+
+    items: list[JobHead]
+    next: str | None
+
+
 # Files of a search -----------------------------------------------------------------------------
 
 Export = create_model(
@@ -293,8 +414,10 @@ Export = create_model(
 )
 
 
-class PlanAnswer(RootModel[PlanFileShown | Export]):  # type: ignore[valid-type]
-    """A plan file, or with `to` what makes a framework run it."""
+class PointPage(Wire):
+    """Points of a job so far, by index."""
+
+    items: list[dict[str, Any]]
 
 
 class Trace(BaseModel):
@@ -302,3 +425,8 @@ class Trace(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     traceEvents: list[dict[str, Any]]
+
+
+class JobFile(RootModel[PlanFileShown | Export | Trace | ProfileFile | PointPage]):  # type: ignore[valid-type]
+    """A file of a job: a plan file, or with `to` what makes a framework run it; a Chrome trace; a
+    profile; points."""

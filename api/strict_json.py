@@ -2,7 +2,7 @@
 
 Refused: what is not JSON, bad UTF-8, duplicate keys, NaN, infinities, numbers too large to be
 finite, integers of too many digits, NUL and lone surrogates in text, and deep nesting. Values are
-counted while they arrive (``api.intake``): as Python objects they take a hundred times the bytes.
+counted before they are parsed.
 """
 
 from __future__ import annotations

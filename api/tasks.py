@@ -1,152 +1,150 @@
-"""Turn a body into the task to compute: look up names, check bounds, pin everything."""
+"""Turn a body into the task to compute: look up what it names, and pin that."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from functools import partial
-from threading import Lock
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, fields, replace
 from typing import Any, Final
 
-from cachetools import LRUCache, cached
+from pydantic import ValidationError
 from starlette.requests import Request
 
-from api.bounds import MOST_OPS, MOST_OPS_AT_ONCE, check_layouts, check_setup
-from api.generate import Wire, to_request
-from api.problems import ProblemError
-from api.wire import in_thread, parts_of, run_quick
-from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest
-from domino_tune.search.simulated import check_target
-from domino_tune.service.encoding import json_bytes, sha256_hex
-from domino_tune.service.jobs.job import JobKind, NewJob
+from api.auth import Caller
+from api.body import sentence
+from api.generate import MOST_ENTRIES, Wire, to_request
+from api.problems import ProblemError, bad_body, pointer
+from api.schemas import MeasuredRunBody
+from api.wire import in_thread, parts_of
+from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest, WorkloadFields
 from domino_tune.service.library import Library
-from domino_tune.service.tasks.task import ASKED, Task
+from domino_tune.service.work.task import Task
+from domino_tune.store.formats.run_table import RunRow, read_runs
 from domino_tune.store.models import LoadedModel
-from domino_tune.store.plans import PlanFile, plan_from_json
-from domino_tune.store.shelf import Shelf
-from domino_tune.verbs.layouts import base_of
-from domino_tune.verbs.resolve import plan_of, resolve
-from domino_tune.verbs.scale import no_layout, requests_of
-from domino_tune.verbs.whatif import parse_changes, parse_sweep
+from domino_tune.verbs.calibrate import USUAL, AskedRun, asked_in
+from domino_tune.verbs.measured_runs import LEAST_RUNS
 from simulator.errors import DominoTuneError
 
-STORED_BYTES: Final = 2 << 20
-"""Size of the tasks that are stored, so that a request that comes again and again is not checked
-anew: a hundred on a bundled profile."""
-
-
-def new_search(kind: JobKind, body: Wire, library: Library, owner: str) -> NewJob:
-    """Return the job that ``body`` asks for: what a verb does. Raise InputError, PlanFileError and
-    ProblemError."""
-    task = task_bytes(kind, body, library)
-    return NewJob(kind=kind, owner=owner, request=_shown(body), task=task)
-
-
-async def answer_at_once(request: Request, kind: str, body: Wire) -> bytes:
-    """Return the result's JSON, computed or stored. Raise as the verbs do, and ProblemError."""
-    task = await in_thread(task_bytes, kind, body, parts_of(request).library)
-    return await run_quick(request, kind, task)
-
-
-async def check_fits(request: Request, task: bytes) -> None:
-    """Raise the error of a search that nothing fits, with what would, as a worker finds it. Where
-    no worker has the time, the job itself will tell."""
-    with suppress(ProblemError):
-        await run_quick(request, "fits", task)
-
-
-def _key(kind: str, body: Wire, library: Library) -> str:
-    """Return a digest of all that makes a task; ``task_bytes`` reports what is missing."""
-    plain = body.model_dump()
-    plan = plain.get("plan") or {}
-    made_on = plan.get("profile")
-    named = made_on.get("name") if isinstance(made_on, dict) else None
-    profile, model = plain["profile"] or named, plain["model"]
-    parts: dict[str, Any] = {"kind": kind, "body": plain}
-    if isinstance(profile, str):
-        parts["profile"] = library.content_id(profile)
-    if model is not None:
-        found: LoadedModel = library.shelf().model(model)
-        parts["model"] = [repr(found.spec), list(found.notes)]
-    return sha256_hex(json_bytes(parts))
-
-
-@cached(LRUCache(STORED_BYTES, len), key=_key, lock=Lock())
-def task_bytes(kind: str, body: Wire, library: Library) -> bytes:
-    """Return the task with the present contents of all that it names."""
-    request, shelf = to_request(body, ASKED[kind].request), library.shelf()
-    plan_file = _plan_file(body)
-    CHECKS[kind](request, plan_file, shelf)
-    return Task.of(kind, request, shelf, plan_file).to_bytes()
-
-
-def _plan_file(body: Wire) -> PlanFile | None:
-    plan: dict[str, Any] | None = getattr(body, "plan", None)
-    try:
-        return None if plan is None else plan_from_json(plan, source="plan")
-    except DominoTuneError as error:
-        raise error.at("plan", *(error.place or ())) from None
-
-
-def _check_tune(request: TuneRequest, plan_file: None, shelf: Shelf) -> None:
-    case = resolve(request, shelf=shelf)
-    check_setup(case, tune_also=request.tune_also)
-    check_target(case, request.target)
-
-
-def _check_layouts(request: TuneRequest, plan_file: None, shelf: Shelf) -> None:
-    case = base_of(request, shelf)
-    check_layouts(case, request)
-
-
-def _check_scale(request: TuneRequest, plan_file: None, shelf: Shelf) -> None:
-    """Refuse what ``_check_layouts`` refuses at every number of GPUs, or takes too long at one."""
-    errors: dict[str, DominoTuneError] = {}
-    some = False
-    for asked in requests_of(request):
-        try:
-            _check_layouts(asked, None, shelf)
-            some = True
-        except DominoTuneError as error:
-            errors[str(error)] = error
-    if not some:
-        raise no_layout(errors)
-
-
-def _check_simulation(request: SimulateRequest, plan_file: PlanFile | None, shelf: Shelf) -> None:
-    case = resolve(request, plan_file, shelf)
-    check_setup(case, plan_of(request, plan_file, case), most_ops=MOST_OPS_AT_ONCE)
-
-
-def _check_what_if(
-    request: WhatIfRequest, plan_file: PlanFile | None, shelf: Shelf, most_ops: int
-) -> None:
-    case = resolve(request, plan_file, shelf)
-    plan = plan_of(request, plan_file, case)
-    parse_changes(request.change)
-    parse_sweep(request.sweep)
-    searched = None if request.retune else plan
-    check_setup(case, searched, changes=request.change, sweep=request.sweep, most_ops=most_ops)
-
-
-CHECKS: Final[Mapping[str, Callable[[Any, Any, Shelf], None]]] = {
-    "tune": _check_tune,
-    "layout": _check_layouts,
-    "scale": _check_scale,
-    "sweep": partial(_check_what_if, most_ops=MOST_OPS),
-    "simulate": _check_simulation,
-    "whatif": partial(_check_what_if, most_ops=MOST_OPS_AT_ONCE),
+REQUESTS: Final[Mapping[str, type[WorkloadFields]]] = {
+    "tune": TuneRequest,
+    "layout": TuneRequest,
+    "scale": TuneRequest,
+    "sweep": WhatIfRequest,
+    "simulate": SimulateRequest,
+    "whatif": WhatIfRequest,
 }
-"""What refuses, for each kind of task, a request that would take too long, before anything is built
-from it: called with the request, its plan file, if any, and the shelf. Whether it fits the memory,
-and what else would, takes a worker (``check_fits``)."""
+"""What the bodies of verbs ask."""
+TOLD: Final = ("label", "measured_ms", "rounding_ms", "note")
+"""Fields of a measured run beside those of its simulation."""
 
 
-def _shown(body: Wire) -> dict[str, Any]:
-    """Return the request as the job shows it: what was given, a plan file by its checksum and what
-    it was made for."""
-    given = body.model_dump(exclude_defaults=True)
-    if plan := given.get("plan"):
-        made_for = {name: plan[name]["name"] for name in ("model", "profile")}
-        given["plan"] = {"checksum": plan["checksum"], **made_for}
-    return given
+def task_of(kind: str, body: Wire, library: Library) -> Task:
+    """Return the task of a verb, with the present contents of all that it names. This blocks; it
+    reads no profile. Raise InputError."""
+    request = to_request(body, REQUESTS[kind], without=("kind",))
+    plan: Mapping[str, Any] | None = getattr(body, "plan", None)
+    made_on = (plan or {}).get("profile")
+    named = request.profile or (made_on.get("name") if isinstance(made_on, dict) else None)
+    models = {}
+    if request.model is not None:
+        with _placed("model"):
+            models[request.model] = _model(library, request.model)
+    with _placed("profile"):
+        profile = library.file(named) if isinstance(named, str) else b""
+    return Task(kind=kind, request=asdict(request), plan=plan, models=models, profile=profile)
+
+
+async def answer_at_once(request: Request, caller: Caller, kind: str, body: Wire) -> bytes:
+    """Return the result's JSON, computed or stored. Raise as the verbs do, and ProblemError."""
+    parts = parts_of(request)
+    task = await in_thread(task_of, kind, body, parts.library)
+    return await parts.quick.answer(caller.owner, kind, task.to_bytes())
+
+
+async def check(request: Request, caller: Caller, task: bytes) -> None:
+    """Raise the error of a job that cannot be, with what could, as a child process finds it. Where
+    none has the time, the job itself will tell."""
+    with suppress(ProblemError):
+        await parts_of(request).quick.answer(caller.owner, "check", task)
+
+
+def calibration_task(body: Any, library: Library) -> Task:
+    """Return the task of a CalibrationBody. Raise InputError, ProblemError, and ConflictError if
+    the name is taken."""
+    library.check_calibrated(body.name, body.profile)
+    runs, models = _runs(body), {}
+    for index, run in enumerate(runs):
+        name = run.request.model or ""
+        if name not in models:
+            with _placed("runs", *([] if isinstance(body.runs, str) else [index])):
+                models[name] = _model(library, name)
+    request = {
+        "name": body.name, "listed": not isinstance(body.runs, str),
+        "runs": [asdict(one) for one in runs],
+    }  # fmt: skip
+    return Task(
+        kind="calibration", request=request, models=models, profile=library.file(body.profile)
+    )
+
+
+def _model(library: Library, name: str) -> LoadedModel:
+    found = library.model(name)
+    return LoadedModel(spec=found.spec, notes=found.notes)
+
+
+def _runs(body: Any) -> list[AskedRun]:
+    if not isinstance(body.runs, str):
+        return [_asked(run, number, body.profile) for number, run in enumerate(body.runs)]
+    with _placed("runs"):
+        rows = read_runs(body.runs, "runs")
+        if not LEAST_RUNS <= len(rows) <= MOST_ENTRIES:
+            raise bad_body(
+                f"There are {len(rows)} runs; give {LEAST_RUNS} to {MOST_ENTRIES}.",
+                place=("runs",),
+            )
+        return [_asked(_body_of(row, body.profile), 0, body.profile) for row in rows]
+
+
+def _body_of(row: RunRow, profile: str) -> Any:
+    """Return the row as a JSON body would give it, checked like one."""
+    run = asked_in(row, profile)
+    given: dict[str, Any] = {name: getattr(run, name) for name in TOLD if getattr(run, name)}
+    for item in fields(SimulateRequest):
+        value = getattr(run.request, item.name)
+        if value != item.default and item.name != "profile":
+            given[item.name] = list(value) if isinstance(value, tuple) else value
+    try:
+        return MeasuredRunBody.model_validate(given)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        said = f"{run.label}: {fault['loc'][-1]}: {sentence(fault['msg'])}"
+        raise bad_body(said, place=("runs",)) from None
+
+
+def _asked(run: Wire, number: int, profile: str) -> AskedRun:
+    told = run.model_dump(include=set(TOLD))
+    with _placed("runs", number):
+        request = to_request(run, SimulateRequest, without=TOLD)
+    return AskedRun(
+        label=told["label"] or f"run {number + 1}",
+        request=replace(request, profile=profile, strategy=request.strategy or USUAL),
+        measured_ms=told["measured_ms"],
+        rounding_ms=told["rounding_ms"],
+        note=told["note"] or "",
+    )
+
+
+@contextmanager
+def _placed(*place: str | int) -> Iterator[None]:
+    """Prefix the places that errors point at with ``place``."""
+    try:
+        yield
+    except DominoTuneError as error:
+        raise error.at(*place) from None
+    except ProblemError as error:
+        above = pointer(place)
+        for index, fault in enumerate(error.faults):
+            if fault.pointer is not None and not fault.pointer.startswith(above):
+                below = {"pointer": above + fault.pointer.removeprefix("#")}
+                error.faults[index] = fault.model_copy(update=below)
+        raise

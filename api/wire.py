@@ -1,9 +1,9 @@
 """Declare routes, each with its scope, in one table for each noun:
 
-    routes = Routes("tunes")
+    routes = Routes("models")
 
-    @routes.route("POST", "/v1/tunes", scope="tune", status=202, returns=Tune)
-    async def create_tune(request: Request, caller: Me, body: Any = body_of(TuneBody)) -> Response:
+    @routes.route("GET", "/v1/models", scope="read", returns=ModelPage)
+    async def list_models(request: Request, caller: Me, limit: Limit = 50) -> Response:
         ...
 
 ``api.routes.ALL`` lists the tables. The function's name is the operation id, its docstring the
@@ -15,8 +15,7 @@ ProblemError, which become problem+json. The tests of authorisation read the sam
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
@@ -27,10 +26,9 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from api.auth import Caller, authenticate, check_scope
-from api.body import JSON_TYPES, TABLE_TYPES, parse_body, parse_object, read_body
-from api.bounds import check_fields
+from api.body import JSON_TYPES, TABLE_TYPES, parse, parsed, read_body, read_object
 from api.problems import LONGEST_NAME, Fault, ProblemError
-from api.strict_json import MOST_PROFILE_VALUES, MOST_VALUES
+from api.strict_json import MOST_VALUES
 from domino_tune.service.tokens import Scope
 
 if TYPE_CHECKING:
@@ -73,13 +71,6 @@ class BodySpec:
     media_types: tuple[str, ...] = JSON_TYPES
     upload: bool = False
     """Allow the size of a profile."""
-
-    @property
-    def most_values(self) -> int | None:
-        """Return the most values that JSON may hold; None for a table."""
-        if self.media_types != JSON_TYPES:
-            return None
-        return MOST_PROFILE_VALUES if self.upload else MOST_VALUES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +161,11 @@ def caller(scope: Scope) -> Callable[[Request], Awaitable[Caller]]:
     async def admit(request: Request) -> Caller:
         parts = parts_of(request)
         found = await authenticate(
-            request, parts.tokens, parts.buckets, required=parts.settings.tokens_required
+            request,
+            parts.tokens,
+            parts.lookups,
+            parts.buckets,
+            required=parts.settings.tokens_required,
         )
         parts.buckets.take(found.key)
         check_scope(found, scope)
@@ -205,56 +200,50 @@ Me = Annotated[Caller, Depends(_admitted)]
 
 
 def body_of(kind: type[Kind], *, upload: bool = False) -> Any:
-    """Return a parameter default: the JSON body as ``kind``, within bounds. ``body_bytes`` has its
-    bytes."""
-
-    async def read(request: Request) -> AsyncIterator[Kind]:
-        async with _received(request, spec) as data:
-            body = await parse_body(kind, data, parts_of(request).intake.bodies)
-            check_fields(body)
-            yield body
-
-    spec = _BODIES[read] = BodySpec(kind=kind, upload=upload)
-    return Depends(read)
+    """Return a parameter default: the JSON body as ``kind``. ``body_bytes`` has its bytes."""
+    return _read(lambda data: parse(kind, data), BodySpec(kind=kind, upload=upload))
 
 
 def object_body() -> Any:
     """Return a parameter default: the body as a JSON object with any keys."""
+    return _read(read_object, BodySpec())
 
-    async def read(request: Request) -> AsyncIterator[dict[str, Any]]:
-        async with _received(request, spec) as data:
-            yield await parse_object(data, parts_of(request).intake.bodies)
 
-    spec = _BODIES[read] = BodySpec()
+def raw_body(media_types: tuple[str, ...] = TABLE_TYPES) -> Any:
+    """Return a parameter default: the body as bytes, of one of ``media_types`` and of the size of a
+    profile."""
+
+    async def read(request: Request) -> bytes:
+        return await _received(request, spec)
+
+    spec = _BODIES[read] = BodySpec(media_types=media_types, upload=True)
     return Depends(read)
 
 
-def raw_body(media_types: tuple[str, ...] = TABLE_TYPES, *, upload: bool = True) -> Any:
-    """Return a parameter default: the body as bytes, of one of ``media_types``."""
+def read_by(read_bytes: Callable[[bytes], Any], kind: type[BaseModel]) -> Any:
+    """Return a parameter default: what ``read_bytes`` makes of a JSON body, which is documented as
+    ``kind``."""
+    return _read(read_bytes, BodySpec(kind=kind))
 
-    async def read(request: Request) -> AsyncIterator[bytes]:
-        async with _received(request, spec) as data:
-            yield data
 
-    spec = _BODIES[read] = BodySpec(media_types=media_types, upload=upload)
+def _read(read_bytes: Callable[[bytes], Any], spec: BodySpec) -> Any:
+    async def read(request: Request) -> Any:
+        data = await _received(request, spec)
+        return await parsed(read_bytes, data, MOST_VALUES, parts_of(request).parsing)
+
+    _BODIES[read] = spec
     return Depends(read)
 
 
-@asynccontextmanager
-async def _received(request: Request, spec: BodySpec) -> AsyncIterator[bytes]:
-    """Yield the body as it was sent; it counts as held until the request is answered."""
-    parts, me = parts_of(request), await _admitted(request)
-    settings = parts.settings
-    with parts.intake.body(me.key, spec.most_values) as take:
-        request.state.body = await read_body(
-            request,
-            cap_bytes=settings.upload_bytes if spec.upload else settings.body_bytes,
-            deadline_s=settings.receive_s,
-            media_types=spec.media_types,
-            take=take,
-            pace=parts.intake.pace,
-        )
-        yield request.state.body
+async def _received(request: Request, spec: BodySpec) -> bytes:
+    """Return the body as it was sent."""
+    settings = parts_of(request).settings
+    request.state.body = await read_body(
+        request,
+        cap_bytes=settings.upload_bytes if spec.upload else settings.body_bytes,
+        media_types=spec.media_types,
+    )
+    return body_bytes(request)
 
 
 def body_bytes(request: Request) -> bytes:
@@ -266,12 +255,3 @@ def body_bytes(request: Request) -> bytes:
 async def in_thread(function: Callable[..., Made], *arguments: Any, **named: Any) -> Made:
     """Call in a thread what may block, such as SQL and files."""
     return await anyio.to_thread.run_sync(partial(function, *arguments, **named))
-
-
-async def run_quick(request: Request, kind: str, task: bytes) -> bytes:
-    """Return the result of ``domino_tune.service.tasks.work.quick``, computed or stored.
-
-    Raise ProblemError 429 and 503.
-    """
-    me = await _admitted(request)
-    return await parts_of(request).quick.answer(me.key, kind, task)

@@ -1,4 +1,4 @@
-"""Liveness, readiness, and the description of the API."""
+"""Liveness, readiness, metrics, and the description of the API."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from api.metrics import MEDIA_TYPE
 from api.problems import ProblemError
-from api.wire import Routes, parts_of
+from api.wire import Routes, in_thread, parts_of
 from domino_tune.base.errors import StorageError
 
 routes: Final = Routes("service")
@@ -31,8 +32,8 @@ async def healthz(request: Request) -> Response:
 
 @routes.route("GET", "/readyz", scope=None, returns=Health)
 async def readyz(request: Request) -> Response:
-    """200 where work can be taken; 503 while the service stops, or the database is away or stores
-    nothing."""
+    """200 where work can be taken; 503 while the service stops, where the database is away or
+    stores nothing, and where nothing can run the jobs of this replica."""
     parts = parts_of(request)
     if parts.draining.is_set():
         raise ProblemError(503, "The service is about to stop.", headers={"Retry-After": "5"})
@@ -47,7 +48,16 @@ async def readyz(request: Request) -> Response:
         ) from None
     except StorageError as error:
         raise ProblemError(503, str(error), headers={"Retry-After": "5"}) from error
+    if parts.runner is not None and parts.runner.lacking:
+        raise ProblemError(503, parts.runner.lacking, headers={"Retry-After": "5"})
     return JSONResponse(Health().model_dump())
+
+
+@routes.route("GET", "/metrics", scope="read", media_type="text/plain")
+async def metrics(request: Request) -> Response:
+    """Metrics of this replica for Prometheus: requests, jobs, process."""
+    data = await in_thread(request.app.state.metrics.exposition)
+    return Response(data, media_type=MEDIA_TYPE)
 
 
 @routes.route("GET", "/openapi.json", scope=None)

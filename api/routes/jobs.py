@@ -1,57 +1,298 @@
-"""Jobs of all kinds: one list of them, and their labels."""
+"""Jobs: what takes longer than a caller should wait, in one resource for all kinds."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
 
-from fastapi import Query
+from fastapi import Depends, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.job_schemas import AnyJob, JobHead, JobPage
-from api.jobs import (
+from api.answers import (
     Cursor,
     Limit,
-    Wanted,
-    find_job,
     job_head,
+    job_path,
     job_response,
+    job_tag,
     json_response,
-    page_of_jobs,
+    page,
 )
-from api.schemas import LabelBody
-from api.wire import JobId, Me, Routes, body_of, in_thread, parts_of
+from api.auth import Caller, check_scope
+from api.conditions import IfMatch, Prefer, idempotency, tags, wait_of
+from api.generate import JOB_ID, LONGEST_SLUG
+from api.kinds import KINDS, read_job
+from api.parts import Parts
+from api.problems import Fault, ProblemError
+from api.schemas import Job as JobShown
+from api.schemas import JobBody, JobFile, JobHead, JobPage, LabelBody
+from api.tasks import check
+from api.wire import (
+    REPORT_CSP,
+    SLUG,
+    IdempotencyKey,
+    JobId,
+    Me,
+    Routes,
+    body_of,
+    in_thread,
+    parts_of,
+    read_by,
+)
+from domino_tune.base.errors import NotFoundError, PreconditionError
+from domino_tune.results.json_form import to_json
 from domino_tune.service.encoding import json_bytes
-from domino_tune.service.jobs.job import JobKind
+from domino_tune.service.idempotency import Idempotency
+from domino_tune.service.jobs.job import Job, JobKind, JobState
+from domino_tune.service.jobs.listing import JobFilter
+from domino_tune.service.library import ANY
+from domino_tune.store.plans import plan_from_json
+from domino_tune.store.shelf import Shelf
+from domino_tune.verbs.plan import export_plan, export_text
 
+FIRST_POLL_S: Final = 0.1
+LONGEST_POLL_S: Final = 1.0
+"""Longest pause between two reads of a job that does not change."""
+MOST_STREAMS: Final = 32
+"""Most streams and waits of one owner on one replica."""
+RETRY_S: Final = 1
+"""Retry-After of a job that was just submitted."""
+POINTS: Final = "points"
+REPORT: Final = "report"
 routes: Final = Routes("jobs")
-Kind = Annotated[JobKind | None, Query(description="Only jobs of this kind.")]
+Name = Annotated[str | None, Query(pattern=SLUG, max_length=LONGEST_SLUG)]
+Moment = Annotated[
+    str | None,
+    Query(
+        pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)$",
+        description="Time with its zone (RFC 3339), like 2026-01-31T12:00:00Z.",
+    ),
+]
+Words = Annotated[
+    str | None,
+    Query(
+        max_length=100,
+        description="Words, each of which occurs in label or request, in small or capital letters, "
+        "or is the job's id.",
+    ),
+]
+File = Annotated[
+    str,
+    Path(
+        pattern=SLUG, max_length=LONGEST_SLUG,
+        description="`plan`, `plan-STRATEGY`, `report`, `trace`, `profile`, or `points`.",
+    ),
+]  # fmt: skip
+To = Annotated[
+    Literal["megatron", "deepspeed", "env", "te-userbuffers", "torchtitan", "nemo"] | None,
+    Query(description="A plan for this framework; none: the plan file itself."),
+]
+
+
+@routes.route(
+    "POST", "/v1/jobs", scope="tune", status=202, returns=JobShown, also={200: JobShown},
+    problems=(404, 409),
+)  # fmt: skip
+async def submit_job(
+    request: Request,
+    caller: Me,
+    idempotency_key: IdempotencyKey = None,
+    prefer: Prefer = None,
+    body: Any = read_by(read_job, JobBody),
+) -> Response:
+    """Ask for a job of a kind: `tune` (the best plan of a layout), `layout` (the best layouts of
+    some GPUs for a global batch), `scale` (the same at several numbers of GPUs), `sweep` (a plan,
+    or the best plan, at many points), `calibration` (a profile that explains measured iterations;
+    scope admin), `validation` (keep what `validate --json` printed of a tune's plan).
+
+    With `Prefer: wait=30` the answer is 200 with the finished job where it ends within 30 seconds.
+    """
+    check_scope(caller, KINDS[body.kind].scope)
+    parts, wait_s = parts_of(request), wait_of(prefer)
+    job = await _queued(request, caller, body, idempotency(request, caller, idempotency_key))
+    headers = {"Location": job_path(request, job)}
+    if wait_s and not job.ended and parts.streams[caller.owner] < MOST_STREAMS:
+        headers["Preference-Applied"] = f"wait={wait_s}"
+        with counted(parts, caller.owner):
+            job = await _ended(parts, job, wait_s)
+    if job.ended:
+        return await job_response(request, job, headers=headers)
+    headers["Retry-After"] = str(RETRY_S)
+    return await job_response(request, job, status=202, headers=headers)
+
+
+async def _queued(request: Request, caller: Caller, body: Any, given: Idempotency | None) -> Job:
+    """Return a new job, or the job that the key created earlier, without checking anything else."""
+    parts = parts_of(request)
+    earlier = None if given is None else await in_thread(parts.jobs.replayed, given)
+    if earlier is not None:
+        return earlier
+    new = await in_thread(KINDS[body.kind].new, body, parts, caller.owner)
+    if new.result is None:
+        await check(request, caller, new.task)
+    job, created = await in_thread(parts.jobs.submit, new, given, parts.settings.most_queued)
+    if created:
+        parts.wake()
+    return job
+
+
+async def _ended(parts: Parts, job: Job, wait_s: float) -> Job:
+    """Return the job once it ends, ``wait_s`` has passed, or the service stops."""
+    end, pause_s = time.monotonic() + wait_s, FIRST_POLL_S
+    while not job.ended and time.monotonic() < end and not parts.draining.is_set():
+        await pause(parts.draining, min(pause_s, max(0.0, end - time.monotonic())))
+        pause_s = min(1.5 * pause_s, LONGEST_POLL_S)
+        job = await in_thread(parts.jobs.get, job.id, job.owner)
+    return job
+
+
+@contextmanager
+def counted(parts: Parts, owner: str) -> Iterator[None]:
+    """Count a stream or wait of an owner until it ends."""
+    parts.streams[owner] += 1
+    try:
+        yield
+    finally:
+        parts.streams[owner] -= 1
+        if not parts.streams[owner]:
+            del parts.streams[owner]
+
+
+async def pause(draining: asyncio.Event, seconds: float) -> None:
+    """Wait ``seconds``, or until the service stops."""
+    try:
+        await asyncio.wait_for(draining.wait(), seconds)
+    except TimeoutError:
+        return
+
+
+async def _wanted(
+    kind: Annotated[JobKind | None, Query(description="Only jobs of this kind.")] = None,
+    state: JobState | None = None,
+    model: Name = None,
+    profile: Name = None,
+    of: Annotated[
+        str | None, Query(pattern=JOB_ID, description="Only validations of this tune.")
+    ] = None,
+    created_from: Moment = None,
+    created_before: Moment = None,
+    q: Words = None,
+) -> JobFilter:
+    """Return the filter that a list's query asks for. Raise ProblemError 422 for an
+    invalid time.
+    """
+    return JobFilter(
+        kind=kind, state=state, model=model, profile=profile, of=of, words=q,
+        from_s=_seconds("created_from", created_from),
+        until_s=_seconds("created_before", created_before),
+    )  # fmt: skip
+
+
+def _seconds(name: str, moment: str | None) -> float | None:
+    try:
+        return None if moment is None else datetime.fromisoformat(moment).timestamp()
+    except (ValueError, OverflowError):
+        detail = "There is no such time."
+        fault = Fault(parameter=name, detail=detail)
+        raise ProblemError(422, f"{name}: {detail}", faults=[fault]) from None
 
 
 @routes.route("GET", "/v1/jobs", scope="read", returns=JobPage)
 async def list_jobs(
     request: Request,
     caller: Me,
-    wanted: Wanted,
-    kind: Kind = None,
+    wanted: Annotated[JobFilter, Depends(_wanted)],
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> Response:
-    """Your jobs of all kinds, newest first, without their results."""
-    return await page_of_jobs(request, caller, kind, wanted, cursor, limit)
+    """Your jobs, newest first, without their results."""
+    found, following = await in_thread(
+        parts_of(request).jobs.page, caller.owner, cursor, limit, wanted
+    )
+    return page([job_head(request, job) for job in found], following)
 
 
-@routes.route("GET", "/v1/jobs/{job_id}", scope="read", returns=AnyJob)
+@routes.route("GET", "/v1/jobs/{job_id}", scope="read", returns=JobShown)
 async def get_job(request: Request, caller: Me, job_id: JobId) -> Response:
-    """A job of any kind: its progress, and when it is done its result."""
-    return await job_response(request, await find_job(request, caller, None, job_id))
+    """A job: its progress, the best so far, and when it is done its result."""
+    job = await in_thread(parts_of(request).jobs.get, job_id, caller.owner)
+    return await job_response(request, job)
 
 
-@routes.route("PATCH", "/v1/jobs/{job_id}", scope="tune", returns=JobHead)
+@routes.route("PATCH", "/v1/jobs/{job_id}", scope="tune", returns=JobHead, problems=(412,))
 async def label_job(
-    request: Request, caller: Me, job_id: JobId, body: Any = body_of(LabelBody)
+    request: Request,
+    caller: Me,
+    job_id: JobId,
+    if_match: IfMatch = None,
+    body: Any = body_of(LabelBody),
 ) -> Response:
-    """Give a job of yours a label, which lists show and `q` finds."""
-    jobs = parts_of(request).jobs
-    job = await in_thread(jobs.set_label, job_id, caller.owner, body.label)
-    return json_response(json_bytes(job_head(request, job)))
+    """Give a job of yours a label, which lists show and `q` finds; with If-Match only where the job
+    has not changed since."""
+    jobs, wanted = parts_of(request).jobs, tags(if_match)
+    version = None
+    if wanted and wanted != [ANY]:
+        now = await in_thread(jobs.get, job_id, caller.owner)
+        if str(now.version) not in wanted:
+            raise PreconditionError("The job has changed; get it anew, then decide again.")
+        version = now.version
+    job = await in_thread(jobs.set_label, job_id, caller.owner, body.label, version)
+    headers = {"ETag": job_tag(job)}
+    return json_response(json_bytes(job_head(request, job)), headers=headers)
+
+
+@routes.route("DELETE", "/v1/jobs/{job_id}", scope="tune", status=204)
+async def delete_job(request: Request, caller: Me, job_id: JobId) -> Response:
+    """Delete a job with its result and files; one that runs ends within seconds."""
+    await in_thread(parts_of(request).jobs.delete, job_id, caller.owner)
+    return Response(status_code=204)
+
+
+@routes.route("POST", "/v1/jobs/{job_id}/stop", scope="tune", returns=JobShown)
+async def stop_job(request: Request, caller: Me, job_id: JobId) -> Response:
+    """Stop a search and keep what it has: within seconds it is done, with the best so far as its
+    result, or with the first that it finds."""
+    job = await in_thread(parts_of(request).jobs.stop, job_id, caller.owner)
+    return await job_response(request, job)
+
+
+@routes.route("GET", "/v1/jobs/{job_id}/files/{name}", scope="read", returns=JobFile)
+async def get_file(
+    request: Request, caller: Me, job_id: JobId, name: File, to: To = None
+) -> Response:
+    """A file of a job: of a tune or a search of layouts that is done its `plan`, the plan of each
+    strategy that was compared (`plan-megatron`), its `report` (HTML) and its `trace` (for
+    Perfetto); of a calibration its `profile`; of a sweep or scale, while it runs, its `points`.
+    With `to` a plan becomes what makes a framework run it, whose `text` a shell can source.
+    """
+    parts = parts_of(request)
+    job = await in_thread(parts.jobs.get, job_id, caller.owner)
+    if name == POINTS:
+        return json_response(await in_thread(_points, parts, job))
+    data = await in_thread(parts.jobs.artifact, job.id, name)
+    if name == REPORT:
+        headers = {"Content-Security-Policy": REPORT_CSP}
+        return Response(data, media_type="text/html; charset=utf-8", headers=headers)
+    if to is not None and name.partition("-")[0] == "plan":
+        data = await in_thread(_exported, data, to, parts.library.shelf())
+    return json_response(data)
+
+
+def _points(parts: Parts, job: Job) -> bytes:
+    if job.kind not in ("sweep", "scale"):
+        raise NotFoundError(f"Job {job.id!r} has no points; it is a {job.kind}.")
+    found = parts.jobs.points(job.id)
+    return b'{"items":[%s]}' % b",".join(
+        b'{"index":%d,"point":%s}' % (one.index, one.body) for one in found
+    )
+
+
+def _exported(data: bytes, to: str, shelf: Shelf) -> bytes:
+    made = export_plan(plan_from_json(json.loads(data), source="The job's plan"), to, shelf=shelf)
+    return json_bytes({**to_json(made), "text": export_text(made)})

@@ -9,17 +9,13 @@ from fastapi import Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.bounds import check_model
+from api.answers import Cursor, Limit, json_response, sliced
+from api.conditions import idempotency
 from api.generate import LONGEST_SLUG
-from api.jobs import Cursor, Limit, idempotency, json_response
-from api.pages import sliced
 from api.schemas import Model, ModelPage
 from api.wire import SLUG, IdempotencyKey, Me, Routes, Slug, in_thread, object_body, parts_of
 from domino_tune.service.encoding import json_bytes
-from domino_tune.service.idempotency import Idempotency
-from domino_tune.service.library import Library
 from domino_tune.service.stored import StoredModel
-from domino_tune.store.models import read_model
 
 routes: Final = Routes("models")
 Name = Annotated[
@@ -36,13 +32,6 @@ async def list_models(
     return sliced(models, lambda one: one.name, _plain, cursor, limit)
 
 
-@routes.route("GET", "/v1/models/{name}", scope="read", returns=Model)
-async def get_model(request: Request, caller: Me, name: Slug) -> Response:
-    """A model's shape."""
-    model = await in_thread(parts_of(request).library.get_model, name)
-    return json_response(json_bytes(_plain(model)))
-
-
 @routes.route(
     "POST", "/v1/models", scope="admin", status=201, returns=Model, also={200: Model},
     problems=(409,),
@@ -57,9 +46,10 @@ async def add_model(
     """Keep a Hugging Face config.json under a name; keys that do not affect its shape are ignored.
     200 if the name existed: from now on it means this model.
     """
-    key = idempotency(request, caller, idempotency_key)
-    library = parts_of(request).library
-    model, created = await in_thread(_add, library, name, body, key, caller.owner)
+    model, created = await in_thread(
+        parts_of(request).library.put_model, name, body,
+        idempotency=idempotency(request, caller, idempotency_key), owner=caller.owner,
+    )  # fmt: skip
     path = f"{request.scope.get('root_path', '')}/v1/models/{name}"
     return json_response(
         json_bytes(_plain(model)), status=201 if created else 200, headers={"Location": path}
@@ -71,13 +61,6 @@ async def delete_model(request: Request, caller: Me, name: Slug) -> Response:
     """Delete a model; jobs that were submitted with it keep it."""
     await in_thread(parts_of(request).library.delete_model, name)
     return Response(status_code=204)
-
-
-def _add(
-    library: Library, name: str, plain: dict[str, Any], key: Idempotency | None, owner: str
-) -> tuple[StoredModel, bool]:
-    check_model(read_model(plain, name=name, source="The model").spec, ())
-    return library.put_model(name, plain, idempotency=key, owner=owner)
 
 
 def _plain(model: StoredModel) -> dict[str, Any]:

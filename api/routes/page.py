@@ -50,7 +50,8 @@ class Asset:
 
 @cache
 def assets() -> dict[str, Asset]:
-    """Return all files by name: the page's own, and those that it shares with the report."""
+    """Return all files by name: the page's own, and those that it shares with the report, and
+    Swagger UI's, which FastAPI itself would load from elsewhere."""
     own = {
         entry.name: entry.read_bytes()
         for entry in (resources.files("api") / "static").iterdir()
@@ -61,7 +62,12 @@ def assets() -> dict[str, Asset]:
         "lanes.js": LANES.format(script=lanes_script()).encode(),
         "plot.js": PLOT.format(script=static("plot.js")).encode(),
     }
-    return {name: Asset.of(name, body) for name, body in {**own, **shared}.items()}
+    swagger = {
+        name: (resources.files("fastapi_offline") / "static" / name).read_bytes()
+        for name in ("swagger-ui-bundle.js", "swagger-ui.css")
+    }
+    found = {**own, **shared, **swagger}
+    return {name: Asset.of(name, body) for name, body in found.items()}
 
 
 @routes.route("GET", "/", scope=None, media_type="text/html")
@@ -72,14 +78,8 @@ async def page(request: Request) -> Response:
 
 @routes.route("GET", "/docs", scope=None, media_type="text/html")
 async def docs(request: Request) -> Response:
-    """The API's documentation, drawn from /openapi.json by a script of this server."""
+    """The API's documentation: Swagger UI, served by this server."""
     return _answer(request, "docs.html")
-
-
-@routes.route("GET", "/docs/problems", scope=None, media_type="text/html")
-async def docs_of_problems(request: Request) -> Response:
-    """What each type of problem means, and what to do about it."""
-    return _answer(request, "problems.html")
 
 
 @routes.route("GET", "/static/{name}", scope=None, media_type="*/*")

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final
 
-import anyio
-from fastapi import Header, Query
+from fastapi import Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.answers import Cursor, Limit, json_response, sliced
 from api.body import JSON_TYPES
+from api.conditions import IfMatch, IfNoneMatch, etag, idempotency, tags
 from api.generate import LONGEST_SLUG
-from api.jobs import Cursor, Limit, idempotency, json_response
-from api.pages import sliced
-from api.problems import ProblemError, bad_body
-from api.representation import ZIPPED
+from api.problems import ProblemError
 from api.schemas import Imported, ProfileFile, ProfilePage, Summary
-from api.uploads import read_upload
+from api.uploads import imported, read_profile
 from api.wire import (
     SLUG,
     IdempotencyKey,
@@ -30,37 +27,16 @@ from api.wire import (
     raw_body,
 )
 from domino_tune.base.errors import PreconditionError
-from domino_tune.measure.importers.imported import text_of
 from domino_tune.measure.importers.rates import UNITS
 from domino_tune.requests import ProfilesImportRequest
 from domino_tune.results.json_form import to_json
 from domino_tune.service.encoding import json_bytes
 from domino_tune.service.idempotency import Idempotency
 from domino_tune.service.library import ANY, Library
-from domino_tune.store.profiles import FiledProfile, filed
-from domino_tune.verbs.profiles import imported_profile, replaced_rows
+from domino_tune.store.profiles import FiledProfile
 from simulator.specs import DTYPE_BYTES
 
 routes: Final = Routes("profiles")
-MOST_LINES: Final = 20_000
-"""Most lines of a table, and rows of its section: every row is compared with all others."""
-_BREAKS: Final = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
-"""Line breaks of str.splitlines, by which tables are parsed; CR LF counts as one."""
-_TAG: Final = re.compile(r'\s*(W/)?"([\x21\x23-\x7e]*)"\s*(?:,|$)')
-IfMatch = Annotated[
-    str | None,
-    Header(
-        alias="If-Match", max_length=500,
-        description="ETag of what may be replaced; needed where one is there.",
-    ),
-]  # fmt: skip
-IfNoneMatch = Annotated[
-    str | None,
-    Header(
-        alias="If-None-Match", max_length=500,
-        description="`*`: only where nothing is there.",
-    ),
-]  # fmt: skip
 Base = Annotated[
     str,
     Query(pattern=SLUG, max_length=LONGEST_SLUG, description="Profile to start from, by name."),
@@ -125,7 +101,7 @@ async def put_profile(
     its ETag in If-Match."""
     parts = parts_of(request)
     store = _conditional_put(parts.library, name, caller.owner, if_match, if_none_match)
-    profile = await read_upload(body, parts.intake.uploads, parts.settings.quick_s)
+    profile = await parts.quick.computed(caller.owner, read_profile, body)
     content_id, created = await in_thread(store, profile, None, None)
     summary = json_bytes(to_json(profile.summary))
     status = 201 if created else 200
@@ -175,11 +151,20 @@ async def import_profile(
     library = parts_of(request).library
     store = _conditional_put(library, name, caller.owner, if_match, if_none_match)
     key = idempotency(request, caller, idempotency_key)
-    content_id, created, imported = await anyio.to_thread.run_sync(
-        _import, library, asked, body, key, store, limiter=parts_of(request).intake.uploads
-    )
+    # An earlier answer first: this import may have replaced `into`.
+    answer = None if key is None else await in_thread(library.earlier_answer, key)
+    if answer is None:
+        base = await in_thread(library.file, asked.into)
+        made, response = await parts_of(request).quick.computed(
+            caller.owner, imported, asked, base, body
+        )
+        content_id, created = await in_thread(store, made, key, response)
+        # Of simultaneous requests with one key one was stored, and all answer with that one.
+        earlier = None if key is None else await in_thread(library.earlier_answer, key)
+        answer = earlier or (content_id, created, response)
+    content_id, created, response = answer
     status = 201 if created else 200
-    return json_response(json_bytes(imported), status=status, headers={"ETag": etag(content_id)})
+    return json_response(json_bytes(response), status=status, headers={"ETag": etag(content_id)})
 
 
 Store = Callable[[FiledProfile, Idempotency | None, Mapping[str, Any] | None], tuple[str, bool]]
@@ -237,57 +222,3 @@ def _match(library: Library, name: str, if_match: str | None) -> str | None:
         return wanted[0]
     current = library.get(name).content_id
     return current if current in wanted else wanted[0]
-
-
-def _import(
-    library: Library,
-    asked: ProfilesImportRequest,
-    data: bytes,
-    key: Idempotency | None,
-    store: Store,
-) -> tuple[str, bool, dict[str, Any]]:
-    earlier = None if key is None else library.earlier_answer(key)
-    if earlier is not None:  # do not read `into`: this import replaced it where it is `name`
-        return earlier
-    text = text_of(data)
-    if sum(map(text.count, _BREAKS)) - text.count("\r\n") > MOST_LINES:
-        raise bad_body(f"A table may have {MOST_LINES:,} lines; split it.")
-    base = library.profile(asked.into)
-    made, imported = imported_profile(asked, base, data, most_rows=MOST_LINES)
-    response = {
-        "profile": {"name": made.name, "content_id": made.content_id},
-        "section": imported.section,
-        "rows": len(imported.rows),
-        "replaced": replaced_rows(base, made, imported),
-        "note": imported.note,
-        "warnings": list(imported.warnings),
-    }
-    content_id, created = store(filed(made), key, response)
-    # Of simultaneous requests with one key one was stored, and all answer with that one.
-    earlier = None if key is None else library.earlier_answer(key)
-    return earlier or (content_id, created, response)
-
-
-def etag(content_id: str) -> str:
-    """Return a content id as a strong ETag."""
-    return f'"{content_id}"'
-
-
-def tags(header: str | None) -> list[str]:
-    """Return the content ids of If-Match or If-None-Match, or ``*``; weak tags match nothing.
-
-    Raise ProblemError 400 for anything else (RFC 9110, section 13.1).
-    """
-    if header is None:
-        return []
-    if header.strip() == ANY:
-        return [ANY]
-    found, place = [], 0
-    while place < len(header):
-        tag = _TAG.match(header, place)
-        if tag is None:
-            raise ProblemError(400, 'If-Match and If-None-Match hold `*`, or tags like "sha256:…".')
-        place = tag.end()
-        if not tag[1]:
-            found.append(tag[2].removesuffix(ZIPPED))
-    return found or ["none"]

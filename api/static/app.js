@@ -10,7 +10,7 @@ import { library } from './library.js';
 import { forgetToken, mayAskAgain, token } from './token.js';
 
 const host = document.getElementById('content'), account = document.getElementById('account');
-const ASKED = ['layouts', 'scales', 'tunes'], OF_POINTS = ['sweeps', 'scales'], JOBS = [...ASKED, 'sweeps', 'calibrations'];  // asked by the form; shown point by point; all
+const ASKED = ['layout', 'scale', 'tune'], OF_POINTS = ['sweep', 'scale'], JOBS = [...ASKED, 'sweep', 'calibration'];  // asked by the form; shown point by point; all
 let leave = new AbortController();
 
 /** Show a problem in `place`; after a 401, with a button to give a token. */
@@ -28,7 +28,7 @@ const arrive = place => {
   if (target) target.scrollIntoView(); else scrollTo(0, 0);
 };
 
-const begin = job => { location.hash = `#/${job.kind}s/${job.id}`; };
+const begin = job => { location.hash = `#/${job.kind}/${job.id}`; };
 const jobView = kind => async (signal, id, place) => {
   if (!id) { location.replace('#/history'); return; }
   host.replaceChildren(h('p', { class: 'note' }, 'Loading …'));
@@ -54,7 +54,7 @@ const views = {
         jobList({ limit: 12, signal, fail: (problem, place) => problem.status === 401 || fail(problem, place) }).element)));
     arrive();
     const from = ASKED.includes(kind) && id
-      ? { kind, request: (await get(`v1/${kind}/${encodeURIComponent(id)}`, { signal })).request } : null;
+      ? { kind, request: (await get(`v1/jobs/${encodeURIComponent(id)}`, { signal })).request } : null;
     form.replaceChildren(await askForm({ from, signal, begin }));
   },
   ...Object.fromEntries(JOBS.map(kind => [kind, jobView(kind)])),

@@ -2,18 +2,18 @@
 import { get, list } from './api.js';
 import { h, parameters } from './dom.js';
 import { questionForm } from './form.js';
-import { bodyOf, shape } from './schema.js';
+import { jobShape } from './schema.js';
 
 const TRAINED = 'What is trained', CLUSTER = 'On which cluster';
 const SAME = { model: 'gpt3-13b', profile: 'h100-dgx', seq_length: 2048 };
 const QUESTIONS = {
-  layouts: { title: 'GPUs and a global batch', about: 'finds tp, pp, dp and the rest, and whether to cut', verb: 'Find layouts',
+  layout: { title: 'GPUs and a global batch', about: 'finds tp, pp, dp and the rest, and whether to cut', verb: 'Find layouts',
     groups: [[TRAINED, ['model', 'seq_length', 'global_batch_size', 'dtype']], [CLUSTER, ['profile', 'gpus']]],
     usual: { ...SAME, gpus: 32, global_batch_size: 128 } },
-  scales: { title: 'Several numbers of GPUs', about: 'finds the best layout at each, for the same batch', verb: 'Compare numbers',
+  scale: { title: 'Several numbers of GPUs', about: 'finds the best layout at each, for the same batch', verb: 'Compare numbers',
     groups: [[TRAINED, ['model', 'seq_length', 'global_batch_size', 'dtype']], [CLUSTER, ['profile', 'sweep']]],
     usual: { ...SAME, sweep: 'gpus=8,16,32,64', global_batch_size: 128 } },
-  tunes: { title: 'A fixed layout', about: 'finds the best cut of it', verb: 'Tune',
+  tune: { title: 'A fixed layout', about: 'finds the best cut of it', verb: 'Tune',
     groups: [[TRAINED, ['model', 'seq_length', 'micro_batch_size', 'grad_accumulation', 'dtype']],
       [CLUSTER, ['profile', 'tp', 'dp', 'nodes']]],
     usual: { ...SAME, tp: 8, micro_batch_size: 8 } },
@@ -35,13 +35,13 @@ export const askForm = async ({ from, begin, signal }) => {
   const common = await material(signal), place = h('div', {});
   let form = null;
   const choose = (kind, given) => {
-    const path = `v1/${kind}`, body = shape(common.spec, bodyOf(common.spec, common.spec.paths[`/${path}`].post).schema);
+    const path = 'v1/jobs', body = jobShape(common.spec, kind);
     const kept = given ?? Object.fromEntries(Object.entries(form?.read() ?? {})
       .filter(([name]) => name in SAME || name === 'dtype' || name === 'global_batch_size'));  // what both questions ask stays
-    form = questionForm({ question: { ...QUESTIONS[kind], ...common, path, body }, given: kept, begin });
+    form = questionForm({ question: { ...QUESTIONS[kind], ...common, kind, path, body }, given: kept, begin });
     place.replaceChildren(form.element);
   };
-  const first = from?.kind ?? 'layouts';
+  const first = from?.kind ?? 'layout';
   const choice = Object.entries(QUESTIONS).map(([kind, { title, about }]) => h('label', { class: 'choice' },
     h('input', { type: 'radio', name: 'question', value: kind, checked: kind === first, onchange: () => choose(kind) }),
     h('span', {}, h('b', {}, title), h('small', {}, about))));

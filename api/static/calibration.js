@@ -57,7 +57,7 @@ const kept = ({ profile }, { path, signal, fail }) => {
     h('div', { class: 'row' }, link('#/new', 'Ask with it'), button('Profile', async () => {
       said.replaceChildren();
       try {
-        save(await getText(`${path}/profile`, { signal }), `${profile.name}.json`, 'application/json');
+        save(await getText(`${path}/files/profile`, { signal }), `${profile.name}.json`, 'application/json');
       } catch (problem) {
         if (problem.name !== 'AbortError') fail(problem, said);
       }

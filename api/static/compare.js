@@ -34,13 +34,13 @@ const sentence = ([one, other]) => {
 /** Return the view of two jobs, each `kind.id`. */
 export const comparison = async (names, signal) => {
   const paths = names.map(name => {
-    const [kind, id] = name.split('.');
-    return `v1/${encodeURIComponent(kind)}/${encodeURIComponent(id ?? '')}`;
+    const [, id] = name.split('.');
+    return `v1/jobs/${encodeURIComponent(id ?? '')}`;
   });
   const jobs = await Promise.all(paths.map(path => get(path, { signal })));
   if (jobs.some(job => !job.result)) return h('p', { class: 'error', role: 'alert' }, 'Only jobs that are done can be compared.');
   const [one, other] = jobs.map(job => job.result.simulation);
-  const heads = jobs.map((job, index) => link(`#/${job.kind}s/${job.id}`, job.label || ['First', 'Second'][index]));
+  const heads = jobs.map((job, index) => link(`#/${job.kind}/${job.id}`, job.label || ['First', 'Second'][index]));
   const reports = await Promise.all(paths.map(path => reportOf(path, signal)));
   return h('div', { class: 'comparison' }, h('p', { class: 'lead verdict' }, sentence(jobs)),
     table('Two jobs, in numbers', ['', ...heads, 'second over first'], NUMBERS.map(([name, value, say, timed]) =>

@@ -30,7 +30,7 @@ const paste = ({ path, signal }) => {
   const choice = Object.entries(TARGETS).map(([to, name]) => button(name, async event => {
     for (const one of choice) one.setAttribute('aria-pressed', String(one === event.currentTarget));
     try {
-      pre.textContent = (await get(`${path}/plan?to=${to}`, { signal })).text;
+      pre.textContent = (await get(`${path}/files/plan?to=${to}`, { signal })).text;
       said.textContent = '';
     } catch (problem) {
       if (problem.name === 'AbortError') return;
@@ -49,7 +49,7 @@ export const files = ({ path, name, signal, fail }) => {
   const saves = FILES.map(([kind, title, ending, type]) => button(title, async () => {
     said.replaceChildren();
     try {
-      save(await getText(`${path}/${kind}`, { signal }), `${name}-${kind}.${ending}`, type);
+      save(await getText(`${path}/files/${kind}`, { signal }), `${name}-${kind}.${ending}`, type);
     } catch (problem) {
       if (problem.name !== 'AbortError') fail(problem, said);
     }

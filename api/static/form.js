@@ -13,7 +13,9 @@ const blamed = (problem, fields) => {
   if (!found.size) {
     const flags = [...problem.message.matchAll(/--([a-z-]+)/g)].map(([, flag]) => flag.replaceAll('-', '_'))
       .filter(name => fields.has(name));
-    if (flags.length) found.set(flags[0], problem.message);
+    const told = [...problem.message.matchAll(/\b([a-z_]+) = /g)].map(([, name]) => name).filter(name => fields.has(name));
+    const [name] = [...flags, ...told];
+    if (name) found.set(name, problem.message);
   }
   return found;
 };
@@ -43,7 +45,7 @@ const sums = (body, models) => {
   return `${gpus.map(count).join(', ')} GPUs, ${count(batch)} sequences, ${count(batch * sequence)} tokens an iteration.${long}`;
 };
 
-/** Return the form of `question` (`{path, body, groups, usual, verb, spec, models, library}`); `given` fills it. Call
+/** Return the form of `question` (`{kind, path, body, groups, usual, verb, spec, models, library}`); `given` fills it. Call
     `begin(job)` with the new job. `read()` gives what it holds. */
 export const questionForm = ({ question, given, begin }) => {
   const { spec, body, models, library, usual } = question;
@@ -79,7 +81,7 @@ export const questionForm = ({ question, given, begin }) => {
     try {
       const asked = read(), text = JSON.stringify(asked);
       if (sent.text !== text) sent = { text, key: newKey() };  // after a lost answer the same key gives the same job
-      const job = await post(question.path, asked, { headers: { 'idempotency-key': sent.key } });
+      const job = await post(question.path, { kind: question.kind, ...asked }, { headers: { 'idempotency-key': sent.key } });
       sent = { text: '', key: '' };
       begin(job);
     } catch (problem) {

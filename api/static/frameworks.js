@@ -13,8 +13,8 @@ const told = (sim, one) => table(`What runs in ${one.framework}`,
 
 // Where to ask for a framework's plan: the words of the button, and what a click does.
 const ROUTES = {
-  tunes: (one, request, shown, begin) => [`Tune for ${one.framework}`, async () =>
-    begin(await post('v1/tunes', { ...without(request, LAYOUTS), ...one.request }, { headers: { 'idempotency-key': newKey() } }))],
+  tune: (one, request, shown, begin) => [`Tune for ${one.framework}`, async () =>
+    begin(await post('v1/jobs', { kind: 'tune', ...without(request, LAYOUTS), ...one.request }, { headers: { 'idempotency-key': newKey() } }))],
   simulations: (one, request, shown) => [`Show it for ${one.framework}`, async () => shown.replaceChildren(
     told(await post('v1/simulations', { ...without(request, [...LAYOUTS, ...SEARCH]), ...one.request }), one))],
 };

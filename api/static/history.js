@@ -2,8 +2,8 @@
 import { h, link } from './dom.js';
 import { jobList } from './jobs.js';
 
-const STATES = [['', 'all'], ['done', 'done'], ['running', 'running'], ['queued', 'waiting'], ['failed', 'failed'], ['cancelled', 'cancelled']];
-const KIND_NAMES = { tune: 'tunes', layout: 'layouts', scale: 'numbers of GPUs', sweep: 'sweeps', calibration: 'calibrations' };
+const STATES = [['', 'all'], ['done', 'done'], ['running', 'running'], ['queued', 'waiting'], ['failed', 'failed']];
+const KIND_NAMES = { tune: 'tunes', layout: 'layouts', scale: 'numbers of GPUs', sweep: 'sweeps', calibration: 'calibrations', validation: 'measured' };
 const TYPED_MS = 250;  // a pause after which what was typed is searched for
 
 const choice = (id, name, options, onchange) => h('div', { class: 'field' }, h('label', { for: id }, name),
@@ -16,7 +16,7 @@ export const history = ({ signal, fail }) => {
     const [one, other] = [...picks.values()];
     compare.replaceChildren(...(picks.size < 2 ? [picks.size ? 'Tick one more to compare.' : 'Tick two that are done to compare them.']
       : picks.size > 2 ? ['Untick all but two to compare.']
-        : [link(`#/compare/${one.kind}s.${one.id}/${other.kind}s.${other.id}`, 'Compare the two')]));
+        : [link(`#/compare/${one.kind}.${one.id}/${other.kind}.${other.id}`, 'Compare the two')]));
   };
   const picked = (job, whether) => {
     if (whether) picks.set(job.id, job); else picks.delete(job.id);

@@ -32,10 +32,10 @@ const planned = async (job, asking) => {
   const { path, signal, fail, begin } = asking, { result } = job, sim = result.simulation;
   const report = await reportOf(path, signal);
   let file = null;
-  const plan = () => (file ??= getText(`${path}/plan`, { signal }).catch(problem => { file = null; throw problem; }));
+  const plan = () => (file ??= getText(`${path}/files/plan`, { signal }).catch(problem => { file = null; throw problem; }));
   const name = [sim.model.name, `tp${sim.cluster.tp}`, sim.profile.name].join('-');
   const own = { whatif: whatIf({ sim, plan, margin: job.request?.memory_margin, signal }), files: files({ path, name, signal, fail }),
-    ...(job.links.validations && { measured: measured({ path, signal, fail }) }) };
+    ...(job.kind === 'tune' && { measured: measured({ job, path, signal, fail }) }) };
   const { asked: question, again, confidence, ...drawn } = Object.fromEntries(report.sections);
   const sections = [...Object.values(drawn), own.whatif, confidence, own.measured, own.files, question, again].filter(Boolean);
   report.head.querySelector('.eyebrow')?.replaceWith(head(job, asking));
@@ -46,23 +46,23 @@ const planned = async (job, asking) => {
 };
 
 const KINDS = {
-  tunes: { one: 'tune', running: 'Looking for the best cut', again: true, done: planned },
-  layouts: { one: 'search', running: 'Looking for the best layout', again: true, done: planned },
-  sweeps: { title: ({ request }) => `Over ${named(swept(request)[0])}`, draw: drawSweep },
-  scales: { title: () => 'With more GPUs', again: true, draw: drawScale },
-  calibrations: { one: 'calibration', running: 'Fitting the profile to the runs',
+  tune: { one: 'tune', running: 'Looking for the best cut', again: true, done: planned },
+  layout: { one: 'search', running: 'Looking for the best layout', again: true, done: planned },
+  sweep: { title: ({ request }) => `Over ${named(swept(request)[0])}`, draw: drawSweep },
+  scale: { title: () => 'With more GPUs', again: true, draw: drawScale },
+  calibration: { one: 'calibration', running: 'Fitting the profile to the runs',
     done: (job, asking) => ({ parts: calibrated(job, head(job, asking), asking) }) },
 };
 
 const stopped = (job, { kind, id }) => [h('p', { class: 'eyebrow' }, asked(job.request ?? {})),
-  h('h1', { tabindex: '-1' }, `This ${KINDS[kind].one} ${job.state === 'failed' ? 'failed' : 'was cancelled'}`),
+  h('h1', { tabindex: '-1' }, `This ${KINDS[kind].one} failed`),
   job.error ? h('p', { class: 'warn', role: 'alert' }, job.error.detail ?? job.error.title) : '',
   KINDS[kind].again ? h('p', { class: 'row' }, link(`#/new/${kind}/${id}`, 'Change it and ask again')) : ''];
 
-/** Show job `id` of `kind` (`tunes`, `layouts`, `calibrations`) in `host`; call `arrived` at each new content, `begin(job)`
+/** Show job `id` of `kind` (`tune`, `layout`, `calibration`) in `host`; call `arrived` at each new content, `begin(job)`
     with another job. Resolves when the job is over and shown. */
 export const showJob = async ({ kind, id, host, signal, fail, arrived, begin }) => {
-  const path = `v1/${kind}/${encodeURIComponent(id)}`, asking = { kind, id, path, signal, fail, begin };
+  const path = `v1/jobs/${encodeURIComponent(id)}`, asking = { kind, id, path, signal, fail, begin };
   const trouble = h('div', {});
   const box = progressBox({ path, signal, fail: problem => fail(problem, trouble) });
   let began = false;
@@ -82,9 +82,9 @@ export const showJob = async ({ kind, id, host, signal, fail, arrived, begin }) 
   await done?.shown?.();
 };
 
-/** Show job `id` of `kind` (`sweeps`, `scales`) in `host`: its points are drawn as they come. */
+/** Show job `id` of `kind` (`sweep`, `scale`) in `host`: its points are drawn as they come. */
 export const showPoints = async ({ kind, id, host, signal, arrived }) => {
-  const job = await get(`v1/${kind}/${encodeURIComponent(id)}`, { signal }), place = h('div', { class: 'swept' });
+  const job = await get(`v1/jobs/${encodeURIComponent(id)}`, { signal }), place = h('div', { class: 'swept' });
   document.title = asked(job.request);
   host.replaceChildren(head(job, { kind, id }), h('h1', { tabindex: '-1' }, KINDS[kind].title(job)), place);
   arrived();

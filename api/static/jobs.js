@@ -1,5 +1,5 @@
 // The list of jobs: progress of running ones, results of finished ones, and what can be done with each.
-import { first, patch, post, remove } from './api.js';
+import { first, patch, remove } from './api.js';
 import { button, h, link, sureButton, when } from './dom.js';
 import { rest } from './watch.js';
 import { asked, bestWords, over, progressWords, share } from './words.js';
@@ -8,12 +8,12 @@ const BUSY_S = 2, IDLE_S = 15, LONGEST_LABEL = 100;
 const COMPARED = ['tune', 'layout'];
 
 const outcome = job => job.state === 'failed' ? job.error?.detail ?? job.error?.title ?? 'failed'
-  : [job.state === 'cancelled' && 'cancelled', job.stopped_by && job.state === 'done' && 'stopped early', bestWords(job)]
+  : [job.stopped_by && job.state === 'done' && 'stopped early', bestWords(job)]
     .filter(Boolean).join(' · ');
 
 // A line is made once and then updated, so that the focus stays.
 const line = (job, { tools, picked, forget }) => {
-  const path = `v1/${job.kind}s/${job.id}`, name = asked(job.request ?? {});
+  const path = `v1/jobs/${job.id}`, name = asked(job.request ?? {});
   const state = h('span', { class: 'state' }), said = h('span', { class: 'outcome' });
   const bar = h('progress', { max: '1', 'aria-label': 'Progress' }), label = h('span', { class: 'tie' });
   const doing = async (what, control) => {
@@ -21,13 +21,13 @@ const line = (job, { tools, picked, forget }) => {
     try { await what(); } catch (problem) { said.textContent = problem.message; }
     control.disabled = false;
   };
-  const cancel = button('Cancel', () => doing(() => post(`${path}/cancel`), cancel), { 'aria-label': `Cancel ${name}` });
+  const cancel = button('Cancel', () => doing(async () => { await remove(path); forget(job.id); }, cancel), { 'aria-label': `Cancel ${name}` });
   const gone = sureButton('Delete', name, control => doing(async () => { await remove(path); forget(job.id); }, control));
   const field = h('input', { type: 'text', class: 'label', placeholder: 'label', maxlength: LONGEST_LABEL, 'aria-label': `Label of ${name}`,
-    onchange: () => doing(() => patch(`v1/jobs/${job.id}`, { label: field.value.trim() || null }), field) });
+    onchange: () => doing(() => patch(path, { label: field.value.trim() || null }), field) });
   const pick = h('input', { type: 'checkbox', 'aria-label': `Compare ${name}`, onchange: () => picked(job, pick.checked) });
   const element = h('li', { class: 'job', 'data-id': job.id }, h('span', { class: 'title' }, tools && pick,
-    h('span', {}, link(`#/${job.kind}s/${job.id}`, name), tools ? '' : label)), h('span', { class: 'when' }, when(job.created)),
+    h('span', {}, link(`#/${job.kind === 'validation' ? 'tune' : job.kind}/${job.request?.of ?? job.id}`, name), tools ? '' : label)), h('span', { class: 'when' }, when(job.created)),
     state, bar, said, h('span', { class: 'acts' }, tools && field, cancel, tools && gone));
   const update = now => {
     const ended = over(now.state);

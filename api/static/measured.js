@@ -1,5 +1,5 @@
 // Predicted and measured times: the results that `validate --report-to` sent from the cluster.
-import { list, remove } from './api.js';
+import { get, list, remove } from './api.js';
 import { h, ms, s, section, signed, sureButton, table, when } from './dom.js';
 
 const WIDE = 520, ROW = 34, LEFT = 8, RIGHT = 8;
@@ -28,14 +28,14 @@ const tableOf = plans => table('Predicted against measured', HEAD, plans.map(pla
   plan.name, ms(plan.predicted.iteration_ms), plan.measured ? ms(plan.measured.iteration_ms) : plan.failed || '–',
   plan.interval_ms ? `${ms(plan.interval_ms.low)} – ${ms(plan.interval_ms.high)}` : '–', signed(plan.error)]), 'plans');
 
-const one = (item, path, fail) => {
-  const { result } = item;
+const one = (item, fail) => {
+  const result = item.result.measured;
   const ran = result.plans.filter(plan => plan.measured);
   const where = [result.backend, `${result.rounds} rounds`, result.emulated_collectives && 'collectives emulated',
     result.profile?.name && `predicted from ${result.profile.name}`].filter(Boolean).join(', ');
   const trouble = h('div', {}), gone = sureButton('Delete', `what was measured ${when(item.created)}`, async () => {
     gone.disabled = true;
-    try { await remove(`${path}/${item.id}`); shown.remove(); } catch (problem) { gone.disabled = false; fail(problem, trouble); }
+    try { await remove(`v1/jobs/${item.id}`); shown.remove(); } catch (problem) { gone.disabled = false; fail(problem, trouble); }
   });
   const shown = h('article', { class: 'validation' }, h('div', { class: 'view-head' }, h('h3', {}, `Measured ${when(item.created)}`), gone),
     trouble, h('p', { class: 'note' }, where),
@@ -47,14 +47,15 @@ const one = (item, path, fail) => {
 };
 
 /** Return the section of a finished tune; it is filled when the measurements arrive. */
-export const measured = ({ path, signal, fail }) => {
+export const measured = ({ job, path, signal, fail }) => {
   const host = h('div', {});
-  const url = new URL(`${path}/validations`, document.baseURI);
+  const url = new URL(path, document.baseURI);
   const none = () => [h('p', { class: 'note' },
     'Nothing measured yet. Run the plan on the cluster; what it measures appears here:'),
     h('pre', { tabindex: '0' }, h('code', {}, `python -m domino_tune validate --plan plan.json --report-to ${url.href}`))];
-  list(`${path}/validations`, { most: 20, signal })
-    .then(items => host.replaceChildren(...(items.length ? items.map(item => one(item, `${path}/validations`, fail)) : none())))
+  list('v1/jobs', { limit: 20, query: { kind: 'validation', of: job.id }, signal })
+    .then(items => Promise.all(items.reverse().map(item => get(`v1/jobs/${item.id}`, { signal }))))
+    .then(items => host.replaceChildren(...(items.length ? items.map(item => one(item, fail)) : none())))
     .catch(problem => { if (problem.name !== 'AbortError') fail(problem, host); });
   return section('measured', 'Predicted against measured', null, host);
 };

@@ -1,6 +1,7 @@
 // A job whose points are drawn as they come: its progress, and what is known so far.
-import { list, post } from './api.js';
-import { button, h } from './dom.js';
+import { get } from './api.js';
+import { h } from './dom.js';
+import { endings } from './ending.js';
 import { drawPlot } from './plot.js';
 import { watch } from './watch.js';
 import { over, progressWords, share } from './words.js';
@@ -14,21 +15,14 @@ export const plotOf = data => {
 /** Follow `job` in `host` until it is over: `draw(place, points)` draws its points, a map by their place. The server
     stores them one by one; at each progress of the job, the new ones are fetched. */
 export const followPoints = async (job, host, draw, signal) => {
-  const path = `v1/${job.kind}s/${job.id}`, points = new Map();
+  const path = `v1/jobs/${job.id}`, points = new Map();
   const bar = h('progress', { max: '1', 'aria-label': 'Progress' }), trouble = h('p', { class: 'error', role: 'alert' }),
     text = h('p', { class: 'progress-text', 'aria-live': 'polite' }), place = h('div', {});
-  const ending = (name, verb) => {
-    const made = button(name, async () => {
-      made.disabled = true;
-      try { await post(`${path}/${verb}`); } catch (problem) { made.disabled = false; trouble.textContent = problem.message; }
-    });
-    return made;
-  };
-  const ends = h('div', { class: 'ends' }, ending('Stop and keep', 'finish'), ending('Cancel', 'cancel'));
+  const ends = h('div', { class: 'ends' }, endings(path, problem => { trouble.textContent = problem.message; }));
   host.replaceChildren(h('div', { class: 'running' }, h('div', { class: 'running-head' }, text, ends), bar, trouble), place);
   let seen = -1, fetching = Promise.resolve();
   const fetchPoints = async () => {
-    for (const { index, point } of await list(`${path}/points`, { limit: 1000, signal })) points.set(index, point);
+    for (const { index, point } of (await get(`${path}/files/points`, { signal })).items) points.set(index, point);
     if (points.size) draw(place, points);
   };
   const last = await watch(path, now => {

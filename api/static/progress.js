@@ -1,7 +1,8 @@
 // Progress of a job, and the best plan so far between baseline and bound, which one simulation gives.
 import { post, Problem } from './api.js';
 import { bars } from './bars.js';
-import { button, h, percent } from './dom.js';
+import { h, percent } from './dom.js';
+import { endings } from './ending.js';
 import { asked, bestWords, over, paceWords, progressWords, share, stateWords } from './words.js';
 
 const SPOKEN_EVERY_MS = 5000;
@@ -31,16 +32,9 @@ export const progressBox = ({ path, signal, fail }) => {
   const bar = h('progress', { 'aria-label': 'Progress of the job', max: '1' });
   const text = h('p', { class: 'progress-text' }), pace = h('p', { class: 'note pace' }), best = h('p', { class: 'best-so-far' }), drawn = h('div', {});
   const live = h('p', { class: 'sr', 'aria-live': 'polite', id: 'progress-live' });
-  const ending = (name, verb) => {
-    const made = button(name, async () => {
-      made.disabled = true;
-      try { await post(`${path}/${verb}`); } catch (problem) { made.disabled = false; fail(problem); }
-    });
-    return made;
-  };
-  const finish = ending('Stop and keep', 'finish');
+  const [stop, cancel] = endings(path, fail);
   const element = h('div', { class: 'running' },
-    h('div', { class: 'running-head' }, text, h('div', { class: 'ends' }, finish, ending('Cancel', 'cancel'))),
+    h('div', { class: 'running-head' }, text, h('div', { class: 'ends' }, stop, cancel)),
     bar, pace, best, drawn, live);
   let spoken = 0, lastState = '', sim = null, known = null;
 
@@ -55,7 +49,7 @@ export const progressBox = ({ path, signal, fail }) => {
     if (part === null) bar.removeAttribute('value'); else bar.value = part;
     text.textContent = job.stopped_by ? 'stopping, the best so far is kept' : progressWords(job);
     pace.textContent = paceWords(job);
-    finish.hidden = over(job.state) || Boolean(job.stopped_by) || job.kind === 'calibration';
+    stop.hidden = over(job.state) || Boolean(job.stopped_by) || job.kind === 'calibration';
     draw();
     if (job.state !== lastState || performance.now() - spoken > SPOKEN_EVERY_MS) {
       [spoken, lastState] = [performance.now(), job.state];

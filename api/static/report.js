@@ -22,7 +22,7 @@ const dress = element => {
 
 /** Return `{head, sections, lanes}` of the job at `path`: elements of this document, sections by id. */
 export const reportOf = async (path, signal) => {
-  const text = await getText(`${path}/report`, { signal });
+  const text = await getText(`${path}/files/report`, { signal });
   const parts = [...parse(between(text, '<main>', '</main>')).body.children].map(part => document.importNode(part, true));
   for (const part of parts) for (const element of part.querySelectorAll('[data-style]')) dress(element);
   for (const title of parts.flatMap(part => [...part.querySelectorAll('h1, h2')])) title.tabIndex = -1;

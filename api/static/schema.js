@@ -1,4 +1,4 @@
-// OpenAPI's schemas, resolved as far as the form and the docs need.
+// OpenAPI's schemas, resolved as far as the form needs.
 const follow = (spec, schema) => {
   let here = schema ?? {};
   while (here.$ref) {
@@ -28,12 +28,9 @@ export const bodyOf = (spec, operation) => {
   return type ? { type, schema: {}, ...content[type] } : null;
 };
 
-/** Return a type as short text: `integer`, `string[]`, `Plan | null`. */
-export const typeWords = (spec, schema) => {
-  const here = shape(spec, schema);
-  const name = schema?.$ref?.split('/').pop();
-  const one = name ?? (here.enum ? here.enum.map(value => JSON.stringify(value)).join(' | ')
-    : here.variants ? here.variants.map(option => option.title ?? option.type).join(' | ')
-      : here.type === 'array' ? `${typeWords(spec, here.items ?? {})}[]` : here.type ?? 'any');
-  return here.nullable ? `${one} | null` : one;
+/** Return the schema of what asks for a job of `kind`, without `kind` itself. */
+export const jobShape = (spec, kind) => {
+  const any = follow(spec, bodyOf(spec, spec.paths['/v1/jobs'].post).schema);
+  const one = follow(spec, { $ref: any.discriminator.mapping[kind] }), { kind: _, ...properties } = one.properties;
+  return { ...one, properties, required: (one.required ?? []).filter(name => name !== 'kind') };
 };

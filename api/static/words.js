@@ -1,9 +1,9 @@
 // Labels of plans, requests and states.
 import { count, ms, percent, times } from './dom.js';
 
-const WHAT = { queued: 'waits for a worker', running: 'running', done: 'done', failed: 'failed', cancelled: 'cancelled' };
+const WHAT = { queued: 'waits for a worker', running: 'running', done: 'done', failed: 'failed' };
 export const stateWords = state => WHAT[state] ?? state;
-export const over = state => state === 'done' || state === 'failed' || state === 'cancelled';
+export const over = state => state === 'done' || state === 'failed';
 
 /** Return a key of a sweep in words: `link bandwidth`. */
 export const named = key => key.replaceAll('_', ' ');

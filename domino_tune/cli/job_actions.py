@@ -37,26 +37,19 @@ def jobs_show(request: requests.JobsShowRequest, outputs: JsonOutputs) -> None:
         _print(client.job(request.job), outputs)
 
 
-def jobs_finish(request: requests.JobsFinishRequest, outputs: JsonOutputs) -> None:
+def jobs_stop(request: requests.JobsStopRequest, outputs: JsonOutputs) -> None:
     """Stop a job, wait for its best result so far, and print it."""
     from domino_tune.cli import show
 
     with _client(request) as client, show.progress() as progress:
-        job = client.wait(client.finish(client.job(request.job)), progress)
+        job = client.wait(client.stop(request.job), progress)
     _print(job, outputs)
-
-
-def jobs_cancel(request: requests.JobsCancelRequest, outputs: Outputs) -> None:
-    """Cancel a job."""
-    with _client(request) as client:
-        job = client.cancel(client.job(request.job))
-    print(f"Job {job.id} is {job.state}.")
 
 
 def jobs_delete(request: requests.JobsDeleteRequest, outputs: Outputs) -> None:
     """Delete a job."""
     with _client(request) as client:
-        client.delete(client.job(request.job))
+        client.delete(request.job)
     print(f"Job {request.job} is deleted.")
 
 

@@ -13,7 +13,7 @@ from typing import Final
 from domino_tune.base.errors import NotFoundError
 from domino_tune.cli.show import warn
 from domino_tune.client import Client
-from domino_tune.client.address import validations_of
+from domino_tune.client.address import job_at
 from domino_tune.client.tokens import find_token
 from domino_tune.requests.service import SendRequest
 from domino_tune.results.json_form import to_json
@@ -26,7 +26,7 @@ FOLDER: Final = "unsent"
 
 def check_destination(url: str, token_file: str | None) -> None:
     """Raise InputError or AccessError before anything is measured, where sending cannot work."""
-    _, job = validations_of(url)
+    _, job = job_at(url)
     find_token(token_file)
     make_folder(_folder(), "set DOMINO_TUNE_HOME to another folder")
     check_writable(_folder() / f"{job}.json")
@@ -38,7 +38,7 @@ def send_result(result: ValidateResult, url: str, token_file: str | None) -> Non
     Raise what ``Client.send_validation`` raises, after printing how to send the file again.
     """
     body = json.dumps(to_json(result), separators=(",", ":"), allow_nan=False).encode()
-    _, job = validations_of(url)
+    _, job = job_at(url)
     unsent = _folder() / f"{job}-{_key(body)[:12]}.json"
     write_whole(unsent, body)
     with _resend_hint(unsent, url, token_file):
@@ -56,10 +56,10 @@ def send_again(request: SendRequest) -> None:
 
 def _send(body: bytes, url: str, token_file: str | None) -> None:
     """Send ``body``. Equal results have one key, so the server stores them once."""
-    server, job = validations_of(url)
+    server, job = job_at(url)
     with Client(server, token=find_token(token_file)) as client:
         try:
-            client.send_validation(job, body, _key(body))
+            client.send_validation(job, json.loads(body), _key(body))
         except NotFoundError as error:
             raise NotFoundError(f"{error} Was {job} tuned at {server}, by this owner?") from None
 

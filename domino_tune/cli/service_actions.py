@@ -6,14 +6,13 @@ Imports stand inside the functions, so that ``--help`` stays fast.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from domino_tune.requests import CalibrateRequest, TuneRequest
 from domino_tune.requests import service as requests
 from domino_tune.requests.outputs import CalibrateOutputs, Outputs, TuneOutputs
 
 if TYPE_CHECKING:
-    from domino_tune.client.jobs import Search
     from domino_tune.results.calibrate import CalibrateResult
     from domino_tune.results.layouts import Layouts
     from domino_tune.results.scale import ScaleResult
@@ -49,45 +48,46 @@ def tune_there(request: TuneRequest, outputs: TuneOutputs, server: str) -> Tuned
     from domino_tune.verbs.written import check_has, recommended
 
     with Client(server, token=find_token(outputs.token_file)) as client:
-        kind: Search = "layout" if request.gpus or request.global_batch_size else "tune"
-        search = client.layouts if kind == "layout" else client.tune
+        kind = "layout" if request.gpus or request.global_batch_size else "tune"
         with show.progress() as progress:
-            found = search(request, progress)
+            job = client.result(kind, request, progress)
+        found: Tuned | Layouts = job.answer()
         if outputs.out:
-            best = found.result.best
+            best = found.best
             strategy = outputs.out_of or recommended(best, request.target)
             check_has(best, strategy)
-            write_whole(outputs.out, client.plan(found.id, kind, of=strategy))
+            write_whole(outputs.out, client.file(job.id, f"plan-{strategy}"))
             tell_written(outputs, best, strategy)
         if outputs.trace:
-            write_trace_bytes(outputs.trace, client.trace(found.id, kind))
+            write_trace_bytes(outputs.trace, client.file(job.id, "trace"))
         if outputs.report:
-            write_whole(outputs.report, client.report(found.id, kind))
-    return found.result
+            write_whole(outputs.report, client.file(job.id, "report"))
+    return found
 
 
 def scale_there(request: TuneRequest, outputs: TuneOutputs, server: str) -> ScaleResult:
     """Find the best layout at each number of GPUs at a server."""
-    from domino_tune.cli import show
-    from domino_tune.client import Client
-    from domino_tune.client.tokens import find_token
-
-    token = find_token(outputs.token_file)
-    with Client(server, token=token) as client, show.progress() as progress:
-        return client.scale(request, progress).result
+    found: ScaleResult = _answer("scale", request, outputs.token_file, server)
+    return found
 
 
 def calibrate_there(
     request: CalibrateRequest, outputs: CalibrateOutputs, server: str
 ) -> CalibrateResult:
     """Fit a profile at a server, which keeps it."""
+    found: CalibrateResult = _answer("calibration", request, outputs.token_file, server)
+    return found
+
+
+def _answer(
+    kind: str, request: TuneRequest | CalibrateRequest, token_file: str | None, server: str
+) -> Any:
     from domino_tune.cli import show
     from domino_tune.client import Client
     from domino_tune.client.tokens import find_token
 
-    token = find_token(outputs.token_file)
-    with Client(server, token=token) as client, show.progress() as progress:
-        return client.calibrate(request, progress).result
+    with Client(server, token=find_token(token_file)) as client, show.progress() as progress:
+        return client.result(kind, request, progress).answer()
 
 
 def send(request: requests.SendRequest, outputs: Outputs) -> None:

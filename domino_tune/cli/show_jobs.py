@@ -6,14 +6,7 @@ from collections.abc import Sequence
 
 from domino_tune.base.tables import Table, print_table
 from domino_tune.cli import show
-from domino_tune.client.jobs import (
-    Job,
-    calibrate_answer,
-    duration,
-    layouts_answer,
-    scale_answer,
-    tune_answer,
-)
+from domino_tune.client.jobs import READERS, Job, duration
 from domino_tune.results.texts import ms
 from domino_tune.results.tune import stopped_words
 
@@ -31,14 +24,8 @@ def one(job: Job) -> None:
     listing([job])
     if job.state == "failed":
         job.result()
-    if job.state == "done" and job.kind == "tune":
-        show.tables(tune_answer(job, seconds=job.elapsed_s or 0.0).result)
-    elif job.state == "done" and job.kind == "layout":
-        show.tables(layouts_answer(job, seconds=job.elapsed_s or 0.0).result)
-    elif job.state == "done" and job.kind == "scale":
-        show.tables(scale_answer(job, seconds=job.elapsed_s or 0.0).result)
-    elif job.state == "done" and job.kind == "calibration":
-        show.tables(calibrate_answer(job).result)
+    if job.state == "done" and job.kind in READERS:
+        show.tables(job.answer())
 
 
 def _row(job: Job) -> tuple[str, ...]:

@@ -12,8 +12,18 @@ def listing(result: TokensResult) -> None:
     """Print one row a token."""
     print_table(
         Table(
-            columns=("name", "owner", "scope", "created"),
-            rows=[(one.name, one.owner, one.scope, one.created) for one in result.tokens],
+            columns=("name", "owner", "scope", "created", "expires", "last used"),
+            rows=[
+                (
+                    one.name,
+                    one.owner,
+                    one.scope,
+                    one.created,
+                    one.expires or "never",
+                    one.used or "never",
+                )
+                for one in result.tokens
+            ],
         )
     )
 

@@ -1,33 +1,23 @@
-"""HTTP client: the verbs at a server, sync and async. May import results, store, requests, base.
+"""HTTP client: the verbs at a server. May import results, store, requests, base.
 
     from domino_tune.client import Client
     from domino_tune.requests import TuneRequest
 
     with Client("http://127.0.0.1:8000") as client:
-        answer = client.tune(TuneRequest(model="llama2-7b", profile="h100-dgx", tp=8,
-                                         seq_length=4096, micro_batch_size=8))
-        print(answer.result.best.plan.label)
+        job = client.result("tune", TuneRequest(model="llama2-7b", profile="h100-dgx", tp=8,
+                                                seq_length=4096, micro_batch_size=8))
+        print(job.answer().best.plan.label)
 
-Methods raise the errors that the same verbs raise locally; ServiceError where the server cannot be
-reached or fails; AccessError where the token is missing, wrong or allows too little.
+``submit`` and ``wait`` do the same in two steps. Methods raise the errors that the same verbs raise
+locally; ServiceError where the server cannot be reached or fails; AccessError where the token is
+missing, wrong or allows too little.
 """
 
 from domino_tune.base.extras import needed_for
 
 with needed_for("domino_tune.client"):
-    from domino_tune.client.asynchronous import AsyncClient
+    from domino_tune.client.client import Client
     from domino_tune.client.frames import Listing
-    from domino_tune.client.jobs import (
-        CalibrateAnswer,
-        Job,
-        JobPage,
-        LayoutsAnswer,
-        ScaleAnswer,
-        TuneAnswer,
-    )
-    from domino_tune.client.sync import Client
+    from domino_tune.client.jobs import Job, JobPage
 
-__all__ = [
-    "AsyncClient", "CalibrateAnswer", "Client", "Job", "JobPage", "LayoutsAnswer", "Listing",
-    "ScaleAnswer", "TuneAnswer",
-]  # fmt: skip
+__all__ = ["Client", "Job", "JobPage", "Listing"]

@@ -1,4 +1,4 @@
-"""URLs: of a server, of a tune's validations, and names as segments of their paths."""
+"""URLs: of a server, of a job, and names as segments of their paths."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 from domino_tune.base import loopback
 from simulator.errors import InputError
 
-_VALIDATIONS: Final = re.compile(r"(.+)/v1/tunes/([A-Za-z0-9_-]+)/validations/?")
+_JOB: Final = re.compile(r"(.+)/v1/jobs/([A-Za-z0-9_-]+)/?")
 
 
 def base_url(server: str) -> str:
@@ -35,16 +35,15 @@ def segment(name: str) -> str:
     return quote(name, safe="")
 
 
-def validations_of(url: str) -> tuple[str, str]:
-    """Return server and job of ``SERVER/v1/tunes/ID/validations``.
+def job_at(url: str) -> tuple[str, str]:
+    """Return server and job of ``SERVER/v1/jobs/ID``.
 
     Raise InputError for any other URL.
     """
-    found = _VALIDATIONS.fullmatch(url)
+    found = _JOB.fullmatch(url)
     if not found:
         raise InputError(
-            f"Results cannot be sent to {url!r}; write SERVER/v1/tunes/ID/validations, with the ID "
-            "of the tune."
+            f"Results cannot be sent to {url!r}; write SERVER/v1/jobs/ID, with the ID of the tune."
         )
     return base_url(found[1]), found[2]
 

@@ -6,12 +6,13 @@ import csv
 import io
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from domino_tune.client.jobs import Asked
 from domino_tune.requests import (
     CalibrateRequest,
     PlanFields,
@@ -33,44 +34,55 @@ from domino_tune.store.files import read_text
 from domino_tune.store.formats.megatron_log import read_megatron_log
 from domino_tune.store.formats.run_table import LABEL, MEASURED, NOTE, ROUNDING, read_runs
 from domino_tune.store.plans import load_plan
-from simulator.errors import InputError
+from simulator.errors import InputError, unknown_name
 
 NAMES: Final = {"model": "models", "profile": "profiles", "into": "profiles"}
 """Fields that hold names, each with the list that a server has of them."""
 NO_RANKS: Final = "a server starts no ranks"
 
 
-def tune_body(request: TuneRequest) -> bytes:
-    """Return the body of a tune. Raise InputError for options that a server cannot follow."""
-    _given(request, without=("sweep",), why="that asks for many numbers of GPUs: call `scale`")
-    _given(request, without=LAYOUT_FIELDS, why="that asks for layouts: call `layouts`")
-    return _encoded(_given(request, without=NOT_SERVED, why=NO_RANKS))
+def job_body(kind: str, request: Asked) -> bytes:
+    """Return the body that asks for a job. Raise InputError for options that a server cannot
+    follow, and for another request than the kind's."""
+    if kind not in KINDS:
+        raise unknown_name("kind of job", kind, KINDS)
+    wanted, given = KINDS[kind]
+    if not isinstance(request, wanted):
+        raise InputError(f"A {kind} asks a {wanted.__name__}, got a {type(request).__name__}.")
+    return _encoded({"kind": kind, **given(request)})
 
 
-def layouts_body(request: TuneRequest) -> bytes:
-    """Return the body of a search of layouts. Raise InputError for options that it, or a server,
-    cannot follow."""
+def _tune(request: TuneRequest) -> dict[str, Any]:
+    _given(request, without=("sweep",), why="that asks for many numbers of GPUs: kind `scale`")
+    _given(request, without=LAYOUT_FIELDS, why="that asks for layouts: kind `layout`")
+    return _given(request, without=NOT_SERVED, why=NO_RANKS)
+
+
+def _layout(request: TuneRequest) -> dict[str, Any]:
     _given(request, without=NOT_OF_LAYOUTS, why="with --gpus the layout is searched")
-    _given(request, without=("sweep",), why="that asks for many numbers of GPUs: call `scale`")
-    return _encoded(_given(request, without=LAYOUTS_NOT_SERVED, why=NO_RANKS))
+    _given(request, without=("sweep",), why="that asks for many numbers of GPUs: kind `scale`")
+    return _given(request, without=LAYOUTS_NOT_SERVED, why=NO_RANKS)
 
 
-def scale_body(request: TuneRequest) -> bytes:
-    """Return the body of a search at several numbers of GPUs. Raise as ``layouts_body`` does."""
+def _scale(request: TuneRequest) -> dict[str, Any]:
     _given(request, without=NOT_OF_LAYOUTS, why="with --sweep the layout is searched")
     _given(request, without=("gpus",), why="--sweep has the numbers of GPUs")
-    return _encoded(_given(request, without=SCALE_NOT_SERVED, why=NO_RANKS))
+    return _given(request, without=SCALE_NOT_SERVED, why=NO_RANKS)
 
 
-def plan_body(request: PlanFields) -> bytes:
-    """Return the body of a simulation or sweep, with the content of the plan file.
-
-    Raise PlanFileError for a bad plan file.
-    """
+def _plan(request: PlanFields) -> dict[str, Any]:
     given = _given(request)
     if request.plan:
         given["plan"] = load_plan(request.plan).to_json()
-    return _encoded(given)
+    return given
+
+
+def plan_body(request: PlanFields) -> bytes:
+    """Return the body of a simulation, with the content of the plan file.
+
+    Raise PlanFileError for a bad plan file.
+    """
+    return _encoded(_plan(request))
 
 
 def whatif_body(request: WhatIfRequest) -> bytes:
@@ -79,8 +91,8 @@ def whatif_body(request: WhatIfRequest) -> bytes:
     return plan_body(request)
 
 
-def calibration_body(request: CalibrateRequest) -> bytes:
-    """Return the body of a calibration, with the runs of its files as a table.
+def _calibration(request: CalibrateRequest) -> dict[str, Any]:
+    """Return the fields of a calibration, with the runs of its files as a table.
 
     Raise InputError for files that cannot be read, and for a profile that is a file.
     """
@@ -99,8 +111,17 @@ def calibration_body(request: CalibrateRequest) -> bytes:
     writer = csv.DictWriter(table, columns or [MEASURED], restval="")
     writer.writeheader()
     writer.writerows(cells)
-    plain = {"profile": request.profile, "name": request.name, "runs": table.getvalue()}
-    return _encoded(plain)
+    return {"profile": request.profile, "name": request.name, "runs": table.getvalue()}
+
+
+KINDS: Final[Mapping[str, tuple[type[Request], Callable[[Any], dict[str, Any]]]]] = {
+    "tune": (TuneRequest, _tune),
+    "layout": (TuneRequest, _layout),
+    "scale": (TuneRequest, _scale),
+    "sweep": (WhatIfRequest, _plan),
+    "calibration": (CalibrateRequest, _calibration),
+}
+"""The request of each kind of job, and what makes its fields."""
 
 
 def import_query(request: ProfilesImportRequest) -> str:

@@ -1,46 +1,44 @@
-"""Jobs of all kinds as the server describes them."""
+"""Jobs as the server describes them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast, get_args
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 from domino_tune.base.errors import ServiceError
-from domino_tune.client.address import segment
 from domino_tune.client.answers import error_of
 from domino_tune.client.frames import rows_frame
-from domino_tune.results.calibrate import CalibrateResult
+from domino_tune.requests import CalibrateRequest, TuneRequest, WhatIfRequest
 from domino_tune.results.from_json import (
     calibrated_from_json,
     layouts_from_json,
     scale_from_json,
     tuned_from_json,
 )
-from domino_tune.results.layouts import Layouts
-from domino_tune.results.scale import ScaleResult
-from domino_tune.results.tune import Tuned
 from domino_tune.results.whatif import whatif_frame
 from simulator.errors import InputError
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-State = Literal["queued", "running", "done", "failed", "cancelled"]
+State = Literal["queued", "running", "done", "failed"]
 STATES: Final = get_args(State)
-ENDED: Final = ("done", "failed", "cancelled")
-Search = Literal["tune", "layout"]
-"""Kinds of jobs with files: a plan, a report and a trace."""
-Swept = Literal["sweep", "scale"]
-"""Kinds of jobs with points."""
-Found = TypeVar("Found")
+ENDED: Final = ("done", "failed")
+Asked = TuneRequest | WhatIfRequest | CalibrateRequest
+"""What jobs of all kinds ask."""
+READERS: Final[dict[str, Callable[[Any, float], Any]]] = {
+    "tune": lambda plain, seconds: tuned_from_json(plain, seconds=seconds),
+    "layout": lambda plain, seconds: layouts_from_json(plain, seconds=seconds),
+    "scale": lambda plain, seconds: scale_from_json(plain, seconds=seconds),
+    "calibration": lambda plain, seconds: calibrated_from_json(plain),
+}
+"""What reads the result of a kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job at a server: a tune, a sweep, a search of layouts at one number of GPUs or at several
-    (``scale``), or a calibration. ``label``: its owner's name for it.
+    """A job at a server. ``label``: its owner's name for it. ``attempts``: how often it began.
 
     ``done`` of ``total`` steps are finished; at most ``left`` steps are left, which take about
     ``eta_s`` seconds; ``elapsed_s``: since the job started. All are None while unknown.
@@ -59,6 +57,7 @@ class Job:
     eta_s: float | None = None
     stopped_by: str | None = None
     label: str | None = None
+    attempts: int = 0
     plain: Mapping[str, Any] = field(repr=False)
 
     @property
@@ -79,7 +78,7 @@ class Job:
     def result(self) -> Mapping[str, Any]:
         """Return the result as JSON.
 
-        Raise the error of a failed job; ServiceError for a job that was cancelled or has not ended.
+        Raise the error of a failed job; ServiceError for a job that has not ended.
         """
         if self.state == "failed":
             problem = self.plain.get("error")
@@ -88,6 +87,26 @@ class Job:
         if self.state != "done" or not isinstance(found, dict):
             raise ServiceError(f"Job {self.id} is {self.state} and has no result; ask again.")
         return found
+
+    def answer(self) -> Any:
+        """Return the result of a tune, layout, scale or calibration as Python has it locally.
+
+        Raise as ``result`` does, InputError for another kind, and ServiceError for a result that
+        this version cannot read.
+        """
+        plain = self.result()
+        if self.kind not in READERS:
+            raise InputError(f"A {self.kind} is read as JSON; take `result()`.")
+        try:
+            return READERS[self.kind](plain, self.elapsed_s or 0.0)
+        except InputError as error:
+            raise ServiceError(
+                f"The server's result cannot be read; it may be of another version. {error}"
+            ) from None
+
+    def waited(self, seconds: float) -> Job:
+        """Return the job with the time for which its caller waited."""
+        return replace(self, elapsed_s=seconds)
 
     def to_frame(self) -> DataFrame:
         """Return the points of a finished sweep, one row each, the unchanged case first.
@@ -119,40 +138,6 @@ class JobPage:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class TuneAnswer:
-    """A finished tune: its result, and the id of its job, by which its files are requested."""
-
-    id: str
-    result: Tuned
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayoutsAnswer:
-    """A finished search of layouts: its result, and the id of its job, by which its files are
-    requested.
-    """
-
-    id: str
-    result: Layouts
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScaleAnswer:
-    """A finished search at several numbers of GPUs: its result, and the id of its job."""
-
-    id: str
-    result: ScaleResult
-
-
-@dataclass(frozen=True, kw_only=True)
-class CalibrateAnswer:
-    """A finished calibration: its result, and the id of its job."""
-
-    id: str
-    result: CalibrateResult
-
-
 def duration(seconds: float) -> str:
     """Return seconds in words: 42 s, 3 min 20 s, 1 h 5 min."""
     whole = round(seconds)
@@ -162,11 +147,6 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60} min"
-
-
-def path_of(job: Job) -> str:
-    """Return the path of a job at its server."""
-    return f"/v1/{job.kind}s/{segment(job.id)}"
 
 
 def job_of(plain: Mapping[str, Any]) -> Job:
@@ -187,6 +167,7 @@ def job_of(plain: Mapping[str, Any]) -> Job:
         eta_s=progress.get("eta_s"),
         stopped_by=plain.get("stopped_by"),
         label=plain.get("label"),
+        attempts=plain.get("attempts") or 0,
         plain=plain,
     )
 
@@ -197,37 +178,3 @@ def page_of(plain: Mapping[str, Any]) -> JobPage:
     if not isinstance(items, list):
         raise ServiceError("The server's answer is no page of jobs.")
     return JobPage(items=tuple(job_of(one) for one in items), next=plain.get("next"))
-
-
-def tune_answer(job: Job, *, seconds: float) -> TuneAnswer:
-    """Return the result of an ended tune. ``seconds`` is how long the caller waited.
-
-    Raise as ``Job.result`` does, and ServiceError for a result that this version cannot read.
-    """
-    return TuneAnswer(id=job.id, result=_read(job, partial(tuned_from_json, seconds=seconds)))
-
-
-def layouts_answer(job: Job, *, seconds: float) -> LayoutsAnswer:
-    """Return the result of an ended search of layouts, as ``tune_answer`` does."""
-    return LayoutsAnswer(id=job.id, result=_read(job, partial(layouts_from_json, seconds=seconds)))
-
-
-def scale_answer(job: Job, *, seconds: float) -> ScaleAnswer:
-    """Return the result of an ended search at several numbers of GPUs, as ``tune_answer`` does."""
-    return ScaleAnswer(id=job.id, result=_read(job, partial(scale_from_json, seconds=seconds)))
-
-
-def calibrate_answer(job: Job) -> CalibrateAnswer:
-    """Return the result of an ended calibration, as ``tune_answer`` does."""
-    return CalibrateAnswer(id=job.id, result=_read(job, calibrated_from_json))
-
-
-def _read(job: Job, read: Callable[[Any], Found]) -> Found:
-    try:
-        return read(job.result())
-    except InputError as error:
-        if job.state != "done":
-            raise
-        raise ServiceError(
-            f"The server's result cannot be read; it may be of another version. {error}"
-        ) from None

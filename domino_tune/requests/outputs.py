@@ -145,7 +145,7 @@ class ValidateOutputs(TraceOutputs):
     """Also a timeline; the result may go to the server that tuned."""
 
     report_to: str | None = option(
-        "Send the result to this URL: SERVER/v1/tunes/ID/validations.",
+        "Send the result to this URL: SERVER/v1/jobs/ID, the tune's job.",
         flag="--report-to", metavar="URL", default=None,
     )  # fmt: skip
     token_file: str | None = token_option()

@@ -13,7 +13,7 @@ from domino_tune.base.errors import meaning_of
 from domino_tune.requests.options import option_of
 from simulator.errors import DominoTuneError, InfeasiblePlanError
 
-TYPES: Final = "/docs/problems"
+TYPES: Final = "/static/problems.html"
 _FLAG: Final = re.compile(r"--[a-z][a-z0-9-]*")
 _TOLD: Final = re.compile(rf"({_FLAG.pattern})( (?=[0-9]))?")
 """An option, and the blank before its number."""

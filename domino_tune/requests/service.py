@@ -14,8 +14,8 @@ from simulator.errors import InputError
 
 SCOPES: Final = ("read", "tune", "admin")
 """The scopes of a token, each with those before it."""
-JOB_KINDS: Final = ("tune", "layout", "scale", "sweep", "calibration")
-JOB_STATES: Final = ("queued", "running", "done", "failed", "cancelled")
+JOB_KINDS: Final = ("tune", "layout", "scale", "sweep", "calibration", "validation")
+JOB_STATES: Final = ("queued", "running", "done", "failed")
 _EXECUTOR: Final = re.compile(r"local|dask://[^/\s]+:\d{1,5}")
 
 
@@ -60,6 +60,10 @@ class ServeRequest(DatabaseFields):
         "Minutes of computing after which a job ends with the best so far (default 60).",
         flag="--job-minutes", metavar="N", default=60, minimum=1, maximum=60 * 24 * 7,
     )  # fmt: skip
+    job_mib: int = option(
+        "MiB of memory that a job's process may allocate (default 4096).",
+        flag="--job-mib", metavar="N", default=4096, minimum=256, maximum=1 << 24,
+    )  # fmt: skip
     keep_days: int = option(
         "Days for which jobs that have ended are kept (default 30).",
         flag="--keep-days", metavar="N", default=30, minimum=1, maximum=36_500,
@@ -69,8 +73,8 @@ class ServeRequest(DatabaseFields):
         flag="--keep-jobs", metavar="N", default=1000, minimum=1, maximum=1_000_000,
     )  # fmt: skip
     keep_mib: int = option(
-        "Most MiB of one owner: jobs with their files and validations, of which the oldest go "
-        "first, profiles and models (default 2048).",
+        "Most MiB of one owner: jobs with their files, of which the oldest go first, profiles and "
+        "models (default 2048).",
         flag="--keep-mib", metavar="N", default=2048, minimum=1, maximum=1 << 24,
     )  # fmt: skip
 
@@ -103,6 +107,10 @@ class TokensAddRequest(DatabaseFields):
         "What it allows; each scope includes those before it (default tune).",
         flag="--scope", choices=SCOPES, default="tune",
     )  # fmt: skip
+    days: int | None = option(
+        "Days after which it expires (default: never).",
+        flag="--days", metavar="N", default=None, minimum=1, maximum=36_500,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +120,8 @@ class TokensListRequest(DatabaseFields):
 
 @dataclass(frozen=True, kw_only=True)
 class TokensRevokeRequest(DatabaseFields):
-    """Revoke a token; the next request with it is refused."""
+    """Revoke a token; the next request with it is refused, and with the owner's last one his jobs
+    end."""
 
     name: str = option("Name of the token.", metavar="NAME")
 
@@ -122,7 +131,7 @@ class SendRequest(Request):
     """Send measured results that `validate --report-to` saved because it could not send them."""
 
     file: str = option("File of the results.", metavar="FILE")
-    to: str = option("Destination: SERVER/v1/tunes/ID/validations.", flag="--to", metavar="URL")
+    to: str = option("Destination: the tune's job, SERVER/v1/jobs/ID.", flag="--to", metavar="URL")
     token_file: str | None = token_option()
 
 
@@ -167,15 +176,10 @@ class JobsShowRequest(JobFields):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobsFinishRequest(JobFields):
+class JobsStopRequest(JobFields):
     """Stop a job and keep what it has: it ends with the best so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobsCancelRequest(JobFields):
-    """Call a job off: it ends without a result."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class JobsDeleteRequest(JobFields):
-    """Delete a job that has ended, with its result and files."""
+    """Delete a job with its result and files; one that runs ends."""

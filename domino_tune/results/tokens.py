@@ -10,12 +10,16 @@ from domino_tune.results.json_form import to_json
 
 @dataclass(frozen=True, kw_only=True)
 class TokenResult:
-    """A token without its secret; ``created`` is RFC 3339 in UTC."""
+    """A token without its secret; times are RFC 3339 in UTC: ``expires`` never if None,
+    ``used`` the last time, to a minute.
+    """
 
     name: str
     owner: str
     scope: str
     created: str
+    expires: str | None = None
+    used: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

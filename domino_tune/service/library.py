@@ -236,9 +236,14 @@ class Library:
             return bundled()[name]
         return self._parsed(self.content_id(name))
 
+    def file(self, name: str) -> bytes:
+        """Return a profile's file without reading it. Raise InputError for an unknown name."""
+        if slug("profile", name) in bundled():
+            return bundled_bytes(name)
+        return self._body(self.content_id(name))
+
     def content_id(self, name: str) -> str:
-        """Return the id of a profile's content without reading it. Raise InputError for an unknown
-        name."""
+        """Return the id of a profile's content. Raise InputError for an unknown name."""
         if slug("profile", name) in bundled():
             return bundled_summaries()[name].content_id
         names = self._names()
@@ -265,12 +270,15 @@ class Library:
             return {row.name: row.content_id for row in connection.execute(select(profiles))}
 
     def _parse(self, content_id: str) -> Profile:
+        return parse_profile(self._body(content_id), source=f"profile {content_id}")
+
+    def _body(self, content_id: str) -> bytes:
         asked = select(profile_bodies.c.body).where(profile_bodies.c.content_id == content_id)
         with self._database.read() as connection:
-            body = connection.scalar(asked)
+            body: bytes | None = connection.scalar(asked)
         if body is None:
             raise NotFoundError("That profile was deleted just now; the list of profiles has all.")
-        return parse_profile(body, source=f"profile {content_id}")
+        return body
 
 
 class LibraryShelf:

@@ -19,7 +19,7 @@ _OWNER_LOCK: Final = 0x7175
 @dataclass(frozen=True, kw_only=True)
 class Keep:
     """Limits of each owner: finished jobs stay for ``seconds``, at most ``jobs`` of them; jobs,
-    validations, profiles and models take at most ``size_bytes`` together."""
+    profiles and models take at most ``size_bytes`` together."""
 
     seconds: float = 30 * DAY_S
     jobs: int = 1000
@@ -52,6 +52,6 @@ def check_quota(connection: Connection, owner: str, more_bytes: int, keep: Keep)
     if stored + more_bytes > keep.size_bytes:
         raise QuotaError(
             f"You have {stored / MIB:,.1f} MiB stored, and {keep.size_bytes / MIB:,.0f} MiB is the "
-            f"most; this needs {more_bytes / MIB:,.1f} MiB. Delete jobs, validations, profiles or "
-            "models that you do not need any more."
+            f"most; this needs {more_bytes / MIB:,.1f} MiB. Delete jobs, profiles or models that "
+            "you do not need any more."
         )

@@ -24,7 +24,6 @@ from domino_tune.service.tokens import TokenDesk
 from simulator.errors import InputError
 
 APP: Final = "api.app:app"
-PROTOCOL: Final = "api.protocol:TimedProtocol"
 SETTINGS: Final = "DOMINO_TUNE_SERVE"
 """Environment variable that hands the API its settings, as JSON."""
 LAST_ANSWERS_S: Final = 2
@@ -33,6 +32,7 @@ SWITCH_S: Final = 0.0005
 """A thread that computes lets the event loop go on after this time, at each socket call. With 5 ms,
 as Python has it, sixty callers at once waited half a second."""
 BACKLOG: Final = 2048
+MOST_CONNECTIONS: Final = 1000
 HEADER_BYTES: Final = 16 << 10
 """Longest request line with its headers."""
 
@@ -72,9 +72,11 @@ def serve(request: ServeRequest, ready: Callable[[str], None]) -> None:
             "database_url": database_url(request.database),
             "executor": request.executor,
             "workers": request.workers or os.cpu_count() or 1,
+            "quick_workers": max(2, os.cpu_count() or 1),
             "bind": listener.getsockname()[0],
             "tokens_required": tokens > 0,
             "job_s": 60.0 * request.job_minutes,
+            "job_bytes": MIB * request.job_mib,
             "keep_s": DAY_S * request.keep_days,
             "keep_jobs": request.keep_jobs,
             "keep_bytes": MIB * request.keep_mib,
@@ -129,10 +131,11 @@ def _run(listener: socket.socket, ready: Callable[[], None], proxies: Sequence[s
     Behind one of ``proxies`` a caller's address is the last in X-Forwarded-For that is not one.
     """
     config = uvicorn.Config(
-        APP, factory=True, http=PROTOCOL, ws="none", loop="asyncio", lifespan="on",
+        APP, factory=True, http="h11", ws="none", loop="asyncio", lifespan="on",
         log_level="warning", access_log=False, server_header=False, proxy_headers=bool(proxies),
         forwarded_allow_ips=list(proxies),
         h11_max_incomplete_event_size=HEADER_BYTES, timeout_graceful_shutdown=LAST_ANSWERS_S,
+        limit_concurrency=MOST_CONNECTIONS,
     )  # fmt: skip
     server = Server(config, ready)
     before = signal.signal(signal.SIGTERM, lambda number, frame: None)

@@ -19,7 +19,7 @@ def tokens_add(request: TokensAddRequest) -> TokenAddedResult:
     """Add a token. Raise ConflictError if the name is taken, InputError for a bad name."""
     owner = request.owner or request.name
     with _desk(request.database) as desk:
-        secret = desk.add(request.name, owner, cast("Scope", request.scope))
+        secret = desk.add(request.name, owner, cast("Scope", request.scope), request.days)
     return TokenAddedResult(name=request.name, owner=owner, scope=request.scope, secret=secret)
 
 
@@ -33,6 +33,8 @@ def tokens_list(request: TokensListRequest) -> TokensResult:
                     owner=token.owner,
                     scope=token.scope,
                     created=_rfc3339(token.created_s),
+                    expires=None if token.expires_s is None else _rfc3339(token.expires_s),
+                    used=None if token.used_s is None else _rfc3339(token.used_s),
                 )
                 for token in desk.list()
             )

@@ -60,7 +60,7 @@ def check_simulated(request: TuneRequest) -> None:
     if request.gpus or request.global_batch_size:
         raise InputError(
             "--gpus and --global-batch-size ask for layouts, which `tune` finds on the command "
-            "line, domino_tune.tune_layouts in Python, and Client.layouts and /v1/layouts at a "
+            "line, domino_tune.tune_layouts in Python, and jobs of kind layout at a "
             "server; not with --objective measure."
         )
     given = [

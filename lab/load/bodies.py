@@ -31,13 +31,13 @@ def what_if(number: int) -> dict[str, Any]:
 
 def tune(seed: int, trials: int) -> dict[str, Any]:
     """Return a random search of ``trials`` plans. Each ``seed`` is another search."""
-    return {**GPT3_13B, "search": "random", "trials": trials, "seed": seed}
+    return {"kind": "tune", **GPT3_13B, "search": "random", "trials": trials, "seed": seed}
 
 
 def sweep(number: int) -> dict[str, Any]:
     """Return a sweep over four link bandwidths."""
     factors = ",".join(f"{0.5 + step / 4 + number % 100 / 1000:g}x" for step in range(4))
-    return {**CACHED, "sweep": f"link_bandwidth={factors}"}
+    return {"kind": "sweep", **CACHED, "sweep": f"link_bandwidth={factors}"}
 
 
 def profile(name: str) -> bytes:

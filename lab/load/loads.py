@@ -73,7 +73,7 @@ def healthz(service: Service, duration: Duration) -> Table:
     async def drive(visitor: Visitor) -> list[Check]:
         endless = [bodies.tune(seed, bodies.ENDLESS_TRIALS) for seed in range(TUNES)]
         started = [
-            await mixed.start_job(visitor, "tune", "/v1/tunes", body, seed, time.monotonic())
+            await mixed.start_job(visitor, "tune", body, seed, time.monotonic())
             for seed, body in enumerate(endless)
         ]
         jobs = [job["id"] for job in started if job]
@@ -212,7 +212,7 @@ async def wait_until_running(visitor: Visitor, jobs: Sequence[str]) -> None:
 
 async def get_tune(visitor: Visitor, job: str) -> dict[str, Any]:
     """Request a tune and return it."""
-    tune: dict[str, Any] = json.loads((await visitor.ask("job", "GET", f"/v1/tunes/{job}")).body)
+    tune: dict[str, Any] = json.loads((await visitor.ask("job", "GET", f"/v1/jobs/{job}")).body)
     return tune
 
 

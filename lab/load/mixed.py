@@ -54,7 +54,7 @@ def posting(kind: str, path: str, body: Callable[[int], Any]) -> Visit:
     """Return what sends the body of each number."""
 
     async def visit(visitor: Visitor, number: int, due_s: float) -> None:
-        await visitor.ask(kind, "POST", path, json=body(number), due_s=due_s)
+        await visitor.ask(kind, "POST", "/v1/jobs", json=body(number), due_s=due_s)
 
     return visit
 
@@ -62,34 +62,35 @@ def posting(kind: str, path: str, body: Callable[[int], Any]) -> Visit:
 visit_simulation = posting("simulation", "/v1/simulations", lambda number: bodies.CACHED)
 visit_what_if = posting("what-if", "/v1/what-ifs", bodies.what_if)
 visit_health = getting("health", "/healthz", "/healthz", "/readyz", "/metrics", "/")
-visit_lists = getting("list", "/v1/tunes", "/v1/sweeps", "/v1/profiles", "/v1/models")
+visit_lists = getting("list", "/v1/jobs?kind=tune", "/v1/jobs", "/v1/profiles", "/v1/models")
 
 
 async def visit_tune(visitor: Visitor, number: int, due_s: float) -> None:
     """Start a tune, wait for it, and request all its files."""
     body = bodies.tune(seed=number, trials=TRIALS)
-    job = await start_job(visitor, "tune", "/v1/tunes", body, number, due_s)
+    job = await start_job(visitor, "tune", body, number, due_s)
     if job is None or not await is_done(visitor, "tune", job):
         return
-    path = f"/v1/tunes/{job['id']}"
-    for part in ("/plan", "/plan?to=megatron", "/report", "/trace", "/events"):
+    path = f"/v1/jobs/{job['id']}"
+    files = ("plan", "plan?to=megatron", "report", "trace")
+    for part in (*(f"/files/{name}" for name in files), "/events"):
         await visitor.ask("tune's files", "GET", path + part)
 
 
 async def visit_cancel(visitor: Visitor, number: int, due_s: float) -> None:
-    """Start a long tune and cancel it."""
+    """Start a long tune and delete it."""
     body = bodies.tune(seed=number, trials=bodies.ENDLESS_TRIALS)
-    job = await start_job(visitor, "cancel", "/v1/tunes", body, number, due_s)
+    job = await start_job(visitor, "cancel", body, number, due_s)
     if job is not None:
         await asyncio.sleep(1.0)
-        await visitor.ask("cancel", "POST", f"/v1/tunes/{job['id']}/cancel")
+        await visitor.ask("cancel", "DELETE", f"/v1/jobs/{job['id']}")
 
 
 async def visit_sweep(visitor: Visitor, number: int, due_s: float) -> None:
     """Start a sweep, wait for it, and request its points."""
-    job = await start_job(visitor, "sweep", "/v1/sweeps", bodies.sweep(number), number, due_s)
+    job = await start_job(visitor, "sweep", bodies.sweep(number), number, due_s)
     if job is not None and await is_done(visitor, "sweep", job):
-        await visitor.ask("sweep", "GET", f"/v1/sweeps/{job['id']}/points")
+        await visitor.ask("sweep", "GET", f"/v1/jobs/{job['id']}/files/points")
 
 
 async def visit_profile(visitor: Visitor, number: int, due_s: float) -> None:
@@ -101,11 +102,11 @@ async def visit_profile(visitor: Visitor, number: int, due_s: float) -> None:
 
 
 async def start_job(
-    visitor: Visitor, kind: str, path: str, body: Any, number: int, due_s: float
+    visitor: Visitor, kind: str, body: Any, number: int, due_s: float
 ) -> dict[str, Any] | None:
     """Start a job. Return it, or None when the service refused."""
     headers = {"Idempotency-Key": f"load-{kind}-{number}"}
-    answer = await visitor.ask(kind, "POST", path, json=body, headers=headers, due_s=due_s)
+    answer = await visitor.ask(kind, "POST", "/v1/jobs", json=body, headers=headers, due_s=due_s)
     return None if answer.is_error else json.loads(answer.body)
 
 
@@ -114,7 +115,7 @@ async def is_done(visitor: Visitor, kind: str, job: dict[str, Any]) -> bool:
     end = time.monotonic() + JOB_TIMEOUT_S
     while job["state"] in ("queued", "running") and time.monotonic() < end:
         await asyncio.sleep(POLL_S)
-        path = f"/v1/{job['kind']}s/{job['id']}"
+        path = f"/v1/jobs/{job['id']}"
         answer = await visitor.ask(f"{kind}'s progress", "GET", path)
         if answer.is_error:
             return False

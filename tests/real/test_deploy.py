@@ -190,7 +190,7 @@ def test_the_proxy_lets_the_service_refuse() -> None:
     assert "limit_req " not in location("/v1/profiles/")  # it would replace the server's
     assert seconds("proxy_read_timeout") > LONGEST_WAIT_S
     for directive in ("client_header_timeout", "client_body_timeout"):
-        assert seconds(directive) <= LIMITS.receive_s
+        assert seconds(directive) <= 10
 
 
 def test_the_proxy_passes_events_on_as_they_come() -> None:
@@ -199,9 +199,8 @@ def test_the_proxy_passes_events_on_as_they_come() -> None:
     inside = location(f"~ {found[1]}")
     assert "proxy_buffering off;" in inside
     assert seconds("proxy_read_timeout", inside) >= 3600
-    for kind in ("tunes", "sweeps", "layouts"):
-        assert re.match(found[1], f"/v1/{kind}/job_0/events")
-    assert not re.match(found[1], "/v1/tunes/job_0/plan")
+    assert re.match(found[1], "/v1/jobs/job_0/events")
+    assert not re.match(found[1], "/v1/jobs/job_0/files/plan")
 
 
 @pytest.mark.parametrize("name", ["docs/service.md", "README.md"])

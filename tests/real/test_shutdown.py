@@ -39,7 +39,7 @@ def client() -> Iterator[httpx.Client]:
 
 
 def states(client: httpx.Client, service: Served, jobs: list[str]) -> list[str]:
-    return [client.get(f"{service.url}/v1/tunes/{job}").json()["state"] for job in jobs]
+    return [client.get(f"{service.url}/v1/jobs/{job}").json()["state"] for job in jobs]
 
 
 def read_events(url: str, begun: threading.Event, ended: threading.Event) -> None:
@@ -57,13 +57,13 @@ def test_sigterm_requeues_running_jobs(tmp_path: Path, client: httpx.Client) -> 
     begun, ended = threading.Event(), threading.Event()
     with served(tmp_path, "--workers", "2") as service:
         made = [
-            client.post(f"{service.url}/v1/tunes", json=bodies.tune(seed, bodies.ENDLESS_TRIALS))
+            client.post(f"{service.url}/v1/jobs", json=bodies.tune(seed, bodies.ENDLESS_TRIALS))
             for seed in range(3)
         ]
         jobs = [one.json()["id"] for one in made]
         wait_until(lambda: states(client, service, jobs).count("running") >= 2)
         processes = process_tree(service.process.pid)
-        events = f"{service.url}/v1/tunes/{jobs[0]}/events"
+        events = f"{service.url}/v1/jobs/{jobs[0]}/events"
         threading.Thread(target=read_events, args=(events, begun, ended)).start()
         assert begun.wait(PATIENCE_S)
         service.process.send_signal(signal.SIGTERM)
@@ -133,7 +133,7 @@ def test_it_writes_to_its_folder_and_to_tmp_only(tmp_path: Path, client: httpx.C
     }  # fmt: skip
     with served(home, **environment) as service:
         small = {**bodies.tune(seed=0, trials=3), "model": "gpt3-1.3b", "micro_batch_size": 2}
-        tuned = client.post(f"{service.url}/v1/tunes", json=small).json()["id"]
+        tuned = client.post(f"{service.url}/v1/jobs", json=small).json()["id"]
         wait_until(lambda: states(client, service, [tuned]) == ["done"])
         assert client.post(f"{service.url}/v1/simulations", json=bodies.CACHED).status_code == 200
         service.process.send_signal(signal.SIGTERM)

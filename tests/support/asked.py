@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 import httpx
@@ -26,6 +27,13 @@ LAYOUTS: Final[dict[str, Any]] = {
     "global_batch_size": 4, "overrides": ["num_hidden_layers=4"],
 }  # fmt: skip
 """A search of layouts of a few seconds."""
+
+
+def job(body: Mapping[str, Any], kind: str = "tune") -> dict[str, Any]:
+    """The body that asks for a job."""
+    return {"kind": kind, **body}
+
+
 TUNE: Final = TuneRequest(**SMALL)
 SIMULATION: Final = SimulateRequest(**CELL)
 
@@ -79,13 +87,13 @@ def ended(client: httpx.Client, path: str) -> Any:
     return job
 
 
-def listed(client: httpx.Client, path: str, limit: str = "1", **wanted: str) -> list[str]:
+def listed(client: httpx.Client, limit: str = "1", **wanted: str) -> list[str]:
     """Ids of all jobs that are wanted, over pages."""
     found: list[str] = []
     page: dict[str, Any] = {"next": ""}
     while page["next"] is not None:
         cursor = {"cursor": page["next"]} if page["next"] else {}
-        page = good(client.get(f"/v1/{path}", params={"limit": limit, **cursor, **wanted}))
+        page = good(client.get("/v1/jobs", params={"limit": limit, **cursor, **wanted}))
         found += [one["id"] for one in page["items"]]
         assert all("result" not in one for one in page["items"])
     return found

@@ -75,7 +75,8 @@ def dask_cluster(folder: Path, workers: int = 2, port: int = 0) -> Iterator[Dask
                 "--name", f"worker-{number}", "--local-directory", str(folder),
             )  # fmt: skip
             cluster.workers.append(stack.enter_context(dask(folder, *words)))
-        cluster.wait_for_workers()
+        if workers:
+            cluster.wait_for_workers()
         yield cluster
 
 

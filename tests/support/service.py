@@ -56,7 +56,7 @@ def serving(folder: Path, **given: Any) -> Iterator[Service]:
     """A service whose database and log are in ``folder``, with these settings."""
     asked: dict[str, Any] = {
         "database_url": f"sqlite:///{folder}/jobs.db", "notice_s": 0, "workers": 1,
-        "quick_s": PATIENCE_S, "receive_s": PATIENCE_S, **given,
+        "quick_s": PATIENCE_S, **given,
     }  # fmt: skip
     settings = Settings(**asked)
     log = folder / "log"

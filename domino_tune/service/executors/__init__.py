@@ -1,1 +1,1 @@
-"""Executors: where quanta run, on this machine or on Dask. May import service.tasks and base."""
+"""Executors: where jobs run, on this machine or on Dask. May import service.work and base."""

@@ -1,146 +1,261 @@
-"""DaskExecutor: calls on a Dask cluster, ``dask://host:port``.
+"""DaskExecutor: a task of a Dask cluster, ``dask://host:port``, for each job.
+
+The task starts the same child process on its worker as the local executor does here. Its steps
+come back as events of the scheduler, and what is wanted of it goes there as a variable: where that
+is gone, so is whoever wanted the job.
 
 Messages to and from the scheduler are pickles, so that cluster and service must trust each other:
 let nobody else reach the scheduler's port, and use TLS if the network is shared
 (https://distributed.dask.org/en/stable/tls.html; set in Dask's own configuration).
-
-When a worker dies, Dask cannot distinguish the call that it ran from those that waited there: it
-tries all of them on other workers, ``distributed.scheduler.allowed-failures`` times (3), and then
-fails them.
 """
 
 from __future__ import annotations
 
+import pickle
 import threading
+import time
+import uuid
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Executor, Future, InvalidStateError
-from concurrent.futures import wait as _wait
 from contextlib import suppress
+from importlib import metadata
+from queue import Empty, SimpleQueue
 from typing import Any, Final
 
-from domino_tune.service.executors.errors import ExecutorLostError, WorkerDiedError
+from domino_tune.base.version import VERSION
+from domino_tune.service.executors.child import run_in_child
+from domino_tune.service.executors.job import (
+    ChildDiedError,
+    EndedError,
+    Limits,
+    NoWorkerError,
+    Wanted,
+)
+from domino_tune.service.work.kinds import run_job
+from domino_tune.service.work.reporting import Outcome, Reporter, Step
 from simulator.errors import InputError
 
-CONNECT_S: Final = 10
+CONNECT_S: Final = 5
 CLOSE_S: Final = 1
-LOST: Final = ("CommClosedError", "TimeoutError")
-"""Errors of the connection to the cluster. Other OSErrors come from the call itself and
-would recur.
-"""
-DROPPED: Final = "The Dask cluster dropped this; it may be back soon."
-DIED: Final = "Dask's workers died over this; does it need more memory than they have?"
+LOOK_S: Final = 0.5
+"""Time between two looks at what is wanted, here and on the worker."""
+CHECK_S: Final = 5.0
+"""Time between two looks at the workers."""
+GONE_S: Final = 5
+"""A variable that does not answer for so long is gone."""
 
 
-class DaskExecutor(Executor):
-    """Runs calls through a ``distributed.Client``; replaces a client that lost its scheduler at the
-    next call. Raise InputError if no scheduler answers at ``place``.
+class DaskExecutor:
+    """Runs jobs through a ``distributed.Client``; replaces one that lost its scheduler. Raise
+    InputError if no scheduler answers at ``place``."""
 
-    Dask's own executor never settles a call whose result is on its way when the connection breaks;
-    here every accepted call ends.
-    """
-
-    def __init__(self, place: str) -> None:
+    def __init__(
+        self, place: str, function: Callable[[bytes, Reporter], Outcome] = run_job
+    ) -> None:
         try:
             import distributed
         except ModuleNotFoundError:
             raise InputError(
                 "A Dask cluster needs distributed; install it: pip install 'domino_tune[dask]'."
             ) from None
-        self._connect: Callable[..., Any] = distributed.Client
+        self._distributed: Any = distributed
         self._place = place
+        self._function = function
         self._lock = threading.Lock()
         self._client: Any = None
-        self._calls: set[Future[Any]] = set()
         self._closed = False
+        self._known: dict[str, str] = {}
+        self._fitting: tuple[str, ...] = ()
+        self._checked_s = -CHECK_S
+        self.lacking = ""
         try:
             self._open()
-        except (ExecutorLostError, ValueError):
+        except (NoWorkerError, ValueError):
             raise InputError(
                 f"No Dask scheduler answers at {place!r}; start one (`dask scheduler`), or give "
                 "another --executor."
             ) from None
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call ``fn``, which workers must be able to import. Raise ExecutorLostError."""
-        if self._closed:
-            raise RuntimeError("cannot schedule new futures after shutdown")
-        with self._lock:
-            client = self._open()
-            # Try each call once, and never reuse an old result.
-            call = client.submit(fn, *args, pure=False, retries=0, **kwargs)
-            future: Future[Any] = Future()
-            self._calls.add(future)
-        future.add_done_callback(self._calls.discard)
-        future.add_done_callback(lambda done: call.cancel() if done.cancelled() else None)
-        client.loop.add_callback(_settle, call, future)
-        return future
+    @property
+    def workers(self) -> int:
+        """Return the number of workers that jobs can run on."""
+        return len(self._fitting)
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Accept no more calls. With ``wait``, finish the accepted ones first; otherwise
-        drop them.
-        """
-        self._closed = True
-        if not self._lock.acquire(timeout=-1 if wait else CLOSE_S):
-            return  # the thread that is connecting closes the client
+    def check(self) -> None:
+        """Look at the cluster, if that is due, and note what it lacks."""
+        with suppress(NoWorkerError):
+            self._workers()
+
+    def run(
+        self,
+        task: bytes,
+        limits: Limits,
+        tell: Callable[[Step], None],
+        wanted: Callable[[], Wanted],
+    ) -> Outcome:
+        """See JobExecutor."""
+        client, fitting = self._workers()
+        name = f"domino_tune-{uuid.uuid4().hex}"
+        variable = self._distributed.Variable(name, client=client)
+        steps: SimpleQueue[Step] = SimpleQueue()
         try:
-            if wait and not cancel_futures:
-                _wait(self._calls)
-            self._close()
+            variable.set("go on")
+            client.subscribe_topic(name, lambda event: steps.put(pickle.loads(event[1])))
+            call = client.submit(
+                compute, self._function, task, limits, name,
+                key=name, pure=False, workers=list(fitting), allow_other_workers=False,
+            )  # fmt: skip
+        except Exception as error:
+            raise self._lost() from error
+        last: Wanted = "go on"
+        try:
+            while not call.done():
+                time.sleep(LOOK_S / 5)
+                _drain(steps, tell)
+                asked = "end" if self._closed else wanted()
+                if asked == "end":
+                    raise EndedError
+                if client.status != "running":
+                    raise self._lost()
+                if asked != last:
+                    last = asked
+                    variable.set(asked)
+            _drain(steps, tell)
+            return _result(call)
         finally:
-            self._lock.release()
+            with suppress(Exception):
+                variable.delete()
+                client.unsubscribe_topic(name)
+                call.release()
+
+    def close(self) -> None:
+        """End the jobs that run, and close the connection."""
+        self._closed = True
+        with self._lock:
+            self._drop()
+
+    def _workers(self) -> tuple[Any, tuple[str, ...]]:
+        """Return a connected client and the workers that fit. Raise NoWorkerError."""
+        try:
+            client = self._open()
+            with self._lock:
+                if time.monotonic() - self._checked_s > CHECK_S or not self._fitting:
+                    self._fitting = self._look(client)
+                    self._checked_s = time.monotonic()
+        except NoWorkerError as error:
+            self.lacking, self._fitting = str(error), ()
+            raise
+        self.lacking = ""
+        return client, self._fitting
+
+    def _look(self, client: Any) -> tuple[str, ...]:
+        """Return the workers of our version. Raise NoWorkerError where none is there."""
+        try:
+            there = client.scheduler_info(n_workers=-1)["workers"]
+            new = [address for address in there if address not in self._known]
+            if new:
+                self._known |= {
+                    address: found if isinstance(found, str) else type(found).__name__
+                    for address, found in client.run(
+                        versions, workers=new, on_error="return"
+                    ).items()
+                }
+        except Exception as error:
+            raise self._lost() from error
+        if client.status != "running":  # what it knows of workers is old then
+            raise self._lost()
+        self._known = {one: found for one, found in self._known.items() if one in there}
+        ours = versions()
+        fitting = tuple(one for one, found in self._known.items() if found == ours)
+        if fitting:
+            return fitting
+        if not there:
+            raise NoWorkerError(
+                f"The Dask cluster at {self._place} has no workers; start one: dask worker "
+                f"{self._place}"
+            )
+        name, found = next(iter(self._known.items()))
+        raise NoWorkerError(
+            f"No worker of the Dask cluster at {self._place} has {ours}: {name} has {found}; "
+            "install the same there."
+        )
 
     def _open(self) -> Any:
-        """Return a connected client."""
-        # A client that reconnects by itself keeps calls for later, and may lose them.
-        if self._client is None or self._client.status != "running":
-            self._close()
-            self._client = self._reconnect()
-        return self._client
+        """Return a connected client. Raise NoWorkerError."""
+        with self._lock:
+            # A client that reconnects by itself keeps calls for later, and may lose them.
+            if self._client is None or self._client.status != "running":
+                self._drop()
+                if self._closed:
+                    raise NoWorkerError("The service stops.")
+                try:
+                    # Without a scheme Dask uses the configured one, tcp or tls.
+                    self._client = self._distributed.Client(
+                        self._place, timeout=CONNECT_S, set_as_default=False
+                    )
+                except OSError as error:  # TimeoutError is one
+                    raise self._lost() from error
+            return self._client
 
-    def _reconnect(self) -> Any:
-        try:
-            # Without a scheme Dask uses the configured one, tcp or tls.
-            client = self._connect(self._place, timeout=CONNECT_S, set_as_default=False)
-        except OSError as error:  # TimeoutError is one
-            raise ExecutorLostError(f"No Dask scheduler answers at {self._place!r}.") from error
-        if self._closed:
-            client.close(timeout=CLOSE_S)
-            raise ExecutorLostError("The executor was shut down while it connected.")
-        return client
+    def _drop(self) -> None:
+        if self._client is not None:
+            with suppress(Exception):
+                self._client.close(timeout=CLOSE_S)
+            self._client = None
 
-    def _close(self) -> None:
-        """Close the client, if any, and fail its open calls."""
-        if self._client is None:
-            return
-        with suppress(Exception):
-            self._client.close(timeout=CLOSE_S)
-        self._client = None
-        for future in list(self._calls):
-            _fail(future, ExecutorLostError(DROPPED))
+    def _lost(self) -> NoWorkerError:
+        return NoWorkerError(f"No Dask scheduler answers at {self._place}; is it running?")
 
 
-async def _settle(call: Any, future: Future[Any]) -> None:
-    """Settle ``future`` like Dask's ``call``, with our own errors. Runs in the client's loop."""
+def versions() -> str:
+    """Return what must be the same here and on a worker."""
+    return f"domino_tune {VERSION}, distributed {metadata.version('distributed')}"
+
+
+def compute(
+    function: Callable[[bytes, Reporter], Outcome], task: bytes, limits: Limits, name: str
+) -> Outcome:
+    """Compute a job on a worker, in a child process; ``name``: of its variable and events."""
+    import distributed
+
+    connect: Any = distributed
+    worker, client = connect.get_worker(), connect.get_client()
+    variable = connect.Variable(name, client=client)
+    last: list[Wanted] = ["go on"]
+    looked_s = 0.0
+
+    def wanted() -> Wanted:
+        nonlocal looked_s
+        if time.monotonic() - looked_s > LOOK_S:
+            looked_s = time.monotonic()
+            try:
+                last[0] = variable.get(timeout=GONE_S)
+            except Exception:  # it is deleted, or the scheduler is gone
+                last[0] = "end"
+        return last[0]
+
     try:
-        result = await call
-    except CancelledError:
-        _fail(future, ExecutorLostError(DROPPED))
+        return run_in_child(
+            function, task, limits, lambda step: worker.log_event(name, pickle.dumps(step)), wanted
+        )
+    except EndedError:
+        raise NoWorkerError("The Dask cluster lost what was wanted of this.") from None
+
+
+def _drain(steps: SimpleQueue[Step], tell: Callable[[Step], None]) -> None:
+    with suppress(Empty):
+        while True:
+            tell(steps.get_nowait())
+
+
+def _result(call: Any) -> Outcome:
+    """Return what a call of Dask returned, or raise our own errors."""
+    try:
+        outcome: Outcome = call.result(timeout=CONNECT_S)
     except Exception as error:
-        _fail(future, _ours(error))
-    else:
-        with suppress(InvalidStateError):  # cancelled, or dropped with its client
-            future.set_result(result)
-
-
-def _ours(error: Exception) -> Exception:
-    name = type(error).__name__
-    if name == "KilledWorker":
-        return WorkerDiedError(DIED)
-    if name in LOST:
-        return ExecutorLostError("The Dask cluster does not answer.")
-    return error
-
-
-def _fail(future: Future[Any], error: Exception) -> None:
-    with suppress(InvalidStateError):
-        future.set_exception(error)
+        name = type(error).__name__
+        if name == "KilledWorker":
+            raise ChildDiedError("Dask's workers died over this.") from None
+        if name in ("CommClosedError", "TimeoutError", "CancelledError", "FutureCancelledError"):
+            raise NoWorkerError("The Dask cluster dropped this; it may be back soon.") from None
+        raise
+    return outcome

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Executor
 from typing import Final
 
+from domino_tune.service.executors.job import JobExecutor
 from simulator.errors import InputError, unknown_name
 
 
-def open_executor(address: str, slots: int) -> Executor:
-    """Return the executor at ``address``: ``local`` with ``slots`` processes, or
-    ``dask://host:port``.
+def open_executor(address: str, slots: int) -> JobExecutor:
+    """Return the executor at ``address``: ``local``, or ``dask://host:port``; ``slots``: jobs that
+    run at once here.
 
     This may take some seconds. Raise InputError for any other address, where Dask is not installed,
     or where no scheduler answers.
@@ -22,18 +22,18 @@ def open_executor(address: str, slots: int) -> Executor:
     return EXECUTORS[scheme](place, slots)
 
 
-def _local(place: str, slots: int) -> Executor:
-    from domino_tune.service.executors.slots import SlotExecutor
+def _local(place: str, slots: int) -> JobExecutor:
+    from domino_tune.service.executors.local import LocalExecutor
 
     if place:
         raise InputError(f"The executor 'local' takes no address, got {place!r}; leave it out.")
-    return SlotExecutor(slots)
+    return LocalExecutor(slots)
 
 
-def _dask(place: str, slots: int) -> Executor:
+def _dask(place: str, slots: int) -> JobExecutor:
     from domino_tune.service.executors.dask import DaskExecutor
 
     return DaskExecutor(place)
 
 
-EXECUTORS: Final[dict[str, Callable[[str, int], Executor]]] = {"local": _local, "dask": _dask}
+EXECUTORS: Final[dict[str, Callable[[str, int], JobExecutor]]] = {"local": _local, "dask": _dask}

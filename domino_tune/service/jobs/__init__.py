@@ -1,1 +1,1 @@
-"""Jobs: submitted, leased, run and read. May import service.tasks, executors, sql and below."""
+"""Jobs: submitted, leased, run and read. May import service.work, executors, sql and below."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
-from sqlalchemy import Connection, Row, delete, func, select, update
+from sqlalchemy import Connection, func, select, update
 
-from domino_tune.base.errors import ConflictError, NotFoundError, QueueFullError
+from domino_tune.base.errors import NotFoundError, PreconditionError, QueueFullError
 from domino_tune.service.encoding import json_text
 from domino_tune.service.idempotency import Idempotency, claim_key, earlier_answer
 from domino_tune.service.jobs.job import (
@@ -21,18 +20,17 @@ from domino_tune.service.jobs.job import (
     no_such_job,
 )
 from domino_tune.service.jobs.listing import EVERY, JobFilter, searched
-from domino_tune.service.jobs.retention import make_room, remove_jobs
+from domino_tune.service.jobs.retention import make_room, remove_held
 from domino_tune.service.quota import Keep, lock_owner
 from domino_tune.service.sql.database import Database
 from domino_tune.service.sql.statements import hold, now_s
-from domino_tune.service.sql.tables import artifacts, checkpoints, jobs, points, tasks
+from domino_tune.service.sql.tables import artifacts, jobs, points, tasks
 from simulator.errors import InputError
 
 PREFIX: Final = "job"
 RESULT: Final = "result"
 MAX_LIMIT: Final = 200
 """Most entries of a page."""
-_INDEX: Final = re.compile(r"[0-9]{1,9}")
 
 
 class JobDesk:
@@ -68,7 +66,8 @@ class JobDesk:
             earlier = claim_key(connection, idempotency, identity)
             if earlier is None:
                 _check_room(connection, new.owner, most_open)
-                make_room(connection, new.owner, len(new.task), self._keep)
+                size = len(new.task) + len(new.result or b"")
+                make_room(connection, new.owner, size, self._keep)
                 _insert(connection, identity, new)
             return _get(connection, earlier or identity, None), earlier is None
 
@@ -100,10 +99,18 @@ class JobDesk:
             found = tuple(Job.of(row) for row in connection.execute(asked))
         return found[:limit], found[limit - 1].id if len(found) > limit else None
 
-    def set_label(self, identity: str, owner: str | None, label: str | None) -> Job:
-        """Set a job's label; None removes it. Raise NotFoundError."""
+    def set_label(
+        self, identity: str, owner: str | None, label: str | None, version: int | None = None
+    ) -> Job:
+        """Set a job's label; None removes it. Raise NotFoundError, and PreconditionError if the job
+        is at another ``version``."""
         with self._database.write() as connection:
-            job = _get(connection, identity, owner)
+            job = _get(connection, identity, owner, lock=True)
+            if version is not None and version != job.version:
+                raise PreconditionError(
+                    f"The job is at version {job.version}, not {version}; get it anew, then "
+                    "decide again."
+                )
             connection.execute(
                 update(jobs)
                 .where(jobs.c.id == identity)
@@ -115,19 +122,7 @@ class JobDesk:
             )
             return _get(connection, identity, owner)
 
-    def cancel(self, identity: str, owner: str | None) -> Job:
-        """Cancel a job; one that has ended stays as it is. Raise NotFoundError."""
-        with self._database.write() as connection:
-            _get(connection, identity, owner)
-            connection.execute(
-                update(jobs)
-                .where(jobs.c.id == identity, jobs.c.state.in_(OPEN))
-                .values(state="cancelled", finished_s=now_s(), version=jobs.c.version + 1)
-            )
-            connection.execute(delete(checkpoints).where(checkpoints.c.job_id == identity))
-            return _get(connection, identity, owner)
-
-    def finish(self, identity: str, owner: str | None) -> Job:
+    def stop(self, identity: str, owner: str | None) -> Job:
         """Let a job end with the best so far, or with its first result; one that has ended stays as
         it is. Raise NotFoundError.
         """
@@ -141,16 +136,10 @@ class JobDesk:
             return _get(connection, identity, owner)
 
     def delete(self, identity: str, owner: str | None) -> None:
-        """Delete a job that has ended, with its results. Raise NotFoundError, and ConflictError if
-        it is still queued or running.
-        """
+        """Delete a job with its results; one that runs ends. Raise NotFoundError."""
         with self._database.write() as connection:
-            job = _get(connection, identity, owner)
-            if not job.ended:
-                raise ConflictError(
-                    f"The job is {job.state}: only what has ended can be deleted; cancel it first."
-                )
-            remove_jobs(connection, [identity], wait=True)
+            job = _get(connection, identity, owner, lock=True)
+            remove_held(connection, [job.id])
 
     def result(self, identity: str) -> bytes:
         """Return the result's JSON. Raise NotFoundError unless the job is done.
@@ -173,22 +162,12 @@ class JobDesk:
                 raise NotFoundError(f"Job {identity!r} has no {name}; it is {state}.")
         return body
 
-    def points(
-        self, identity: str, cursor: str | None = None, limit: int = MAX_LIMIT
-    ) -> tuple[tuple[Point, ...], str | None]:
-        """Return the points of a sweep so far, by index, and the cursor of the next page.
-
-        Raise InputError for a bad cursor or limit.
-        """
+    def points(self, identity: str) -> tuple[Point, ...]:
+        """Return the points of a sweep so far, by index."""
         asked = select(points).where(points.c.job_id == check_id(identity, PREFIX))
-        if cursor is not None:
-            if not _INDEX.fullmatch(cursor):
-                raise _no_cursor(cursor)
-            asked = asked.where(points.c.number > int(cursor))
-        asked = asked.order_by(points.c.number).limit(_checked(limit) + 1)
         with self._database.read() as connection:
-            found = tuple(_point(row) for row in connection.execute(asked))
-        return found[:limit], str(found[limit - 1].index) if len(found) > limit else None
+            rows = connection.execute(asked.order_by(points.c.number))
+            return tuple(Point(index=row.number, body=row.body) for row in rows)
 
     def counts(self) -> dict[JobState, int]:
         """Return the number of all owners' jobs by state, without states that no job is in."""
@@ -215,37 +194,38 @@ def _check_room(connection: Connection, owner: str, most: int | None) -> None:
 
 
 def _insert(connection: Connection, identity: str, new: NewJob) -> None:
+    done = new.result is not None
     hold(connection, tasks.c.digest, {"digest": new.task_digest, "body": new.task})
     connection.execute(
         jobs.insert().values(
             id=identity,
             kind=new.kind,
             owner=new.owner,
-            state="queued",
+            state="done" if done else "queued",
             request=json_text(new.request),
             task_digest=new.task_digest,
             attempts=0,
             fence=0,
             created_s=now_s(),
+            started_s=now_s() if done else None,
+            finished_s=now_s() if done else None,
             version=1,
-            stored_bytes=len(new.task),
+            stored_bytes=len(new.task) + len(new.result or b""),
             searched=searched(new.request),
         )
     )
+    if done:
+        connection.execute(artifacts.insert().values(job_id=identity, name=RESULT, body=new.result))
 
 
-def _get(connection: Connection, identity: str, owner: str | None) -> Job:
+def _get(connection: Connection, identity: str, owner: str | None, *, lock: bool = False) -> Job:
     asked = select(jobs).where(jobs.c.id == check_id(identity, PREFIX))
     if owner is not None:
         asked = asked.where(jobs.c.owner == owner)
-    row = connection.execute(asked).one_or_none()
+    row = connection.execute(asked.with_for_update() if lock else asked).one_or_none()
     if row is None:
         raise no_such_job(identity)
     return Job.of(row)
-
-
-def _point(row: Row[tuple[object, ...]]) -> Point:
-    return Point(index=row.number, body=row.body)
 
 
 def _job_cursor(cursor: str) -> str:

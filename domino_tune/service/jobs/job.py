@@ -14,12 +14,12 @@ from sqlalchemy import Row
 
 from domino_tune.base.errors import NotFoundError
 from domino_tune.service.encoding import json_text, sha256_hex
-from domino_tune.service.tasks.quantum import StopReason
+from domino_tune.service.work.reporting import StopReason
 from simulator.errors import InputError
 
-JobKind = Literal["tune", "sweep", "layout", "scale", "calibration"]
-JobState = Literal["queued", "running", "done", "failed", "cancelled"]
-ENDED: Final[frozenset[JobState]] = frozenset({"done", "failed", "cancelled"})
+JobKind = Literal["tune", "sweep", "layout", "scale", "calibration", "validation"]
+JobState = Literal["queued", "running", "done", "failed"]
+ENDED: Final[frozenset[JobState]] = frozenset({"done", "failed"})
 OPEN: Final[frozenset[JobState]] = frozenset({"queued", "running"})
 _ID: Final = re.compile(r"[a-z]+_[0-9a-f]{32}")
 
@@ -28,8 +28,8 @@ _ID: Final = re.compile(r"[a-z]+_[0-9a-f]{32}")
 class JobProgress:
     """``done`` of ``total`` steps (None: unknown), and a line of text for people.
 
-    ``left``: most steps that are left (None: unknown). ``computed_s``: seconds of computing so far,
-    which the time budget of a job limits.
+    ``left``: most steps that are left (None: unknown). ``computed_s``: seconds that this attempt
+    has computed, of those that a job may take.
     """
 
     done: int = 0
@@ -49,6 +49,7 @@ class JobProgress:
 @dataclass(frozen=True, kw_only=True)
 class NewJob:
     """A job to submit. ``task`` holds everything that its result depends on, as canonical bytes.
+    With a ``result`` it is done as soon as it is stored.
 
     Raise InputError for an unknown kind.
     """
@@ -56,7 +57,8 @@ class NewJob:
     kind: JobKind
     owner: str
     request: Mapping[str, Any]
-    task: bytes
+    task: bytes = b""
+    result: bytes | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(JobKind):
@@ -72,10 +74,10 @@ class NewJob:
 class Job:
     """A job as the database holds it; times in seconds since 1970.
 
-    ``attempts`` counts the claims that were not released. ``fence`` grows with every claim; only
-    the worker with the newest one may write. ``version`` grows with every change that a reader can
-    see. ``error`` is the problem (RFC 9457) of a failed job. ``stopped_by``: why the search ends or
-    ended early. ``label``: its owner's name for it.
+    ``attempts`` counts the claims that were not released: how often it began. ``fence`` grows with
+    every claim; only the worker with the newest one may write. ``version`` grows with every change
+    that a reader can see. ``error`` is the problem (RFC 9457) of a failed job.
+    ``stopped_by``: why the search ends or ended early. ``label``: its owner's name for it.
     """
 
     id: str
@@ -98,7 +100,7 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """Return whether the job is done, failed or cancelled, and will not change again."""
+        """Return whether the job is done or failed, and will not change again."""
         return self.state in ENDED
 
     @classmethod

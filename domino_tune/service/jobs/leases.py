@@ -1,8 +1,9 @@
 """Leases: each job has one worker at a time, until its lease expires.
 
 A worker claims a job for ``lease_s`` seconds by the database's clock, and renews the claim by
-heartbeat. Every claim raises the job's fence. Every write names fence and worker and needs a valid
-lease, so that a worker that was stopped or slow cannot change a job that another has claimed.
+heartbeat. When a lease has expired, others may claim the job. Every claim raises the job's fence.
+Every write names fence and worker, so that a worker that was stopped or slow cannot change a job
+that another has claimed; a job that nobody claimed while the database was away goes on.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, func, or_, select, update
 
-from domino_tune.base.version import VERSION
 from domino_tune.service.encoding import json_text
 from domino_tune.service.jobs.desk import RESULT
 from domino_tune.service.jobs.job import (
@@ -27,12 +27,11 @@ from domino_tune.service.sql.statements import insert, now_s
 from domino_tune.service.sql.tables import (
     UNFINISHED,
     artifacts,
-    checkpoints,
     jobs,
     points,
     tasks,
 )
-from domino_tune.service.tasks.quantum import StopReason
+from domino_tune.service.work.reporting import StopReason
 from simulator.errors import DominoTuneError
 
 PROFILE: Final = "profile"
@@ -42,20 +41,15 @@ Shelve = Callable[[Connection, bytes, str], None]
 
 
 class LostLeaseError(DominoTuneError):
-    """This worker no longer owns the job: its lease expired, or the job was cancelled."""
+    """This worker no longer has the job: another has claimed it, or it was deleted or ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claimed:
-    """A claimed job: its task, and the points and the state that were committed before.
-
-    ``checkpoint`` is None if there is no state, or another version of the program wrote it.
-    """
+    """A claimed job and its task."""
 
     job: Job
     task: bytes
-    points: tuple[Point, ...]
-    checkpoint: bytes | None = None
 
 
 class Leases:
@@ -77,7 +71,7 @@ class Leases:
         self._lease_s = lease_s
 
     def claim(self) -> Claimed | None:
-        """Claim a job that waits or whose lease expired; return None if no such job exists.
+        """Claim a job that waits or whose lease of another expired; return None if there is none.
 
         Take the oldest one of the owner who has the fewest running jobs.
         """
@@ -94,7 +88,11 @@ class Leases:
                     UNFINISHED,
                     or_(
                         jobs.c.state == "queued",
-                        and_(jobs.c.state == "running", jobs.c.lease_until_s <= now_s()),
+                        and_(
+                            jobs.c.state == "running",
+                            jobs.c.lease_until_s <= now_s(),
+                            jobs.c.worker != self._worker,  # this one still works on it
+                        ),
                     ),
                 )
                 .order_by(running, jobs.c.id)
@@ -121,55 +119,43 @@ class Leases:
         task = connection.execute(
             select(tasks.c.body).where(tasks.c.digest == row.task_digest)
         ).scalar_one()
-        known = connection.execute(
-            select(points).where(points.c.job_id == identity).order_by(points.c.number)
-        )
-        checkpoint: bytes | None = connection.scalar(
-            select(checkpoints.c.body).where(
-                checkpoints.c.job_id == identity, checkpoints.c.program == VERSION
-            )
-        )
-        return Claimed(
-            job=Job.of(row),
-            task=task,
-            points=tuple(Point(index=point.number, body=point.body) for point in known),
-            checkpoint=checkpoint,
-        )
+        return Claimed(job=Job.of(row), task=task)
 
-    def renew(self, claimed: Claimed) -> bool:
-        """Renew the lease for ``lease_s`` from now. Return whether the job was cancelled."""
+    def asked(self, held: Sequence[Claimed]) -> dict[str, StopReason | None]:
+        """Return those of the jobs that are still this worker's, each with why it should end with
+        the best so far."""
+        ids = [one.job.id for one in held]
+        wanted = select(jobs.c.id, jobs.c.fence, jobs.c.stopped_by).where(
+            jobs.c.id.in_(ids), jobs.c.worker == self._worker, jobs.c.state == "running"
+        )
+        fences = {one.job.id: one.job.fence for one in held}
+        with self._database.read() as connection:
+            rows = connection.execute(wanted).all()
+        return {row.id: row.stopped_by for row in rows if fences[row.id] == row.fence}
+
+    def renew(self, claimed: Claimed) -> None:
+        """Renew the lease for ``lease_s`` from now."""
         with self._database.write() as connection:
             renewed = connection.execute(
                 update(jobs)
-                .where(self._held(claimed))
+                .where(self._ours(claimed))
                 .values(lease_until_s=now_s() + self._lease_s)
             )
-            if renewed.rowcount == 1:
-                return False
-            state = connection.scalar(select(jobs.c.state).where(self._ours(claimed)))
-        if state == "cancelled":
-            return True
-        raise _lost(claimed)
+        if renewed.rowcount != 1:
+            raise _lost(claimed)
 
     def progress(
         self,
         claimed: Claimed,
         progress: JobProgress,
         best: Mapping[str, Any] | None = None,
-        state: bytes | None = None,
-    ) -> StopReason | None:
-        """Write the progress and, if given, the best result so far and the state to continue from.
-        Return ``user`` if somebody asked for the best so far.
-        """
+    ) -> None:
+        """Write the progress and, if given, the best result so far."""
         values: dict[str, Any] = {"progress": dump_progress(progress)}
         if best is not None:
             values["best"] = json_text(best)
         with self._database.write() as connection:
             self._change(connection, claimed, values)
-            _keep(connection, claimed, state)
-            asked = select(jobs.c.stopped_by).where(jobs.c.id == claimed.job.id)
-            stopped_by: StopReason | None = connection.scalar(asked)
-        return stopped_by
 
     def add_points(self, claimed: Claimed, made: Sequence[Point]) -> None:
         """Commit points of a sweep; a point that is already stored stays as it is."""
@@ -212,7 +198,6 @@ class Leases:
         }
         with self._database.write() as connection:
             self._change(connection, claimed, values)
-            connection.execute(delete(checkpoints).where(checkpoints.c.job_id == claimed.job.id))
             for name, body in bodies.items():
                 connection.execute(
                     artifacts.insert().values(job_id=claimed.job.id, name=name, body=body)
@@ -225,26 +210,21 @@ class Leases:
         values = {"state": "failed", "error": json_text(problem), "finished_s": now_s()}
         with self._database.write() as connection:
             self._change(connection, claimed, values)
-            connection.execute(delete(checkpoints).where(checkpoints.c.job_id == claimed.job.id))
 
-    def release(self, claimed: Claimed, state: bytes | None = None) -> None:
-        """Return the job to the queue as if it had not been claimed; keep its points, and ``state``
-        to continue from.
+    def release(self, claimed: Claimed, *, died: bool = False) -> None:
+        """Return the job to the queue: as if it had not been claimed, or because its process
+        ``died``, which counts as an attempt.
         """
-        values = {
-            "state": "queued",
-            "worker": None,
-            "lease_until_s": None,
-            "attempts": jobs.c.attempts - 1,
-        }
+        values: dict[str, Any] = {"state": "queued", "worker": None, "lease_until_s": None}
+        if not died:
+            values["attempts"] = jobs.c.attempts - 1
         with self._database.write() as connection:
             self._change(connection, claimed, values)
-            _keep(connection, claimed, state)
 
     def _change(self, connection: Connection, claimed: Claimed, values: Mapping[str, Any]) -> None:
         """Change the job's row, which locks it until the transaction ends."""
         changed = connection.execute(
-            update(jobs).where(self._held(claimed)).values(version=jobs.c.version + 1, **values)
+            update(jobs).where(self._ours(claimed)).values(version=jobs.c.version + 1, **values)
         )
         if changed.rowcount != 1:
             raise _lost(claimed)
@@ -254,22 +234,8 @@ class Leases:
             jobs.c.id == claimed.job.id,
             jobs.c.fence == claimed.job.fence,
             jobs.c.worker == self._worker,
+            jobs.c.state == "running",
         )
-
-    def _held(self, claimed: Claimed) -> ColumnElement[bool]:
-        return and_(self._ours(claimed), jobs.c.state == "running", jobs.c.lease_until_s > now_s())
-
-
-def _keep(connection: Connection, claimed: Claimed, state: bytes | None) -> None:
-    """Store the state from which the job continues, if given."""
-    if state is None:
-        return
-    values = {"program": VERSION, "body": state}
-    connection.execute(
-        insert(connection, checkpoints)
-        .values(job_id=claimed.job.id, **values)
-        .on_conflict_do_update(index_elements=["job_id"], set_=values)
-    )
 
 
 def _lost(claimed: Claimed) -> LostLeaseError:

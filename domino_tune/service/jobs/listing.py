@@ -17,7 +17,7 @@ from domino_tune.service.sql.tables import jobs
 class JobFilter:
     """Conditions that jobs must meet; None: any value. Times are seconds since 1970: jobs created
     at ``from_s`` or later, and before ``until_s``. ``words``: each occurs in label or request, in
-    small or capital letters, or is the job's id.
+    small or capital letters, or is the job's id. ``of``: the job that a validation is of.
     """
 
     kind: JobKind | None = None
@@ -27,6 +27,7 @@ class JobFilter:
     words: str | None = None
     from_s: float | None = None
     until_s: float | None = None
+    of: str | None = None
 
     def conditions(self) -> list[ColumnElement[bool]]:
         """Return the conditions on rows of ``tables.jobs``."""
@@ -34,7 +35,7 @@ class JobFilter:
         for name in ("kind", "state"):
             if (value := getattr(self, name)) is not None:
                 found.append(jobs.c[name] == value)
-        for name in ("model", "profile"):
+        for name in ("model", "profile", "of"):
             if (value := getattr(self, name)) is not None:
                 # Compact JSON: quotes inside strings are escaped, so that only the key matches.
                 member = json_text({name: value})[1:-1]

@@ -26,14 +26,13 @@ from domino_tune.service.sql.database import Database
 from domino_tune.service.sql.statements import insert, now_s
 from domino_tune.service.sql.tables import (
     artifacts,
-    checkpoints,
     duties,
+    idempotency,
     jobs,
     points,
     profile_bodies,
     profiles,
     tasks,
-    validations,
 )
 
 PERIOD_S: Final = 300.0
@@ -41,7 +40,7 @@ PERIOD_S: Final = 300.0
 _DUTY: Final = "retention"
 _AT_ONCE: Final = 50
 """Most jobs or bodies that one transaction deletes, because others wait for it on SQLite."""
-_PARTS: Final = (points, artifacts, checkpoints, validations)
+_PARTS: Final = (points, artifacts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,18 +115,27 @@ class Retention:
                 return deleted
 
 
-def remove_jobs(connection: Connection, ids: Collection[str], *, wait: bool = False) -> int:
-    """Delete those of the jobs that have ended, with everything that belongs to them. Return how
-    many.
-
-    With ``wait``, wait for other transactions that lock one; otherwise skip it.
+def remove_jobs(connection: Connection, ids: Collection[str]) -> int:
+    """Delete those of the jobs that have ended, with everything that belongs to them; skip those
+    that another transaction locks. Return how many.
     """
     held = select(jobs.c.id).where(jobs.c.id.in_(ids), _ended())
-    found = list(connection.scalars(held.with_for_update(skip_locked=not wait)))
+    found = list(connection.scalars(held.with_for_update(skip_locked=True)))
+    remove_held(connection, found)
+    return len(found)
+
+
+def remove_held(connection: Connection, found: Collection[str]) -> None:
+    """Delete jobs that this transaction has locked, with everything that belongs to them, and the
+    keys that they were made with: these are free for a new job.
+    """
     for part in _PARTS:
         connection.execute(delete(part).where(part.c.job_id.in_(found)))
+    owners = select(jobs.c.owner).where(jobs.c.id.in_(found))
+    connection.execute(
+        delete(idempotency).where(idempotency.c.owner.in_(owners), idempotency.c.answer.in_(found))
+    )
     connection.execute(delete(jobs).where(jobs.c.id.in_(found)))
-    return len(found)
 
 
 def make_room(connection: Connection, owner: str, more_bytes: int, keep: Keep) -> None:

@@ -1,368 +1,331 @@
-"""Runner: claim jobs and run them quantum by quantum, until it is drained.
+"""Runner: claim jobs and run each on an executor, in a thread of its own, until it is closed.
 
-It runs in one event loop that never computes: quanta run on an executor, SQL in threads.
+A job whose process dies, or whose service dies, begins again by itself; after MOST_ATTEMPTS it
+fails.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final, TypeVar
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeVar
 
-from domino_tune.base.errors import ConflictError, RunError, with_cause
+from domino_tune.base.errors import RunError, StorageError, UnavailableError, with_cause
 from domino_tune.requests.problems import plain_problem
-from domino_tune.service.executors.errors import ExecutorLostError, WorkerDiedError
+from domino_tune.service.executors.job import (
+    ChildDiedError,
+    EndedError,
+    JobExecutor,
+    Limits,
+    NoWorkerError,
+    Wanted,
+)
 from domino_tune.service.jobs.job import JobProgress, Point
 from domino_tune.service.jobs.leases import Claimed, Leases, LostLeaseError
 from domino_tune.service.jobs.retention import Retention
-from domino_tune.service.tasks import work
-from domino_tune.service.tasks.quantum import QuantumResult, StopReason
+from domino_tune.service.work.reporting import Outcome, Step
 from simulator.errors import DominoTuneError
 
 POLL_S: Final = 1.0
-"""Period of looking for jobs while nobody wakes the runner."""
-TRIES: Final = 2
-"""Worker deaths during one quantum after which a job fails."""
-MOST_ATTEMPTS: Final = 10
-"""Claims that neither ended nor released a job after which it fails: it may kill services."""
-JOBS_PER_SLOT: Final = 2
-"""Jobs held for each quantum that runs at once: they take turns, so that a long job does not keep
-all others waiting.
-"""
-LIMIT_S: Final = 3600.0
-"""Seconds of computing after which a job ends with the best so far, by default."""
-CHECKPOINT_S: Final = 15.0
-"""Most computing time that a search loses if it is killed; its best result is never lost."""
+"""Time between two looks for jobs, and at what is wanted of those that run."""
+MOST_ATTEMPTS: Final = 3
+"""Attempts that died with their process, or with the service, after which a job fails."""
 BACK_OFF_S: Final = (0.1, 0.3, 1.0, 3.0)
-"""Pauses between tries while the database or cluster is unreachable; the last one repeats."""
+"""Pauses between tries while the database or the executor is away; the last one repeats."""
+WRITE_S: Final = 120.0
+"""A result that cannot be stored for so long, while the database answers, fails its job."""
 LOG: Final = logging.getLogger("domino_tune.service")
 Value = TypeVar("Value")
 
 
-@dataclass(kw_only=True)
+@dataclass(eq=False)
 class _Held:
-    """A claimed job. ``renewed_s``: when its lease was last known to be valid (monotonic clock).
-    ``state``: where the next quantum starts, if known, for a job that is released.
-    """
+    """A claimed job, what is ``wanted`` of it, whether it is ``lost``, and its thread. ``points``:
+    those that wait to be written."""
 
     claimed: Claimed
-    renewed_s: float
-    state: bytes | None = None
-    task: asyncio.Task[None] | None = None
+    wanted: Wanted = "go on"
+    lost: bool = False
+    began_s: float = field(default_factory=time.monotonic)
+    points: list[Point] = field(default_factory=list)
+    thread: threading.Thread | None = None
 
     @property
     def id(self) -> str:
+        """Return the job's id."""
         return self.claimed.job.id
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """Return id and fence: a lost job may be claimed again, with another fence."""
-        return self.claimed.job.id, self.claimed.job.fence
 
 
 class Runner:
-    """Runs jobs of ``leases``, ``slots`` quanta at once.
-
-    ``lease_s`` is that of ``leases``. ``budget_s`` is the time of a quantum, and so the longest
-    time that a cancelled job continues. A job that has computed for ``limit_s`` seconds ends with
-    the best so far. ``retention`` collects from time to time. Call ``start``, then ``wake``
-    whenever there may be work, and ``drain`` at the end.
-    """
+    """Runs jobs of ``leases``, ``slots`` at once. ``lease_s`` is that of ``leases``. ``retention``
+    collects from time to time. Call ``start``, then ``wake`` whenever there may be work, and
+    ``close`` at the end."""
 
     def __init__(
         self,
         leases: Leases,
-        executor: Executor,
+        executor: JobExecutor,
         slots: int,
+        *,
+        limits: Limits | None = None,
         lease_s: float = 15.0,
-        budget_s: float = 1.0,
-        limit_s: float = LIMIT_S,
         retention: Retention | None = None,
     ) -> None:
         self._leases = leases
-        self._retention = retention
-        self._limit_s = limit_s
         self._executor = executor
-        self._lease_s = lease_s
-        self._budget_s = budget_s
-        self._most = JOBS_PER_SLOT * slots
         self._slots = slots
-        self._free_slots = asyncio.Semaphore(slots)
-        self._exclusive = asyncio.Lock()
-        # Not the loop's threads: whatever blocks those must not prevent leases from being renewed.
-        self._threads = ThreadPoolExecutor(4, thread_name_prefix="leases")
-        self._held: dict[tuple[str, int], _Held] = {}
-        self._wake = asyncio.Event()
-        self._stopping = asyncio.Event()
-        self._claim_task: asyncio.Task[None] | None = None
-        self._heartbeat_task: asyncio.Task[None] | None = None
-        self._collect_task: asyncio.Task[None] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._limits = limits or Limits()
+        self._lease_s = lease_s
+        self._retention = retention
+        self._held: dict[str, _Held] = {}
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._threads = [
+            threading.Thread(target=target, name=target.__name__, daemon=True)
+            for target in (self._claim_jobs, self._watch, self._collect)
+        ]
 
     @property
     def running(self) -> int:
-        """Return the number of jobs held."""
+        """Return the number of jobs that run here."""
         return len(self._held)
 
-    async def start(self) -> None:
-        """Start claiming jobs."""
-        self._loop = asyncio.get_running_loop()
-        self._claim_task = asyncio.create_task(self._claim_jobs())
-        self._heartbeat_task = asyncio.create_task(self._renew_leases())
-        self._collect_task = asyncio.create_task(self._collect())
+    @property
+    def lacking(self) -> str:
+        """Return what is missing to run jobs; empty: nothing."""
+        return self._executor.lacking
+
+    @property
+    def workers(self) -> int:
+        """Return the number of workers that jobs can run on."""
+        return self._executor.workers
+
+    def start(self) -> None:
+        """Start to claim jobs."""
+        for thread in self._threads:
+            thread.start()
 
     def wake(self) -> None:
-        """Look for work now; from any thread."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._wake.set)
+        """Look for work now."""
+        self._wake.set()
 
-    async def drain(self, timeout_s: float = 10.0) -> None:
-        """Stop claiming, drop the running quanta, and release their jobs.
-
-        A job that is not released within ``timeout_s`` seconds is claimed by others when its lease
-        expires.
-        """
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Claim no more jobs, end those that run, and give them back. Others claim what could not
+        be given back in time when its lease expires."""
+        end_s = time.monotonic() + timeout_s
         self._stopping.set()
         self._wake.set()
-        held = list(self._held.values())
-        release_task = asyncio.create_task(self._release_all(held))
-        await asyncio.wait([release_task], timeout=timeout_s)
-        for task in (
-            release_task, self._claim_task, self._heartbeat_task, self._collect_task,
-        ):  # fmt: skip
-            if task is not None:
-                await _end(task)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        jobs = [one.thread for one in self._all() if one.thread]
+        for thread in (*self._threads, *jobs):
+            thread.join(max(0.0, end_s - time.monotonic()))
+        self._executor.close()
 
-    async def _release_all(self, held: list[_Held]) -> None:
-        """Release those jobs of ``held`` that have not ended, and a job whose claim is in
-        progress.
-        """
-        tasks = [one.task for one in held if one.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(self._release(one.claimed, one.state) for one in held))
-        if self._claim_task is not None:
-            await asyncio.wait([self._claim_task])
+    def _all(self) -> list[_Held]:
+        with self._lock:
+            return list(self._held.values())
 
-    async def _claim_jobs(self) -> None:
+    # Threads of the runner -----------------------------------------------------------------------
+
+    def _claim_jobs(self) -> None:
         while not self._stopping.is_set():
             self._wake.clear()
-            claimed = await self._claim() if len(self._held) < self._most else None
+            claimed = self._claim() if len(self._held) < self._slots else None
             if claimed is None:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), POLL_S)
-            elif self._stopping.is_set():
-                await self._release(claimed)
-            else:
-                self._take(claimed)
+                self._wake.wait(POLL_S)
+                continue
+            held = _Held(claimed)
+            with self._lock:
+                self._held[held.id] = held
+            LOG.info("job %s: claimed, attempt %d", held.id, claimed.job.attempts)
+            held.thread = threading.Thread(target=self._work, args=(held,), daemon=True)
+            held.thread.start()
 
-    async def _claim(self) -> Claimed | None:
+    def _claim(self) -> Claimed | None:
         try:
-            return await self._sql(self._leases.claim)
+            return self._leases.claim()
         except Exception as error:
             _log("cannot claim", error)
             return None
 
-    def _take(self, claimed: Claimed) -> None:
-        held = _Held(claimed=claimed, renewed_s=time.monotonic())
-        self._held[held.key] = held
-        LOG.info("job %s: claimed, attempt %d", held.id, claimed.job.attempts)
-        held.task = asyncio.create_task(self._work(held))
-
-    async def _work(self, held: _Held) -> None:
-        """Run a job until it ends or is lost."""
-        try:
-            await self._finish(held)
-        except LostLeaseError:
-            LOG.info("job %s: cancelled, or another's by now", held.id)
-        except Exception as error:
-            _log(f"job {held.id}", error)
-        finally:
-            self._held.pop(held.key, None)
-            self._wake.set()
-
-    async def _finish(self, held: _Held) -> None:
-        """Compute the job, and write its result or its error."""
-        try:
-            _check_attempts(held.claimed.job.attempts)
-            last = await self._advance(held)
-            assert last.result is not None
-            await self._write(
-                self._leases.finish, held.claimed, last.result, last.artifacts, last.stopped_by
-            )
-            LOG.info("job %s: done%s", held.id, ", stopped early" if last.stopped_by else "")
-        except (LostLeaseError, asyncio.CancelledError):
-            raise
-        except Exception as error:
-            if not isinstance(error, DominoTuneError):
-                LOG.error("job %s: a bug", held.id, exc_info=error)
-            LOG.info("job %s: failed: %s", held.id, error)
-            await self._write(self._leases.fail, held.claimed, plain_problem(error))
-
-    async def _advance(self, held: _Held) -> QuantumResult:
-        """Run quanta until one returns a result; write the points and the progress of each, and the
-        state whenever something better is found.
-        """
-        claimed = held.claimed
-        best: Mapping[str, Any] | None = claimed.job.best
-        computed_s = kept_s = claimed.job.progress.computed_s
-        stopped_by = claimed.job.stopped_by
-        state = claimed.checkpoint or work.resume((one.index, one.body) for one in claimed.points)
-        while True:
-            if stopped_by is None and computed_s >= self._limit_s:
-                stopped_by = "time"
-            quantum = await self._quantum(claimed.task, state, stopped_by)
-            if quantum.points:
-                points = [Point(index=index, body=body) for index, body in quantum.points]
-                await self._write(self._leases.add_points, claimed, points)
-            computed_s += quantum.seconds
-            progress = JobProgress(
-                done=quantum.done, total=quantum.total, text=quantum.text, left=quantum.left,
-                computed_s=computed_s,
-            )  # fmt: skip
-            searched = quantum.best is not None and quantum.result is None
-            keep = searched and (quantum.best != best or computed_s - kept_s >= CHECKPOINT_S)
-            asked = await self._write(
-                self._leases.progress, claimed, progress, quantum.best,
-                quantum.state if keep else None,
-            )  # fmt: skip
-            if quantum.result is not None:
-                return quantum
-            stopped_by, state, best = asked or stopped_by, quantum.state, quantum.best
-            held.state = state if searched else None
-            kept_s = computed_s if keep else kept_s
-
-    async def _quantum(
-        self, task: bytes, state: bytes, stopped_by: StopReason | None
-    ) -> QuantumResult:
-        """Run one quantum. If its worker dies, run it again, as short as possible, and alone:
-        another quantum on that worker may have caused the death.
-
-        Raise WorkerDiedError if the second worker dies too.
-        """
-        deaths = lost = 0
-        while True:
+    def _watch(self) -> None:
+        """Learn what is wanted of the jobs, renew their leases, and look at the executor."""
+        renewed_s, lacking = time.monotonic(), ""
+        while not self._stopping.wait(POLL_S) or self._held:
+            held = self._all()
+            renews = time.monotonic() - renewed_s > self._lease_s / 3
             try:
-                async with self._slot(alone=deaths > 0):
-                    budget_s = 0.0 if deaths else self._budget_s
-                    return await self._compute(task, state, budget_s, stopped_by)
-            except WorkerDiedError:
-                deaths += 1
-                if deaths == TRIES:
-                    raise
-            except ExecutorLostError as error:
-                _log("quantum", error)
-                await asyncio.sleep(BACK_OFF_S[min(lost, len(BACK_OFF_S) - 1)])
-                lost += 1
+                if held:
+                    self._hear(held)
+                for one in held if renews else ():
+                    with suppress(LostLeaseError):  # ``_hear`` finds out
+                        self._leases.renew(one.claimed)
+                self._executor.check()
+            except Exception as error:
+                _log("cannot look after jobs", error)
+            renewed_s = time.monotonic() if renews else renewed_s
+            if self._executor.lacking != lacking:
+                lacking = self._executor.lacking
+                LOG.warning("%s", lacking or "The executor can run jobs again.")
+            if self._stopping.is_set():
+                time.sleep(POLL_S / 10)
 
-    @asynccontextmanager
-    async def _slot(self, alone: bool) -> AsyncIterator[None]:
-        """Take one of the slots, first come first served, or all of them if ``alone``."""
-        if not alone:
-            async with self._free_slots:
-                yield
-            return
-        async with self._exclusive, AsyncExitStack() as taken:
-            for _ in range(self._slots):
-                await taken.enter_async_context(self._free_slots)
-            yield
+    def _hear(self, held: list[_Held]) -> None:
+        asked = self._leases.asked([one.claimed for one in held])
+        for one in held:
+            if one.id not in asked:
+                one.lost = True
+            elif asked[one.id]:
+                one.wanted = "stop"
 
-    async def _compute(
-        self, task: bytes, state: bytes, budget_s: float, stopped_by: StopReason | None
-    ) -> QuantumResult:
-        submit = self._executor.submit
-        future = await asyncio.to_thread(submit, work.advance, task, state, budget_s, stopped_by)
-        result = await asyncio.wrap_future(future)
-        assert isinstance(result, QuantumResult)
-        return result
-
-    async def _write(self, function: Callable[..., Value], *args: Any) -> Value:
-        """Call ``function`` until the database accepts it; the heartbeat cancels this when the
-        lease expires. Raise LostLeaseError, and ConflictError, which waiting does not resolve.
-        """
-        tries = 0
-        while True:
-            try:
-                return await self._sql(function, *args)
-            except (LostLeaseError, ConflictError):
-                raise
-            except DominoTuneError as error:  # StorageError, UnavailableError
-                _log("cannot write", error)
-                await asyncio.sleep(BACK_OFF_S[min(tries, len(BACK_OFF_S) - 1)])
-                tries += 1
-
-    async def _sql(self, function: Callable[..., Value], *args: Any) -> Value:
-        """Call ``function`` in a thread."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, partial(function, *args))
-
-    async def _release(self, claimed: Claimed, state: bytes | None = None) -> None:
-        try:
-            await self._sql(self._leases.release, claimed, state)
-            LOG.info("job %s: given back", claimed.job.id)
-        except LostLeaseError:
-            pass  # the job has just ended
-        except Exception as error:
-            _log(f"job {claimed.job.id} cannot be given back", error)
-
-    async def _collect(self) -> None:
+    def _collect(self) -> None:
         """Delete what exceeds retention, whenever that is due and no other replica does it."""
         while self._retention is not None:
             try:
-                gone = await self._sql(self._retention.collect_if_due)
+                gone = self._retention.collect_if_due()
                 if gone is not None and (gone.jobs or gone.bodies):
                     LOG.info("deleted %d old jobs and %d bodies", gone.jobs, gone.bodies)
             except Exception as error:
                 _log("cannot collect", error)
-            await asyncio.sleep(self._retention.period_s)
+            if self._stopping.wait(self._retention.period_s):
+                return
 
-    async def _renew_leases(self) -> None:
-        while True:
-            await asyncio.sleep(self._lease_s / 3)
-            # Renew all at once: while one waits for the database, the other leases must not expire.
-            await asyncio.gather(*map(self._renew, list(self._held.values())))
+    # The thread of a job -------------------------------------------------------------------------
 
-    async def _renew(self, held: _Held) -> None:
-        """Renew a lease; drop a job that was cancelled, or whose lease has expired."""
-        asked_s = time.monotonic()
+    def _work(self, held: _Held) -> None:
+        """Run a job until it has ended, is given back or is lost."""
         try:
-            gone = await self._sql(self._leases.renew, held.claimed)
-            held.renewed_s = asked_s
+            self._finish(held)
         except LostLeaseError:
-            gone = True
+            LOG.info("job %s: deleted, or another's by now", held.id)
         except Exception as error:
-            _log("cannot renew", error)
-            gone = time.monotonic() - held.renewed_s > self._lease_s
-        if gone and held.task is not None:
-            held.task.cancel()
+            _log(f"job {held.id}", error)
+        finally:
+            with self._lock:
+                del self._held[held.id]
+            self._wake.set()
+
+    def _finish(self, held: _Held) -> None:
+        """Compute the job, and write its result or its error."""
+        claimed = held.claimed
+        try:
+            if claimed.job.attempts > MOST_ATTEMPTS:
+                raise _died("the service that ran it died")
+            outcome = self._compute(held)
+            progress, _ = _progress(held, outcome.last)
+            self._write(
+                held, self._leases.progress, claimed, progress, outcome.last.best, last=True
+            )
+            self._write(
+                held, self._leases.finish, claimed, outcome.result, outcome.files,
+                outcome.stopped_by, last=True,
+            )  # fmt: skip
+            LOG.info("job %s: done%s", held.id, ", stopped early" if outcome.stopped_by else "")
+        except LostLeaseError:
+            raise
+        except EndedError:
+            if not held.lost:
+                self._leases.release(claimed)
+                LOG.info("job %s: given back", held.id)
+        except ChildDiedError as error:
+            LOG.warning("job %s: attempt %d: %s", held.id, claimed.job.attempts, error)
+            if claimed.job.attempts < MOST_ATTEMPTS:
+                self._write(held, lambda: self._leases.release(claimed, died=True))
+            else:
+                self._fail(held, _died(str(error)))
+        except Exception as error:
+            self._fail(held, error)
+
+    def _fail(self, held: _Held, error: Exception) -> None:
+        if not isinstance(error, DominoTuneError):
+            LOG.error("job %s: a bug", held.id, exc_info=error)
+        LOG.info("job %s: failed: %s", held.id, error)
+        self._write(held, self._leases.fail, held.claimed, plain_problem(error))
+
+    def _compute(self, held: _Held) -> Outcome:
+        """Run the job on the executor, as soon as it has a worker."""
+        tries = 0
+        while True:
+            held.began_s = time.monotonic()
+            try:
+                return self._executor.run(
+                    held.claimed.task, self._limits, lambda step: self._tell(held, step),
+                    lambda: self._wanted(held),
+                )  # fmt: skip
+            except NoWorkerError as error:
+                if self._wanted(held) == "end":
+                    raise EndedError from None
+                if not tries:
+                    LOG.warning("job %s waits: %s", held.id, error)
+                self._tell(held, Step(text=f"waits: {error}"))
+            self._pause(tries)
+            tries += 1
+
+    def _wanted(self, held: _Held) -> Wanted:
+        return "end" if held.lost or self._stopping.is_set() else held.wanted
+
+    def _tell(self, held: _Held, step: Step) -> None:
+        """Write a step. What the database does not take now comes with the next one. Raise
+        LostLeaseError."""
+        held.points += [Point(index=index, body=body) for index, body in step.points]
+        progress, ahead = _progress(held, step)
+        try:
+            if held.points:
+                self._leases.add_points(held.claimed, held.points)
+                held.points.clear()
+            self._leases.progress(held.claimed, progress, step.best if ahead else None)
+        except LostLeaseError:
+            raise
+        except DominoTuneError as error:
+            _log(f"job {held.id}: cannot write its progress", error)
+
+    def _write(
+        self, held: _Held, function: Callable[..., Value], *args: object, last: bool = False
+    ) -> Value:
+        """Call ``function`` until the database takes it. Raise what waiting does not resolve:
+        LostLeaseError, ConflictError, and where it is the ``last`` word StorageError after WRITE_S.
+        """
+        end_s, tries = time.monotonic() + WRITE_S, 0
+        while True:
+            try:
+                return function(*args)
+            except (StorageError, UnavailableError) as error:
+                _log(f"job {held.id}: cannot write", error)
+                if last and isinstance(error, StorageError) and time.monotonic() > end_s:
+                    raise
+                if self._wanted(held) == "end":
+                    raise EndedError from None
+            self._pause(tries)
+            tries += 1
+
+    def _pause(self, tries: int) -> None:
+        self._stopping.wait(BACK_OFF_S[min(tries, len(BACK_OFF_S) - 1)])
 
 
-async def _end(task: asyncio.Task[None]) -> None:
-    """Cancel a task; log what it raises, so that the cleanup continues."""
-    task.cancel()
-    try:
-        await task
-    except asyncio.CancelledError:
-        pass
-    except Exception as error:
-        _log("at the end", error)
+def _progress(held: _Held, step: Step) -> tuple[JobProgress, bool]:
+    """Return the progress to show, and whether it is as far as that of any attempt before: what was
+    shown does not fall when a job begins again."""
+    made = JobProgress(
+        done=step.done, total=step.total, text=step.text, left=step.left,
+        computed_s=time.monotonic() - held.began_s,
+    )  # fmt: skip
+    before, attempts = held.claimed.job.progress, held.claimed.job.attempts
+    if attempts > 1:
+        made = replace(made, text=f"attempt {attempts}: {step.text}")
+    if step.done >= before.done:
+        return made, True
+    return replace(before, text=made.text, computed_s=made.computed_s), False
 
 
-def _check_attempts(attempts: int) -> None:
-    """Raise RunError if a job was claimed too often."""
-    if attempts > MOST_ATTEMPTS:
-        raise RunError(
-            f"{MOST_ATTEMPTS} attempts ended before this did, each with the service that made it; "
-            "does it need more memory than there is? Ask for less, or submit it again."
-        )
+def _died(how: str) -> RunError:
+    return RunError(
+        f"{MOST_ATTEMPTS} attempts ended before this did; the last: {how.rstrip('.')}. Does it "
+        "need more memory than there is? Ask for less, or submit it again."
+    )
 
 
 def _log(what: str, error: Exception) -> None:

@@ -23,7 +23,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 UNFINISHED: Final = text("state IN ('queued', 'running')")
 """Jobs that may be claimed, few of all that there ever were. As text: SQLite uses the partial index
 only where a query repeats its condition."""
@@ -65,13 +65,13 @@ jobs: Final = Table(
     Column("stored_bytes", BigInteger, nullable=False, server_default="0"),
     Column("label", Text),
     Column("searched", Text, nullable=False),
-    CheckConstraint("state IN ('queued', 'running', 'done', 'failed', 'cancelled')"),
+    CheckConstraint("state IN ('queued', 'running', 'done', 'failed')"),
     Index("jobs_by_state", "state", "owner", "id"),
     Index("jobs_unfinished", "id", sqlite_where=UNFINISHED, postgresql_where=UNFINISHED),
     Index("jobs_by_owner", "owner", "id"),
     Index("jobs_by_task", "task_digest"),
 )
-"""``stored_bytes``: of the job's task, points, artifacts and validations. ``label``: its owner's
+"""``stored_bytes``: of the job's task, points and artifacts. ``label``: its owner's
 name for it. ``searched``: where a search of jobs looks (jobs/listing.py)."""
 
 points: Final = Table(
@@ -91,25 +91,6 @@ artifacts: Final = Table(
     Column("body", LargeBinary, nullable=False),
 )
 """The files of a finished job; its result is the artifact ``result``."""
-
-checkpoints: Final = Table(
-    "checkpoints",
-    METADATA,
-    Column("job_id", Text, ForeignKey("jobs.id"), primary_key=True),
-    Column("program", Text, nullable=False),
-    Column("body", LargeBinary, nullable=False),
-)
-"""Where a search that was interrupted goes on, by the program of that version."""
-
-validations: Final = Table(
-    "validations",
-    METADATA,
-    Column("id", Text, primary_key=True),
-    Column("job_id", Text, ForeignKey("jobs.id"), nullable=False),
-    Column("body", LargeBinary, nullable=False),
-    Column("created_s", Double, nullable=False),
-    Index("validations_by_job", "job_id", "id"),
-)
 
 idempotency: Final = Table(
     "idempotency",
@@ -131,7 +112,10 @@ tokens: Final = Table(
     Column("owner", Text, nullable=False),
     Column("scope", Text, nullable=False),
     Column("created_s", Double, nullable=False),
+    Column("expires_s", Double),
+    Column("used_s", Double),
 )
+"""``expires_s``: never if null. ``used_s``: the last use, to a minute."""
 
 profile_bodies: Final = Table(
     "profile_bodies",

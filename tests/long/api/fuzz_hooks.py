@@ -8,16 +8,17 @@ from typing import Any, Final
 
 import schemathesis
 
+from api.examples import EXAMPLES
 from tests.support.asked import CELL
-from tests.support.door.questions import CONFIG
 
+CONFIG: Final = EXAMPLES["add_model"].body
 ANSWERABLE: Final[dict[str, dict[str, Any]]] = {
     "tune": {
         "search": "random", "trials": 2, "tune_also": [], "target": None, "grad_accumulation": 1,
     },
     "simulate": {"plan": None},
     "what_if": {"plan": None, "change": ["link_bandwidth=2x"]},
-    "layout_search": {
+    "layout": {
         "gpus": 4, "global_batch_size": 4, "pp": None, "vpp": None, "cp": None,
         "overrides": ["num_hidden_layers=4"],
     },
@@ -29,7 +30,7 @@ CUT: Final = dict.fromkeys((
     "strategy", "row_slices", "col_slices", "attn_col_slices", "mlp_col_slices",
     "attn_dgrad_slices", "mlp_dgrad_slices", "order", "wgrad", "comm_ctas", "grad_accumulation",
 ))  # fmt: skip
-SEARCHES: Final = ("tune", "layout_search")
+SEARCHES: Final = ("tune", "layout")
 
 
 @schemathesis.hook
@@ -40,7 +41,7 @@ def map_case(context: schemathesis.HookContext, case: Any) -> Any:
         return case
     if len(json.dumps(case.body, default=str)) % 4 == 0:
         return case
-    name = case.operation.definition.raw["operationId"]
+    name = str(case.body.get("kind", case.operation.definition.raw["operationId"]))
     if name == "add_model":
         case.body = dict(CONFIG)
     elif name == "put_profile":

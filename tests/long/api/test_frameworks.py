@@ -13,7 +13,10 @@ from tests.support.service import serving
 def test_what_frameworks_run_is_said_beside_it(tmp_path: Path) -> None:
     with serving(tmp_path) as service, service.client() as client:
         asked = {**CELL, "seq_length": 2048, "micro_batch_size": 8}
-        found = ended(client, good(client.post("/v1/tunes", json=asked), 202)["links"]["self"])
+        found = ended(
+            client,
+            good(client.post("/v1/jobs", json={"kind": "tune", **asked}), 202)["links"]["self"],
+        )
         there = {one["framework"]: one for one in found["result"]["frameworks"]}
         assert list(there) == ["Megatron-LM", "DeepSpeed"]
         for one in there.values():
@@ -25,7 +28,7 @@ def test_what_frameworks_run_is_said_beside_it(tmp_path: Path) -> None:
         same = good(client.post("/v1/simulations", json={**asked, **rival["request"]}))
         assert (same["plan"], same["iteration_ms"]) == (rival["plan"], rival["iteration_ms"])
         assert (own["route"], own["request"]["target"]) == ("tunes", "deepspeed")
-        made = good(client.post("/v1/tunes", json={**asked, **own["request"]}), 202)
+        made = good(client.post("/v1/jobs", json={"kind": "tune", **asked, **own["request"]}), 202)
         job = ended(client, made["links"]["self"])
         best = job["result"]["best"]
         assert (best["plan"], best["iteration_ms"]) == (own["plan"], own["iteration_ms"])

@@ -7,17 +7,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any, Final
 
 import httpx
 
 from domino_tune.requests import TuneRequest, WhatIfRequest
-from domino_tune.service.tasks import work
-from domino_tune.service.tasks.quantum import QuantumResult
-from domino_tune.service.tasks.task import Task
-from domino_tune.store.shelf import DISK
+from domino_tune.service.work.kinds import run_job
+from domino_tune.service.work.reporting import Outcome, Silent
+from domino_tune.service.work.task import Task
+from domino_tune.store.models import load_model
+from domino_tune.store.profiles import bundled_bytes
 from tests.support.processes import PATIENCE_S
 
 RETRIED: Final = (429, 503)
@@ -27,35 +28,36 @@ TINY: Final[dict[str, Any]] = {
 }  # fmt: skip
 BODIES: Final[dict[str, dict[str, Any]]] = {
     **{
-        f"tunes {seed}": {**TINY, "search": "random", "trials": 30 + seed, "seed": seed}
+        f"tune {seed}": {
+            "kind": "tune", **TINY, "search": "random", "trials": 30 + seed, "seed": seed,
+        }
         for seed in range(4)
     },
     **{
-        f"sweeps {number}": {
-            **TINY, "sweep": f"link_bandwidth=0.5x,{1 + number}.5x,{4 + number}x", "retune": True,
+        f"sweep {number}": {
+            "kind": "sweep", **TINY, "retune": True,
+            "sweep": f"link_bandwidth=0.5x,{1 + number}.5x,{4 + number}x",
         }
         for number in range(2)
     },
 }  # fmt: skip
-"""Bodies of requests by route and number."""
+"""Bodies of requests by kind and number."""
 
 
 @cache
-def expected_result(name: str) -> QuantumResult:
+def expected_result(name: str) -> Outcome:
     """Return the result of the job ``name`` of BODIES, computed here, where nothing is killed."""
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in BODIES[name].items()
     }
-    kind, request = (
-        ("tune", TuneRequest(**values))
-        if name.startswith("tunes")
-        else ("sweep", WhatIfRequest(**values))
-    )
-    task, state = Task.of(kind, request, DISK).to_bytes(), work.resume()
-    while (quantum := work.advance(task, state, 1e9)).result is None:
-        state = quantum.state
-    return quantum
+    kind = values.pop("kind")
+    request = TuneRequest(**values) if kind == "tune" else WhatIfRequest(**values)
+    task = Task(
+        kind=kind, request=asdict(request), models={TINY["model"]: load_model(TINY["model"])},
+        profile=bundled_bytes(TINY["profile"]),
+    )  # fmt: skip
+    return run_job(task.to_bytes(), Silent())
 
 
 @dataclass(kw_only=True)
@@ -106,18 +108,17 @@ class Customers:
         names = list(BODIES)
         name = names[self._submitted % len(names)]
         self._submitted += 1
-        route = name.split()[0]
         key = f"{name} {self._submitted}".replace(" ", "-")
-        answer = self._request("POST", f"/v1/{route}", BODIES[name], key)
+        answer = self._request("POST", "/v1/jobs", BODIES[name], key)
         assert answer.status_code == 202, answer.text
-        self.jobs.append(AcknowledgedJob(name=name, path=f"/v1/{route}/{answer.json()['id']}"))
+        self.jobs.append(AcknowledgedJob(name=name, path=f"/v1/jobs/{answer.json()['id']}"))
         return self.jobs[-1]
 
     def get(self, job: AcknowledgedJob) -> dict[str, Any]:
         """Return the job as it is now. Remember the points that are shown: they must stay."""
         shown: dict[str, Any] = self._request("GET", job.path).json()
-        if job.name.startswith("sweeps"):
-            points = self._request("GET", f"{job.path}/points?limit=100").json()
+        if job.name.startswith("sweep"):
+            points = self._request("GET", f"{job.path}/files/points").json()
             job.points |= {point["index"]: point for point in points["items"]}
         return shown
 
@@ -125,16 +126,19 @@ class Customers:
         """Return whether the service knows the job."""
         return self._request("GET", job.path).status_code == 200
 
-    def cancel(self, job: AcknowledgedJob) -> None:
-        """Cancel the job."""
-        self._request("POST", f"{job.path}/cancel")
+    def delete(self, job: AcknowledgedJob) -> None:
+        """Delete the job, and forget it."""
+        self._request("DELETE", job.path)
+        self.jobs.remove(job)
 
     def report_measurement(self, job: AcknowledgedJob) -> None:
         """Report a measurement of a tune that is done."""
         simulated = self._request("GET", job.path).json()["result"]["simulation"]
         key = f"{job.path.rpartition('/')[2]}-{len(job.measurements)}"
-        answer = self._request("POST", f"{job.path}/validations", measurement(simulated), key)
-        assert answer.status_code in (200, 201), answer.text
+        of = job.path.rpartition("/")[2]
+        body = {"kind": "validation", "of": of, "result": measurement(simulated)}
+        answer = self._request("POST", "/v1/jobs", body, key)
+        assert answer.status_code == 200, answer.text
         job.measurements.add(answer.json()["id"])
 
     def unfinished(self) -> list[tuple[AcknowledgedJob, dict[str, Any]]]:
@@ -162,12 +166,11 @@ class Customers:
         expected = expected_result(job.name)
         if _bytes(shown["result"]) != expected.result:
             audit.unequal.append(f"{job.path}: result")
-        for name, body in expected.artifacts.items():
-            place = name.replace("plan-", "plan?of=", 1)
-            if self._request("GET", f"{job.path}/{place}").content != body:
+        for name, body in expected.files.items():
+            if self._request("GET", f"{job.path}/files/{name}").content != body:
                 audit.unequal.append(f"{job.path}: {name}")
         if job.points:
-            now = self._request("GET", f"{job.path}/points?limit=100").json()["items"]
+            now = self._request("GET", f"{job.path}/files/points").json()["items"]
             final = {point["index"]: point for point in now}
             audit.lost += [
                 f"{job.path}: point {index}"
@@ -175,7 +178,8 @@ class Customers:
                 if final.get(index) != point
             ]
         if job.measurements:
-            found = self._request("GET", f"{job.path}/validations?limit=20").json()["items"]
+            wanted = f"kind=validation&of={job.path.rpartition('/')[2]}"
+            found = self._request("GET", f"/v1/jobs?{wanted}").json()["items"]
             missing = job.measurements - {one["id"] for one in found}
             audit.lost += [f"{job.path}: measurement {one}" for one in missing]
 

@@ -129,7 +129,7 @@ def kill_after_acknowledgement(target: KillableService, times: int) -> Audit:
             audit.jobs += 1
             if not customers.exists(job):
                 audit.lost.append(job.path)
-            customers.cancel(job)
+            customers.delete(job)
         return audit
     finally:
         customers.close()

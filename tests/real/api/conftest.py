@@ -40,21 +40,21 @@ def seen(browser: Browser, server: Served) -> Iterator[Watched]:
 @pytest.fixture(scope="package")
 def tuned(server: Served) -> str:
     """The id of a tune that is done."""
-    return done(server, "tunes", SMALL)
+    return done(server, "tune", SMALL)
 
 
 @pytest.fixture(scope="package")
 def scaled(server: Served) -> str:
     """The id of a search at several numbers of GPUs that is done."""
-    return done(server, "scales", SCALE)
+    return done(server, "scale", SCALE)
 
 
 @pytest.fixture(scope="package")
 def swept(server: Served, tuned: str) -> str:
     """The id of a sweep of the tune's plan that is done."""
-    plan = httpx.get(f"{server.url}/v1/tunes/{tuned}/plan", timeout=PATIENCE_S).text
+    plan = httpx.get(f"{server.url}/v1/jobs/{tuned}/files/plan", timeout=PATIENCE_S).text
     sweep = '"sweep": "link_bandwidth=0.5x,1x"'
-    return done(server, "sweeps", f'{{"plan": {plan}, {sweep}}}')
+    return done(server, "sweep", f'{{"kind": "sweep", "plan": {plan}, {sweep}}}')
 
 
 @pytest.fixture(scope="package")
@@ -64,10 +64,10 @@ def calibrated(server: Served) -> str:
     for run in runs:
         del run["profile"]
     body = {"profile": "h100-dgx", "name": "fitted", "runs": runs}
-    return done(server, "calibrations", body)
+    return done(server, "calibration", body)
 
 
 @pytest.fixture(scope="package")
 def laid_out(server: Served) -> str:
     """The id of a search of layouts that is done."""
-    return done(server, "layouts", LAYOUTS)
+    return done(server, "layout", LAYOUTS)

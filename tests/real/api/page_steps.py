@@ -33,11 +33,11 @@ SCALE = {
 
 
 def done(server: Served, kind: str, body: dict[str, Any] | str) -> str:
-    """The id of a job that has come to its end. A body that is text is JSON already."""
-    text = body if isinstance(body, str) else json.dumps(body)
+    """The id of a job that has come to its end. A body that is text is whole JSON already."""
+    text = body if isinstance(body, str) else json.dumps({"kind": kind, **body})
     headers = {"Content-Type": "application/json"}
     with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
-        made = client.post(f"/v1/{kind}", content=text, headers=headers).raise_for_status()
+        made = client.post("/v1/jobs", content=text, headers=headers).raise_for_status()
         job = ended(client, made.json()["links"]["self"])
     assert job["state"] == "done", job["error"]
     return str(job["id"])
@@ -89,7 +89,7 @@ def drag(page: Page, name: str) -> None:
 
 def measurement(server: Served, tuned: str) -> dict[str, Any]:
     """What `validate` would say had the tune's plan and the baseline taken twice their time."""
-    job = httpx.get(f"{server.url}/v1/tunes/{tuned}", timeout=PATIENCE_S).json()
+    job = httpx.get(f"{server.url}/v1/jobs/{tuned}", timeout=PATIENCE_S).json()
     return measured(job["result"]["simulation"])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.asked import LONG, SMALL, good, refused
+from tests.support.asked import LONG, SMALL, good, job, refused
 from tests.support.postgres import running_postgres
 from tests.support.processes import PATIENCE_S, wait_until
 from tests.support.service import serving
@@ -25,7 +25,7 @@ def test_it_does_not_start_on_a_database_that_is_not_ours(tmp_path: Path) -> Non
 def test_ready_goes_503_before_it_stops_and_a_running_job_is_given_back(tmp_path: Path) -> None:
     with serving(tmp_path, notice_s=PATIENCE_S) as service:
         with service.client() as client:
-            place = good(client.post("/v1/tunes", json=LONG), 202)["links"]["self"]
+            place = good(client.post("/v1/jobs", json=job(LONG)), 202)["links"]["self"]
             wait_until(lambda: good(client.get(place))["state"] == "running")
             service.process.send_signal(signal.SIGTERM)
             wait_until(lambda: client.get("/readyz").status_code == 503)
@@ -42,12 +42,12 @@ def test_not_ready_while_nothing_can_be_stored(tmp_path: Path) -> None:
         pid, kind = service.process.pid, resource.RLIMIT_FSIZE
         before = resource.prlimit(pid, kind)
         resource.prlimit(pid, kind, (0, before[1]))
-        refused(client.post("/v1/tunes", json=SMALL), 507)
+        refused(client.post("/v1/jobs", json=job(SMALL)), 507)
         assert "disk" in refused(client.get("/readyz"), 503)["detail"]
         assert good(client.get("/healthz")) == {"status": "ok"}
         resource.prlimit(pid, kind, before)
         assert good(client.get("/readyz")) == {"status": "ok"}
-        good(client.post("/v1/tunes", json=SMALL), 202)
+        good(client.post("/v1/jobs", json=job(SMALL)), 202)
 
 
 def test_a_database_that_goes_away_is_503(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_database_that_goes_away_is_503(tmp_path: Path) -> None:
     ):
         assert client.get("/readyz").status_code == 200
         server.stop()
-        for path in ("/readyz", "/v1/tunes"):
+        for path in ("/readyz", "/v1/jobs"):
             answer = client.get(path)
             refused(answer, 503)
             assert "retry-after" in answer.headers
@@ -67,7 +67,7 @@ def test_a_database_that_goes_away_is_503(tmp_path: Path) -> None:
         assert told.status_code == 200
         assert "process_resident_memory_bytes" in told.text
         assert "domino_tune_jobs{" not in told.text
-        assert "/v1/tunes: The database does not answer" in (log := service.log.read_text())
+        assert "/v1/jobs: The database does not answer" in (log := service.log.read_text())
         assert "[OperationalError: " in log
         server.start()
-        assert client.get("/v1/tunes").status_code == 200
+        assert client.get("/v1/jobs").status_code == 200

@@ -19,8 +19,8 @@ ASKED = TuneRequest(
 
 def test_a_tune_is_what_it_is_here(tmp_path: Path) -> None:
     with served(tmp_path) as running, Client(running.url) as client:
-        job = client.wait(client.submit_tune(ASKED))
+        job = client.wait(client.submit("tune", ASKED))
         assert job.state == "done"
-        assert client.plan(job.id).startswith(b"{")
+        assert client.file(job.id, "plan").startswith(b"{")
     here = json.loads(json.dumps(to_json(tune(ASKED))))
     assert {**here, "seconds": 0} == {**job.result(), "seconds": 0}

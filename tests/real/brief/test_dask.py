@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
+from domino_tune.service.executors.job import Limits
 from domino_tune.service.executors.registry import open_executor
-from domino_tune.service.tasks import work
+from domino_tune.service.work.reporting import Step
 from tests.support.dask_cluster import dask_cluster
-from tests.support.processes import PATIENCE_S
-from tests.support.tasks import sweep_task, undisturbed
+from tests.support.tasks import TASKS, undisturbed
 
 
 def test_a_sweep_gives_the_same_bytes_there(tmp_path: Path) -> None:
-    task = sweep_task()
-    state, result = work.resume(), None
-    with dask_cluster(tmp_path, workers=1) as cluster:
-        executor = open_executor(cluster.address, 1)
-        try:
-            while result is None:
-                quantum = executor.submit(work.advance, task, state, 1e9).result(PATIENCE_S)
-                state, result = quantum.state, quantum.result
-        finally:
-            executor.shutdown(wait=False)
-    assert result == undisturbed(task).result
+    steps: list[Step] = []
+    with (
+        dask_cluster(tmp_path, workers=1) as cluster,
+        closing(open_executor(cluster.address, 1)) as executor,
+    ):
+        found = executor.run(TASKS["sweep"], Limits(), steps.append, lambda: "go on")
+        assert (executor.workers, executor.lacking) == (1, "")
+    assert found.result == undisturbed(TASKS["sweep"]).result
+    assert [index for step in steps for index, _ in step.points] == [0, 1, 2, 3]

@@ -15,11 +15,11 @@ def test_a_tune_comes_to_its_plan_file(tmp_path: Path) -> None:
     with serving(tmp_path) as service, service.client() as client:
         for path in ("/healthz", "/readyz"):
             assert good(client.get(path)) == {"status": "ok"}
-        links = good(client.post("/v1/tunes", json=SMALL), 202)["links"]
+        links = good(client.post("/v1/jobs", json={"kind": "tune", **SMALL}), 202)["links"]
         job = ended(client, links["self"])
         assert job["state"] == "done", job
         file = tmp_path / "plan.json"
-        file.write_bytes(client.get(links["plan"]).content)
+        file.write_bytes(client.get(f"{links['files']}/plan").content)
         best = job["result"]["best"]["iteration_ms"]
         assert load_plan(file).predicted.iteration_ms == pytest.approx(best)
         assert service.stop() == 0

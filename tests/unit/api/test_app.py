@@ -14,11 +14,11 @@ from starlette.requests import Request
 
 from api.app import route_table
 from api.observe import SAFE_HEADERS, Observe
-from tests.support.asked import SMALL, good, refused
+from tests.support.asked import CELL, SMALL, good, job, listed, refused
 from tests.support.inside import Inside, inside
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/openapi.json", "/v1/tunes", "/nowhere"])
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/openapi.json", "/v1/jobs", "/nowhere"])
 def test_every_answer_has_safe_headers(service: Inside, path: str) -> None:
     with service.client() as client:
         answer = client.get(path)
@@ -31,7 +31,7 @@ def test_every_answer_has_safe_headers(service: Inside, path: str) -> None:
 def test_problems_name_the_place_and_what_is_allowed(service: Inside) -> None:
     with service.client() as client:
         assert client.get("/nowhere").json()["instance"] == "/nowhere"
-        assert client.request("PATCH", "/v1/tunes").headers["allow"] == "GET, HEAD, POST"
+        assert client.request("PATCH", "/v1/jobs").headers["allow"] == "GET, HEAD, POST"
 
 
 def test_the_document_is_served(service: Inside) -> None:
@@ -90,15 +90,42 @@ def test_a_bug_is_told_without_its_data(caplog: pytest.LogCaptureFixture) -> Non
 def test_the_queue_is_bounded(tmp_path: Path) -> None:
     with inside(tmp_path, most_queued=2) as service, service.client() as client:
         keyed = {"Idempotency-Key": "first"}
-        first = good(client.post("/v1/tunes", json=SMALL, headers=keyed), 202)
-        swept = {**SMALL, "sweep": "link_bandwidth=1x,2x"}
-        for name in ("search", "trials"):
-            del swept[name]
-        good(client.post("/v1/sweeps", json=swept), 202)
-        third = client.post("/v1/tunes", json=SMALL)
+        first = good(client.post("/v1/jobs", json=job(SMALL), headers=keyed), 202)
+        swept = {**CELL, "sweep": "link_bandwidth=1x,2x"}
+        good(client.post("/v1/jobs", json=job(swept, "sweep")), 202)
+        third = client.post("/v1/jobs", json=job(SMALL))
         refused(third, 429)
         assert int(third.headers["retry-after"]) > 0
-        again = good(client.post("/v1/tunes", json=SMALL, headers=keyed), 202)
+        again = good(client.post("/v1/jobs", json=job(SMALL), headers=keyed), 202)
         assert again["id"] == first["id"]
-        good(client.post(first["links"]["self"] + "/cancel"))
-        good(client.post("/v1/tunes", json=SMALL), 202)
+        assert client.delete(first["links"]["self"]).status_code == 204
+        anew = good(client.post("/v1/jobs", json=job(SMALL), headers=keyed), 202)
+        assert anew["id"] != first["id"]
+
+
+def test_a_label_is_set_on_the_version_that_was_seen(service: Inside) -> None:
+    with service.client() as client:
+        place = good(client.post("/v1/jobs", json=job(SMALL)), 202)["links"]["self"]
+        seen = client.get(place).headers["etag"]
+        labelled = client.patch(place, json={"label": "mine"}, headers={"If-Match": seen})
+        assert good(labelled)["label"] == "mine"
+        assert labelled.headers["etag"] != seen
+        refused(client.patch(place, json={"label": "no"}, headers={"If-Match": seen}), 412)
+        assert good(client.patch(place, json={"label": None}))["label"] is None
+
+
+def test_lists_are_filtered_and_paged(tmp_path: Path) -> None:
+    with inside(tmp_path) as service, service.client() as client:
+        swept = {**CELL, "tp": 2, "sweep": "link_bandwidth=1x,2x"}
+        made = [
+            good(client.post("/v1/jobs", json=body), 202)["id"]
+            for body in (job(SMALL), job(SMALL), job(swept, "sweep"))
+        ]
+        assert listed(client) == made[::-1]
+        assert listed(client, kind="sweep") == made[2:]
+        assert listed(client, "2", kind="tune", model=SMALL["model"], q="TP 4") == made[1::-1]
+        assert listed(client, state="done") == listed(client, profile="a100-sxm") == []
+        assert listed(client, created_from="2999-01-01T00:00:00Z") == []
+        for query in ("kind=dance", "state=odd", "created_from=2999-13-01T00:00:00Z", "x=1"):
+            refused(client.get(f"/v1/jobs?{query}"), 422)
+        refused(client.get("/v1/jobs?cursor=job_1"), 422)

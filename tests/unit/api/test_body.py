@@ -1,18 +1,18 @@
-"""Bodies: put together as they come, parsed beside the loop. What is refused has its rows in the
-table of the door."""
+"""Bodies: put together as they come, parsed beside the loop, and refused."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
+import anyio
 import pytest
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from api.body import JSON_TYPES, parse_body, parse_object, read_body
-from api.intake import Intake
+from api.body import JSON_TYPES, parse, parsed, read_body, read_object
 from api.problems import ProblemError
 
 
@@ -20,26 +20,33 @@ class Names(BaseModel):
     names: list[str]
 
 
+def done(data: bytes, most_values: int = 100) -> Any:
+    async def run() -> Any:
+        return await parsed(partial(parse, Names), data, most_values, anyio.CapacityLimiter(1))
+
+    return asyncio.run(run())
+
+
 def test_large_bodies_are_parsed_beside_the_loop() -> None:
     names = ",".join(['"' + "n" * 40_000 + '"'] * 3)
-    made = asyncio.run(parse_body(Names, f'{{"names": [{names}]}}'.encode(), Intake().bodies))
-    assert len(made.names) == 3
+    assert len(done(f'{{"names": [{names}]}}'.encode()).names) == 3
+
+
+def test_values_are_counted_before_they_are_parsed() -> None:
+    with pytest.raises(ProblemError, match="at most 5 values"):
+        done(b'{"names": [' + b'"a",' * 9, most_values=5)
 
 
 def test_any_object_is_an_object() -> None:
-    made = asyncio.run(parse_object(b'{"model_type": "gpt2", "x": [1]}', Intake().bodies))
-    assert made["x"] == [1]
+    assert read_object(b'{"model_type": "gpt2", "x": [1]}')["x"] == [1]
+    for bad, status in ((b"", 400), (b"[]", 422), (b"{", 400)):
+        with pytest.raises(ProblemError) as caught:
+            read_object(bad)
+        assert caught.value.status == status
 
 
-def reading(chunks: list[bytes]) -> tuple[bytes, list[bytes]]:
-    """``read_body`` of a request whose body comes in ``chunks``, and the parts that were taken; a
-    part with a semicolon is refused."""
-    taken: list[bytes] = []
-
-    def take(part: bytes) -> None:
-        if b";" in part:
-            raise ProblemError(429, f"Refused after {len(taken)}.")
-        taken.append(part)
+def reading(chunks: list[bytes]) -> bytes:
+    """``read_body`` of a request whose body comes in ``chunks``."""
 
     async def messages() -> AsyncGenerator[dict[str, Any], None]:
         for index, chunk in enumerate(chunks):
@@ -52,19 +59,16 @@ def reading(chunks: list[bytes]) -> tuple[bytes, list[bytes]]:
         scope = {"type": "http", "method": "POST", "path": "/", "headers": headers}
         request = Request(scope, lambda: anext(stream))
         try:
-            return await read_body(
-                request, cap_bytes=100, deadline_s=60, media_types=JSON_TYPES, take=take,
-                pace=Intake().pace,
-            )  # fmt: skip
+            return await read_body(request, cap_bytes=100, media_types=JSON_TYPES)
         finally:
             await stream.aclose()
 
-    return asyncio.run(read()), taken
+    return asyncio.run(read())
 
 
 def test_a_body_is_put_together() -> None:
-    assert reading([b"{", b"", b"}"])[0] == b"{}"
-    assert reading([b"x" * 50, b"y" * 50]) == (b"x" * 50 + b"y" * 50, [b"x" * 50, b"y" * 50])
+    assert reading([b"{", b"", b"}"]) == b"{}"
+    assert reading([b"x" * 50, b"y" * 50]) == b"x" * 50 + b"y" * 50
 
 
 @pytest.mark.parametrize(
@@ -74,10 +78,3 @@ def test_a_body_is_refused(chunks: list[bytes], status: int) -> None:
     with pytest.raises(ProblemError) as caught:
         reading(chunks)
     assert caught.value.status == status
-
-
-def test_what_is_refused_on_its_way_is_read_to_its_end_all_the_same() -> None:
-    with pytest.raises(ProblemError, match="Refused after 1"):
-        reading([b"x", b";", b"y"])
-    with pytest.raises(ProblemError, match="at most 100 bytes"):
-        reading([b";" * 60, b"x" * 60])

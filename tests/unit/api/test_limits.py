@@ -51,17 +51,6 @@ def test_a_rest_fills_the_bucket_and_no_more() -> None:
         buckets.take("a")
 
 
-def test_who_is_known() -> None:
-    buckets = Buckets(rate_per_s=1, burst=1, clock=Clock())
-    assert not buckets.knows("a")
-    buckets.take("a")
-    assert buckets.knows("a")
-    buckets.forget("a")
-    buckets.forget("a")
-    assert not buckets.knows("a")
-    buckets.take("a")
-
-
 def test_few_callers_are_remembered() -> None:
     buckets = Buckets(rate_per_s=1, burst=1)
     for number in range(MOST_BUCKETS + 10):

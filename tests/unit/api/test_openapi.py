@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from jsonschema import Draft202012Validator
 
 from api.examples import EXAMPLES
+from api.kinds import KINDS
 from api.openapi import problem_statuses
+from api.schemas import JOB_BODIES, RESULTS
 from domino_tune.requests import ProfilesImportRequest
+from domino_tune.requests.service import JOB_KINDS
+from domino_tune.service.jobs.job import JobKind
+from domino_tune.service.work.kinds import JOBS
 from tests.support.asked import fits
 from tests.support.frozen import FILE, document, operations, route_table, text
 
@@ -61,7 +66,7 @@ def test_every_answer_is_described(made: dict[str, Any]) -> None:
 
 def test_answers_say_which_keys_are_always_there(made: dict[str, Any]) -> None:
     schemas = made["components"]["schemas"]
-    for name in ("Tune", "TuneResult", "SimulateResult", "Workload", "SlicePlan", "Verdict"):
+    for name in ("Job", "TuneResult", "SimulateResult", "Workload", "SlicePlan", "Verdict"):
         assert set(schemas[name]["required"]) == set(schemas[name]["properties"])
     # Older clients may omit newer fields of what they send.
     assert set(schemas["WorkloadGiven"]["required"]) < set(schemas["Workload"]["required"])
@@ -87,7 +92,7 @@ def test_an_import_takes_all_that_its_request_has(made: dict[str, Any]) -> None:
 
 def test_it_names_no_file_of_a_server(made: dict[str, Any]) -> None:
     schemas = made["components"]["schemas"]
-    asked = {"TuneBody", "LayoutBody", "SimulateBody", "WhatIfBody", "SweepBody"}
+    asked = {"TuneJobGiven", "LayoutJobGiven", "SimulateBody", "WhatIfBody", "SweepJobGiven"}
     bodies = {name: schemas[name] for name in (*asked, "MeasuredRunGiven")}
     for body in bodies.values():
         assert body["additionalProperties"] is False
@@ -106,3 +111,14 @@ def test_examples_are_those_of_operations_and_fit_their_schemas(made: dict[str, 
         if isinstance(example.body, dict):
             content = operations(made)[route.name]["requestBody"]["content"]
             fits(example.body, content["application/json"]["schema"])
+
+
+def test_there_are_few_routes() -> None:
+    assert len(route_table()) <= 25
+
+
+def test_each_kind_of_job_is_an_entry_of_each_table(made: dict[str, Any]) -> None:
+    kinds = set(get_args(JobKind))
+    assert kinds == set(KINDS) == set(JOB_BODIES) == set(RESULTS) == set(JOB_KINDS)
+    assert set(JOBS) == kinds - {"validation"}  # that has its result already
+    assert set(made["components"]["schemas"]["JobBody"]["discriminator"]["mapping"]) == kinds

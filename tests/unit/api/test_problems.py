@@ -30,7 +30,7 @@ def test_options_are_told_by_their_names_in_bodies() -> None:
     problem = problem_of(caught.value)
     assert problem.status == 422
     assert problem.title == "Bad input"
-    assert problem.type == "/docs/problems#bad-input"
+    assert problem.type == "/static/problems.html#bad-input"
     assert problem.detail.startswith("micro_batch_size must be a whole number ≥ 1")
     assert [fault.pointer for fault in problem.errors] == ["#/micro_batch_size"]
 
@@ -79,7 +79,8 @@ def test_every_meaning_has_a_wire_form(kind: type[DominoTuneError]) -> None:
 def test_what_is_empty_is_left_out() -> None:
     error = ProblemError(413, "Too much.", faults=[Fault(pointer="#/a", detail="b")])
     assert json.loads(error.problem().to_json()) == {
-        "type": "/docs/problems#content-too-large", "title": "Content Too Large", "status": 413,
+        "type": "/static/problems.html#content-too-large",
+        "title": "Content Too Large", "status": 413,
         "detail": "Too much.",
         "errors": [{"detail": "b", "pointer": "#/a"}],
     }  # fmt: skip
@@ -112,7 +113,7 @@ def test_a_bad_profile_is_pointed_into(change: Callable[[Any], Any], pointer: st
         parse_profile(json.dumps(plain).encode(), source="the profile")
     # As a process that reads uploads hands it over.
     problem = problem_of(pickle.loads(pickle.dumps(caught.value)))
-    assert problem.type == "/docs/problems#bad-profile"
+    assert problem.type == "/static/problems.html#bad-profile"
     assert [fault.pointer for fault in problem.errors] == [pointer]
 
 

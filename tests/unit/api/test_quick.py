@@ -1,150 +1,145 @@
-"""What is answered at once: shared, kept, bounded, and given up at its deadline."""
+"""Quick answers: stored, shared, in turns, and refused where they cannot be in time."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
-from api import quick
 from api.problems import ProblemError
-from api.quick import Quick
+from api.quick import MOST_OF_AN_OWNER, Quick
+from domino_tune.service.executors.job import ChildDiedError
 from simulator.errors import InputError
-from tests.support.processes import PATIENCE_S
-
-pytestmark = pytest.mark.anyio
 
 
-class Computing:
-    """A function that counts its calls and waits while ``gate`` is closed."""
+class ByHand:
+    """A pool whose calls end when the test says so."""
 
-    def __init__(self) -> None:
-        self.calls = 0
-        self.gate = threading.Event()
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.calls: dict[str, Future[Any]] = {}
 
-    def __call__(self, kind: str, task: bytes) -> bytes:
-        self.calls += 1
-        assert self.gate.wait(PATIENCE_S)
-        if task == b"bad":
-            raise InputError("No.")
-        return kind.encode() + task
+    def submit(self, function: Callable[..., Any], *arguments: Any, seconds: float) -> Future[Any]:
+        call = self.calls[arguments[1].decode()] = Future[Any]()
+        return call
 
-
-@pytest.fixture
-def executor() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(2) as made:
-        yield made
+    def end(self, name: str, value: bytes = b"an answer") -> None:
+        self.calls[name].set_result(value)
 
 
-@pytest.fixture
-def compute(executor: ThreadPoolExecutor) -> Iterator[Computing]:
-    made = Computing()
-    yield made
-    made.gate.set()
+def compute(kind: str, task: bytes) -> bytes:
+    raise AssertionError
 
 
-async def test_equal_requests_are_one(executor: ThreadPoolExecutor, compute: Computing) -> None:
-    made = Quick(executor, compute, deadline_s=PATIENCE_S)
-    both = asyncio.gather(made.answer("me", "a", b"1"), made.answer("me", "a", b"1"))
-    await asyncio.sleep(0)
-    assert made.waiting == 1
-    compute.gate.set()
-    assert list(await both) == [b"a1", b"a1"]
-    assert await made.answer("me", "a", b"1") == b"a1"
-    assert compute.calls == 1
-    assert await made.answer("me", "b", b"1") == b"b1"
-    assert made.waiting == 0
+def play(test: Callable[[ByHand, Quick], Awaitable[None]], slots: int = 1) -> None:
+    async def run() -> None:
+        pool = ByHand(slots)
+        await test(pool, Quick(pool, compute, 10.0))  # type: ignore[arg-type]
+
+    asyncio.run(run())
 
 
-async def test_errors_are_not_kept(executor: ThreadPoolExecutor, compute: Computing) -> None:
-    compute.gate.set()
-    made = Quick(executor, compute, deadline_s=PATIENCE_S)
-    for _ in range(2):
-        with pytest.raises(InputError):
-            await made.answer("me", "a", b"bad")
-    assert compute.calls == 2
+def ask(quick: Quick, owner: str, name: str) -> asyncio.Task[bytes]:
+    return asyncio.create_task(quick.answer(owner, "simulate", name.encode()))
 
 
-async def test_a_deadline_and_the_answer_afterwards(
-    executor: ThreadPoolExecutor, compute: Computing
-) -> None:
-    made = Quick(executor, compute, deadline_s=0)
-    with pytest.raises(ProblemError) as caught:
-        await made.answer("me", "a", b"1")
-    assert caught.value.status == 503
-    assert "Retry-After" in caught.value.headers
-    compute.gate.set()
-    while made.waiting:
+async def turn() -> None:
+    for _ in range(10):
         await asyncio.sleep(0)
-    assert await made.answer("me", "a", b"1") == b"a1"
-    assert compute.calls == 1
 
 
-async def test_room_is_bounded(
-    executor: ThreadPoolExecutor, compute: Computing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(quick, "STORED_BYTES", 6)
-    compute.gate.set()
-    made = Quick(executor, compute, deadline_s=PATIENCE_S)
-    for task in (b"1", b"2", b"3", b"4"):
-        await made.answer("me", "a", task)
-    await made.answer("me", "a", b"4")
-    assert compute.calls == 4
-    await made.answer("me", "a", b"1")
-    assert compute.calls == 5
+def test_equal_questions_share_a_computation_and_its_answer() -> None:
+    async def test(pool: ByHand, quick: Quick) -> None:
+        both = [ask(quick, owner, "a") for owner in ("ann", "bob")]
+        await turn()
+        assert quick.waiting == 1
+        pool.end("a")
+        assert await asyncio.gather(*both) == [b"an answer"] * 2
+        assert quick.waiting == 0
+        pool.calls.clear()
+        assert await ask(quick, "cid", "a") == b"an answer"
+        assert not pool.calls
+
+    play(test)
 
 
-async def test_too_many_at_once_are_sent_away(
-    executor: ThreadPoolExecutor, compute: Computing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(quick, "MOST_WAITING", 2)
-    made = Quick(executor, compute, deadline_s=PATIENCE_S)
-    two = asyncio.gather(made.answer("me", "a", b"1"), made.answer("me", "a", b"2"))
-    await asyncio.sleep(0)
-    with pytest.raises(ProblemError) as caught:
-        await made.answer("me", "a", b"3")
-    assert caught.value.status == 503
-    compute.gate.set()
-    assert list(await two) == [b"a1", b"a2"]
+def test_owners_take_turns() -> None:
+    async def test(pool: ByHand, quick: Quick) -> None:
+        asked = [ask(quick, "ann", f"ann-{number}") for number in range(4)]
+        await turn()
+        asked.append(ask(quick, "bob", "bob-0"))
+        await turn()
+        for name in ("ann-0", "ann-1", "bob-0", "ann-2", "ann-3"):
+            assert list(pool.calls)[-1] == name or name in pool.calls
+            pool.end(name)
+            await turn()
+        assert list(pool.calls) == ["ann-0", "ann-1", "bob-0", "ann-2", "ann-3"]
+        await asyncio.gather(*asked)
+
+    play(test)
 
 
-async def test_one_caller_cannot_have_all_the_room(
-    executor: ThreadPoolExecutor, compute: Computing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(quick, "MOST_OF_A_CALLER", 2)
-    made = Quick(executor, compute, deadline_s=PATIENCE_S)
-    asked = [made.answer("me", "a", task) for task in (b"1", b"2")]
-    waiting = asyncio.gather(*asked)
-    await asyncio.sleep(0)
-    with pytest.raises(ProblemError) as caught:
-        await made.answer("me", "a", b"3")
-    assert caught.value.status == 429
-    assert "Retry-After" in caught.value.headers
-    other = asyncio.ensure_future(made.answer("you", "a", b"3"))
-    await asyncio.sleep(0)
-    compute.gate.set()
-    assert [*await waiting, await other] == [b"a1", b"a2", b"a3"]
-    assert await made.answer("me", "a", b"4") == b"a4"
+def test_one_owner_leaves_a_process_to_others() -> None:
+    async def test(pool: ByHand, quick: Quick) -> None:
+        asked = [ask(quick, "ann", f"ann-{number}") for number in range(3)]
+        await turn()
+        assert list(pool.calls) == ["ann-0"]
+        asked.append(ask(quick, "bob", "bob-0"))
+        await turn()
+        assert list(pool.calls) == ["ann-0", "bob-0"]
+        for name in ("bob-0", "ann-0", "ann-1", "ann-2"):
+            pool.end(name)
+            await turn()
+        await asyncio.gather(*asked)
+
+    play(test, slots=2)
 
 
-async def test_what_nobody_waits_for_any_more_is_not_computed(compute: Computing) -> None:
-    with ThreadPoolExecutor(1) as alone:
-        made = Quick(alone, compute, deadline_s=PATIENCE_S)
-        first, second, third, fourth = (
-            asyncio.ensure_future(made.answer(caller, "a", task))
-            for caller, task in (("me", b"1"), ("me", b"2"), ("me", b"3"), ("you", b"3"))
-        )
-        await asyncio.sleep(0)
-        assert made.waiting == 3
-        for one in (first, second, third):
+def test_what_cannot_be_in_time_is_refused_at_once() -> None:
+    async def test(pool: ByHand, quick: Quick) -> None:
+        quick._usual_s = 4.0
+        asked = [ask(quick, "ann", "a"), ask(quick, "bob", "b")]
+        await turn()
+        with pytest.raises(ProblemError, match="others asked before") as caught:
+            await ask(quick, "cid", "c")
+        assert caught.value.status == 503
+        assert int(caught.value.headers["Retry-After"]) > 0
+        pool.end("a")
+        await turn()
+        pool.end("b")
+        await asyncio.gather(*asked)
+
+    play(test)
+
+
+def test_an_owner_waits_for_few() -> None:
+    async def test(pool: ByHand, quick: Quick) -> None:
+        asked = [ask(quick, "ann", str(number)) for number in range(MOST_OF_AN_OWNER)]
+        await turn()
+        with pytest.raises(ProblemError) as caught:
+            await ask(quick, "ann", "one more")
+        assert caught.value.status == 429
+        for one in asked:
             one.cancel()
-        await asyncio.wait((first, second, third))
-        assert made.waiting == 2  # the one that has begun, and the one that another waits for
-        compute.gate.set()
-        assert await fourth == b"a3"
-        assert await made.answer("me", "a", b"1") == b"a1"
-        assert compute.calls == 2
-        assert await made.answer("me", "a", b"2") == b"a2"
+        await turn()
+        assert quick.waiting == 1  # what runs goes on, what waited is dropped
+        pool.end("0")
+        await turn()
+        assert quick.waiting == 0
+
+    play(test)
+
+
+def test_errors_are_for_all_who_asked_and_not_stored() -> None:
+    async def test(pool: ByHand, quick: Quick) -> None:
+        for error, seen in ((InputError("No."), InputError), (ChildDiedError("x"), ProblemError)):
+            asked = ask(quick, "ann", "a")
+            await turn()
+            pool.calls["a"].set_exception(error)
+            with pytest.raises(seen):
+                await asked
+
+    play(test)

@@ -1,20 +1,19 @@
-"""Both clients against a service in a process of its own, with a real database."""
+"""The client against a service in a process of its own, with a real database."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from domino_tune.base.errors import ConflictError, NotFoundError, PreconditionError, ServiceError
-from domino_tune.client import AsyncClient, Client
-from domino_tune.client.jobs import Job
+from domino_tune.client import Client
 from domino_tune.requests import (
     CalibrateRequest,
     ProfilesImportRequest,
@@ -83,48 +82,34 @@ def less_seconds(result: Any) -> Any:
 
 def test_a_tune_is_what_it_is_locally(client: Client, local: TuneResult, tmp_path: Path) -> None:
     texts: list[str] = []
-    answer = client.tune(ASKED, texts.append)
-    assert less_seconds(answer.result) == less_seconds(local)
+    job = client.result("tune", ASKED, texts.append)
+    assert less_seconds(job.answer()) == less_seconds(local)
     assert texts
     save_plan(local.best.plan_file, tmp_path / "plan.json")
-    assert client.plan(answer.id) == (tmp_path / "plan.json").read_bytes()
-    assert client.trace(answer.id) == trace_bytes(local.best.timelines)
-    assert client.report(answer.id).startswith(b"<!doctype html>")
-    assert client.export(answer.id, "env")["environment"] is not None
-    assert answer.id in [job.id for job in client.jobs(kind="tune").items]
+    assert client.file(job.id, "plan") == (tmp_path / "plan.json").read_bytes()
+    assert client.file(job.id, "trace") == trace_bytes(local.best.timelines)
+    assert client.file(job.id, "report").startswith(b"<!doctype html>")
+    assert client.export(job.id, "env")["environment"] is not None
+    assert job.id in [one.id for one in client.jobs(kind="tune").items]
 
 
 def test_layouts_are_what_they_are_locally(client: Client, tmp_path: Path) -> None:
     texts: list[str] = []
-    answer, local = client.layouts(LAYOUTS, texts.append), tune_layouts(LAYOUTS)
-    assert less_seconds(answer.result) == less_seconds(local)
-    assert str(answer.result.tables()[0]) == str(local.tables()[0])
-    assert list(answer.result.to_frame()["tp"]) == [one.tp for one in local.layouts]
+    job, local = client.result("layout", LAYOUTS, texts.append), tune_layouts(LAYOUTS)
+    answer = job.answer()
+    assert less_seconds(answer) == less_seconds(local)
+    assert str(answer.tables()[0]) == str(local.tables()[0])
+    assert list(answer.to_frame()["tp"]) == [one.tp for one in local.layouts]
     assert texts
     save_plan(local.best.plan_file, tmp_path / "plan.json")
-    assert client.plan(answer.id, "layout") == (tmp_path / "plan.json").read_bytes()
-    assert client.trace(answer.id, "layout") == trace_bytes(local.best.timelines)
-    assert client.report(answer.id, "layout").startswith(b"<!doctype html>")
-    assert client.export(answer.id, "env", "layout")["environment"] is not None
-    assert answer.id in [job.id for job in client.jobs(kind="layout").items]
-    assert client.job(answer.id).result() == client.wait(client.submit_layouts(LAYOUTS)).result()
+    assert client.file(job.id, "plan") == (tmp_path / "plan.json").read_bytes()
+    assert client.file(job.id, "trace") == trace_bytes(local.best.timelines)
+    assert client.file(job.id, "report").startswith(b"<!doctype html>")
+    assert client.export(job.id, "env")["environment"] is not None
+    assert job.id in [one.id for one in client.jobs(kind="layout").items]
+    assert client.job(job.id).result() == client.wait(client.submit("layout", LAYOUTS)).result()
     with pytest.raises(NotFoundError):
-        client.plan(answer.id)
-
-
-def test_asyncio_gets_the_same(server: Served, local: TuneResult) -> None:
-    async def both() -> Any:
-        async with AsyncClient(server.url) as client:
-            tuned, simulated = await asyncio.gather(
-                client.tune(ASKED), client.simulate(SimulateRequest(**WORKLOAD))
-            )
-            with pytest.raises(NotFoundError):
-                await client.job("job_" + "0" * 32)
-            return tuned.result, simulated
-
-    tuned, simulated = asyncio.run(both())
-    assert less_seconds(tuned) == less_seconds(local)
-    assert to_json(simulated) == to_json(simulate(SimulateRequest(**WORKLOAD)))
+        client.file(job.id, "points")
 
 
 def test_a_simulation_replays_a_plan_file(
@@ -138,7 +123,7 @@ def test_a_simulation_replays_a_plan_file(
 
 def test_errors_are_those_of_the_verb(client: Client) -> None:
     with pytest.raises(InputError, match="num_hidden_layer"):
-        client.tune(TuneRequest(**{**WORKLOAD, "overrides": ("num_hidden_layer=4",)}))
+        client.result("tune", TuneRequest(**{**WORKLOAD, "overrides": ("num_hidden_layer=4",)}))
     large: dict[str, Any] = {
         "model": "gpt3-13b",
         "profile": "h100-dgx",
@@ -146,7 +131,7 @@ def test_errors_are_those_of_the_verb(client: Client) -> None:
         "seq_length": 2048,
     }
     with pytest.raises(InfeasiblePlanError, match="smallest change that fits: tp = 8") as caught:
-        client.tune(TuneRequest(**large, micro_batch_size=4))
+        client.result("tune", TuneRequest(**large, micro_batch_size=4))
     assert (caught.value.reason, caught.value.change) == ("memory", {"tp": 8})
     with pytest.raises(NotFoundError):
         client.job("job_" + "0" * 32)
@@ -156,12 +141,12 @@ def test_errors_are_those_of_the_verb(client: Client) -> None:
 
 def test_any_kind_of_job_is_found_by_its_id(client: Client) -> None:
     made = [
-        client.submit_tune(ASKED), client.submit_layouts(LAYOUTS),
-        client.submit_sweep(WhatIfRequest(**WORKLOAD, sweep="link_bandwidth=1x,2x")),
+        client.submit("tune", ASKED), client.submit("layout", LAYOUTS),
+        client.submit("sweep", WhatIfRequest(**WORKLOAD, sweep="link_bandwidth=1x,2x")),
     ]  # fmt: skip
     assert [client.job(job.id).kind for job in made] == ["tune", "layout", "sweep"]
     for job in made:
-        client.wait(client.finish(job))
+        client.wait(client.stop(job.id))
 
 
 def test_lost_connections_make_no_second_job_and_end_no_wait(server: Served) -> None:
@@ -169,7 +154,7 @@ def test_lost_connections_make_no_second_job_and_end_no_wait(server: Served) -> 
         before = {job.id for job in client.jobs(kind="tune").items}
     with cutting_proxy(server.url) as proxy, Client(proxy.url) as client:
         proxy.cuts = 2
-        job = client.submit_tune(ASKED)
+        job = client.submit("tune", ASKED)
         assert proxy.cut == 2
         after = {job.id for job in client.jobs(kind="tune").items}
         assert after - before == {job.id}
@@ -180,7 +165,7 @@ def test_lost_connections_make_no_second_job_and_end_no_wait(server: Served) -> 
 def test_a_restart_goes_unnoticed(tmp_path: Path) -> None:
     with served(tmp_path) as running, cutting_proxy(running.url) as proxy:
         with Client(running.url) as client:
-            job = client.submit_tune(ASKED)
+            job = client.submit("tune", ASKED)
         running.process.send_signal(signal.SIGTERM)
         running.process.wait(timeout=PATIENCE_S)
         with ThreadPoolExecutor() as threads, Client(proxy.url) as client:
@@ -190,41 +175,10 @@ def test_a_restart_goes_unnoticed(tmp_path: Path) -> None:
                 assert found.result(PATIENCE_S).state == "done"
 
 
-def test_cancelled_by_another(server: Served, client: Client) -> None:
-    job = client.submit_tune(LONG)
-    with Client(server.url) as other:
-
-        def call_off(text: str) -> None:
-            other.cancel(job)
-
-        ended = client.wait(job, call_off)
-    assert ended.state == "cancelled"
-    with pytest.raises(ServiceError, match="cancelled"):
-        ended.result()
-
-
-@pytest.mark.parametrize(("kind", "asked"), [("tune", LONG), ("layout", LONG_LAYOUTS)])
-def test_a_cancelled_task_cancels_its_job(
-    server: Served, client: Client, kind: str, asked: TuneRequest
-) -> None:
-    def newest() -> Job | None:
-        return next(iter(client.jobs(kind=kind).items), None)
-
-    async def broken_off() -> None:
-        before = newest()
-        async with AsyncClient(server.url) as waiting:
-            call = waiting.tune if kind == "tune" else waiting.layouts
-            task = asyncio.create_task(call(asked))
-            while (now := newest()) is None or (before and now.id == before.id):
-                await asyncio.sleep(0.01)
-            task.cancel()
-            await task
-
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(broken_off())
-    job = newest()
-    assert job
-    assert job.state == "cancelled"
+def test_a_job_that_another_deletes_is_not_found(server: Served, client: Client) -> None:
+    job = client.submit("tune", LONG)
+    with Client(server.url) as other, pytest.raises(NotFoundError):
+        client.wait(job, lambda text: _delete(other, job.id))
 
 
 def test_nobody_there() -> None:
@@ -239,9 +193,9 @@ def test_a_sweep_is_the_frame_of_the_verb(client: Client) -> None:
     asked = WhatIfRequest(**WORKLOAD, change=("link_bandwidth=2x",))
     assert client.whatif(asked) == json.loads(json.dumps(to_json(whatif(asked))))
     sweep = WhatIfRequest(**WORKLOAD, sweep="link_bandwidth=0.5x,2x")
-    job, local = client.sweep(sweep), whatif(sweep)
+    job, local = client.result("sweep", sweep), whatif(sweep)
     assert job.result() == json.loads(json.dumps(to_json(local)))
-    assert [one["index"] for one in client.points(job.id)["items"]] == [0, 1]
+    assert [one["index"] for one in json.loads(client.file(job.id, "points"))["items"]] == [0, 1]
     there, here = job.to_frame(), local.to_frame()
     assert list(there.columns) == list(here.columns)
     assert there["link_bandwidth"].tolist() == ["", "0.5x", "2x"]
@@ -249,7 +203,7 @@ def test_a_sweep_is_the_frame_of_the_verb(client: Client) -> None:
 
 
 def test_lists_of_jobs_are_filtered_and_framed(client: Client) -> None:
-    done = client.wait(client.submit_tune(ASKED))
+    done = client.wait(client.submit("tune", ASKED))
     page = client.jobs(kind="tune", state="done", model="gpt3-1.3b", limit=5)
     found = page.to_frame().set_index("id").loc[done.id]
     assert (found["state"], found["model"], found["tp"]) == ("done", "gpt3-1.3b", 2)
@@ -313,18 +267,24 @@ def test_a_calibration_is_kept_and_told(client: Client, tmp_path: Path) -> None:
     (tmp_path / "runs.csv").write_text(RUNS.format(12.0, 11.0))
     asked = CalibrateRequest(profile="h100-dgx", runs=str(tmp_path / "runs.csv"), name="fitted")
     texts: list[str] = []
-    answer = client.calibrate(asked, texts.append)
-    assert answer.result.path is None
-    assert "Kept as fitted." in str(answer.result)
-    assert list(answer.result.to_frame()["measured_ms"]) == [12.0, 11.0]
+    job = client.result("calibration", asked, texts.append)
+    answer = job.answer()
+    assert answer.path is None
+    assert "Kept as fitted." in str(answer)
+    assert list(answer.to_frame()["measured_ms"]) == [12.0, 11.0]
     assert texts[-1].startswith("done")
     assert all(texts)
-    assert client.job(answer.id).kind == "calibration"
-    assert answer.id in [one.id for one in client.jobs(kind="calibration", state="done").items]
+    assert client.job(job.id).kind == "calibration"
+    assert job.id in [one.id for one in client.jobs(kind="calibration", state="done").items]
     assert client.get_profile("fitted")[0]
     taken = CalibrateRequest(profile="h100-dgx", runs=asked.runs, name="a100-sxm")
     with pytest.raises(ConflictError, match="another name"):
-        client.submit_calibration(taken)
+        client.submit("calibration", taken)
     (tmp_path / "runs.csv").write_text(RUNS.format(12.0, 0))
     with pytest.raises(InputError, match="measured_ms"):
-        client.submit_calibration(asked)
+        client.submit("calibration", asked)
+
+
+def _delete(client: Client, name: str) -> None:
+    with suppress(NotFoundError):
+        client.delete(name)

@@ -1,8 +1,7 @@
-"""Tries, pauses, waiting and interrupts of both clients, against a server that has a script."""
+"""Tries, pauses, waiting and interrupts of the client, against a server that has a script."""
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from collections.abc import Iterator
 from typing import Any, Final
@@ -10,10 +9,11 @@ from typing import Any, Final
 import pytest
 
 from domino_tune.base.errors import AccessError, ServiceError
-from domino_tune.client import AsyncClient, Client, asynchronous, sync
+from domino_tune.client import Client
+from domino_tune.client import client as module
 from domino_tune.client.jobs import Job, job_of
 from domino_tune.client.transport import PATIENT_PAUSES_S, PAUSES_S
-from domino_tune.requests import TuneRequest, WhatIfRequest
+from domino_tune.requests import TuneRequest
 from tests.real.domino_tune.client.scripted_server import (
     Asked,
     Reply,
@@ -26,14 +26,13 @@ from tests.real.domino_tune.client.scripted_server import (
 
 LAYOUTS: Final = TuneRequest(model="m", profile="p", seq_length=8, gpus=4, global_batch_size=8)
 ASKED: Final = TuneRequest(model="m", profile="p", tp=2, seq_length=8, micro_batch_size=2)
-EVENTS: Final = Asked("GET", "/v1/tunes/job_1/events")
+EVENTS: Final = Asked("GET", "/v1/jobs/job_1/events")
 
 
 class Play:
-    """Calls of one of the clients, with time that passes at once."""
+    """Calls of the client, with time that passes at once."""
 
-    def __init__(self, client: type[Client | AsyncClient]) -> None:
-        self.client = client
+    def __init__(self) -> None:
         self.asked: list[Asked] = []
         self.pauses_s: list[float] = []
 
@@ -41,26 +40,15 @@ class Play:
         """Return or raise what the client's method does. All of ``replies`` must be used."""
         script = ScriptedServer(*replies)
         self.asked = script.asked
-        with script.running():
-            if self.client is Client:
-                with Client(script.url) as client:
-                    return getattr(client, verb)(*args)
-            return asyncio.run(self._call(script.url, verb, *args))
-
-    async def _call(self, url: str, verb: str, *args: Any) -> Any:
-        async with AsyncClient(url) as client:
-            return await getattr(client, verb)(*args)
-
-    async def sleep(self, seconds: float) -> None:
-        self.pauses_s.append(seconds)
+        with script.running(), Client(script.url) as client:
+            return getattr(client, verb)(*args)
 
 
-@pytest.fixture(params=[Client, AsyncClient])
-def play(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
-    made = Play(request.param)
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
+    made = Play()
     monkeypatch.delenv("DOMINO_TUNE_TOKEN", raising=False)
-    monkeypatch.setattr(sync, "sleep", made.pauses_s.append)
-    monkeypatch.setattr(asynchronous, "sleep", made.sleep)
+    monkeypatch.setattr(module, "sleep", made.pauses_s.append)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield made
     signal.signal(signal.SIGINT, before)
@@ -74,10 +62,10 @@ QUEUED: Final = job_of(job("queued"))
 
 
 def test_a_lost_connection_is_tried_again_with_the_same_key(play: Play) -> None:
-    got = play("submit_tune", ASKED, replies=(lost, lost, answer(job("queued"), 202)))
+    got = play("submit", "tune", ASKED, replies=(lost, lost, answer(job("queued"), 202)))
     assert isinstance(got, Job)
     first, *others = play.asked
-    assert (first.method, first.path, len(others)) == ("POST", "/v1/tunes", 2)
+    assert (first.method, first.path, len(others)) == ("POST", "/v1/jobs", 2)
     assert first.key
     assert others == [first, first]
     assert play.pauses_s == list(PAUSES_S[:2])
@@ -85,7 +73,11 @@ def test_a_lost_connection_is_tried_again_with_the_same_key(play: Play) -> None:
 
 def test_every_call_that_makes_something_has_a_key_of_its_own(play: Play) -> None:
     keys = set()
-    for verb, *args in (("submit_tune", ASKED), ("submit_tune", ASKED), ("add_model", "m", b"{}")):
+    for verb, *args in (
+        ("submit", "tune", ASKED),
+        ("submit", "tune", ASKED),
+        ("add_model", "m", b"{}"),
+    ):
         play(str(verb), *args, replies=(answer(job("queued"), 202),))
         keys.add(play.asked[0].key)
     assert len(keys - {None}) == 3
@@ -131,10 +123,9 @@ def test_waiting_by_events(play: Play) -> None:
 
 
 def test_waiting_without_events(play: Play) -> None:
-    running = [answer(job("running"))] * 9
-    got = play("wait", QUEUED, replies=(answer({}, 404), *running, answer(job("failed"))))
+    waits = [answer({}, 404), answer(job("running"))] * 9
+    got = play("wait", QUEUED, replies=(*waits, answer({}, 404), answer(job("failed"))))
     assert got.state == "failed"
-    assert play.asked.count(EVENTS) == 1
     assert len(play.pauses_s) == 9
     assert play.pauses_s == sorted(play.pauses_s)
     assert max(play.pauses_s) <= 5
@@ -161,52 +152,35 @@ def test_a_running_job_outlives_a_restart(play: Play) -> None:
     assert sum(play.pauses_s) > 30
 
 
-@pytest.mark.parametrize("then", [lost, answer(job("cancelled"))])
-def test_an_interrupt_cancels_the_job(play: Play, then: Reply) -> None:
+@pytest.mark.parametrize("then", [lost, answer({}, 204)])
+def test_an_interrupt_deletes_the_job(play: Play, then: Reply) -> None:
     with pytest.raises(KeyboardInterrupt):
-        play("tune", ASKED, replies=(answer(job("queued"), 202), interrupt, then))
-    assert play.asked[1:] == [EVENTS, Asked("POST", "/v1/tunes/job_1/cancel")]
+        play("result", "tune", ASKED, replies=(answer(job("queued"), 202), interrupt, then))
+    assert play.asked[1:] == [EVENTS, Asked("DELETE", "/v1/jobs/job_1")]
 
 
-def test_an_interrupt_cancels_a_search_of_layouts(play: Play) -> None:
-    queued = answer(job("queued", kind="layout"), 202)
-    with pytest.raises(KeyboardInterrupt):
-        play("layouts", LAYOUTS, replies=(queued, interrupt, answer(job("cancelled"))))
-    assert [(one.method, one.path) for one in play.asked] == [
-        ("POST", "/v1/layouts"), ("GET", "/v1/layouts/job_1/events"),
-        ("POST", "/v1/layouts/job_1/cancel"),
-    ]  # fmt: skip
-
-
-def test_an_interrupt_during_submission_cancels_the_job(play: Play) -> None:
+def test_an_interrupt_during_submission_deletes_the_job(play: Play) -> None:
     with pytest.raises(KeyboardInterrupt):
         play(
-            "tune", ASKED,
-            replies=(interrupt, answer(job("queued"), 202), answer(job("cancelled"))),
+            "result", "tune", ASKED,
+            replies=(interrupt, answer(job("queued"), 202), answer({}, 204)),
         )  # fmt: skip
     first, again, last = play.asked
     assert first.method == "POST"
     assert first == again
-    assert last == Asked("POST", "/v1/tunes/job_1/cancel")
+    assert last == Asked("DELETE", "/v1/jobs/job_1")
 
 
 @pytest.mark.parametrize("then", [lost, answer({}, 422)])
 def test_an_interrupt_of_a_submission_that_failed(play: Play, then: Reply) -> None:
     with pytest.raises(KeyboardInterrupt):
-        play("tune", ASKED, replies=(interrupt, then))
+        play("result", "tune", ASKED, replies=(interrupt, then))
     assert [one.method for one in play.asked] == ["POST", "POST"]
 
 
-def test_an_interrupt_leaves_a_sweep_running(play: Play) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        play(
-            "sweep", WhatIfRequest(sweep="tp=2,4"),
-            replies=(answer(job("queued", kind="sweep"), 202), interrupt),
-        )  # fmt: skip
-    assert [one.path for one in play.asked] == ["/v1/sweeps", "/v1/sweeps/job_1/events"]
-
-
 def test_a_result_of_another_version_is_the_servers_fault(play: Play) -> None:
-    for verb, asked in (("tune", ASKED), ("layouts", LAYOUTS)):
+    for kind, asked in (("tune", ASKED), ("layout", LAYOUTS)):
+        done = job("done", kind=kind, result={"new": 1})
+        got = play("result", kind, asked, replies=(answer(done),))
         with pytest.raises(ServiceError, match="another version"):
-            play(verb, asked, replies=(answer(job("done", result={"new": 1})),))
+            got.answer()

@@ -26,7 +26,6 @@ from domino_tune.base.errors import StorageError
 from domino_tune.service.jobs.desk import JobDesk
 from domino_tune.service.jobs.job import Job, JobProgress, NewJob, Point
 from domino_tune.service.jobs.leases import Claimed, Leases, LostLeaseError
-from domino_tune.service.jobs.measurements import Measurements
 from domino_tune.service.sql.database import Database, open_database
 from domino_tune.service.sql.tables import METADATA
 from tests.real.domino_tune.service.made import key
@@ -70,10 +69,6 @@ class Life:
         except LostLeaseError:  # the try before was kept after all
             assert JobDesk(self.made[0]).get(self.jobs[0].id, "ann").state == "done"
 
-    def validate(self) -> None:
-        measurements = Measurements(self.made[0])
-        measurements.add(self.jobs[0].id, TASK, key(route="validations"))
-
     def close(self) -> None:
         self.made[0].close()
 
@@ -85,7 +80,7 @@ class Life:
     def steps(self) -> list[Callable[[], None]]:
         return [
             self.open, self.submit, self.claim, self.progress, self.add_points, self.finish,
-            self.validate, self.close,
+            self.close,
         ]  # fmt: skip
 
 

@@ -8,10 +8,13 @@ import pytest
 from sqlalchemy import select
 
 from domino_tune.base.errors import ConflictError, NotFoundError
+from domino_tune.service.jobs.desk import JobDesk
+from domino_tune.service.jobs.leases import Leases
 from domino_tune.service.sql import tables
 from domino_tune.service.sql.database import Database
 from domino_tune.service.tokens import SCOPES, Scope, TokenDesk
 from simulator.errors import InputError
+from tests.real.domino_tune.service.made import submit
 
 
 @pytest.fixture
@@ -81,3 +84,33 @@ def test_scopes_include_those_below(tokens: TokenDesk, scope: Scope, may: list[S
     token = tokens.find(tokens.add("laptop", "ann", scope))
     assert token
     assert [one for one in SCOPES if token.may(one)] == may
+
+
+def test_an_expired_token_opens_nothing(tokens: TokenDesk) -> None:
+    assert tokens.find(tokens.add("short", "ann", "tune", days=1e-9)) is None
+    secret = tokens.add("long", "ann", "tune", days=1)
+    assert tokens.find(secret)
+    long, _ = tokens.list()
+    assert long.expires_s
+    assert long.expires_s > long.created_s
+    assert long.used_s
+
+
+def test_with_the_last_token_of_an_owner_his_jobs_end(
+    tokens: TokenDesk, desk: JobDesk, database: Database
+) -> None:
+    tokens.add("laptop", "ann", "tune")
+    tokens.add("desktop", "ann", "tune")
+    waits, other = submit(desk), submit(desk, owner="bob")
+    leases = Leases(database, "worker")
+    claimed = leases.claim()
+    assert claimed
+    tokens.revoke("laptop")
+    assert desk.get(waits.id, None).state == "running"
+    tokens.revoke("desktop")
+    ended = desk.get(waits.id, None)
+    assert ended.state == "failed"
+    assert ended.error
+    assert "revoked" in ended.error["detail"]
+    assert leases.asked([claimed]) == {}
+    assert desk.get(other.id, None).state == "queued"

@@ -34,7 +34,6 @@ def test_presets_are_there(client: httpx.Client) -> None:
     assert names[: len(MODELS)] == list(MODELS)
     for one in found[: len(MODELS)]:
         assert one["parameters"] == MODELS[one["name"]].parameters
-    assert good(client.get("/v1/models/gpt3-13b")) == found[names.index("gpt3-13b")]
     refused(client.get("/v1/models", params={"cursor": "none"}), 422)
 
 
@@ -44,7 +43,7 @@ def test_a_config_becomes_a_model_that_can_be_used(client: httpx.Client) -> None
     assert answer.headers["location"] == "/v1/models/tiny-llama"
     assert made["model"]["hidden_size"] == 1024
     assert any("auto_map" in note for note in made["notes"])
-    assert good(client.get("/v1/models/tiny-llama")) == made
+    assert made in good(client.get("/v1/models", params={"limit": 200}))["items"]
     found = good(client.post("/v1/simulations", json={**CELL, "model": "tiny-llama"}))
     assert found["model"]["num_hidden_layers"] == 8
     assert any("auto_map" in said for said in found["warnings"])
@@ -63,5 +62,4 @@ def test_a_model_can_be_deleted(client: httpx.Client) -> None:
     good(add(client, "leaving", CONFIG), 201)
     assert client.delete("/v1/models/leaving").status_code == 204
     refused(client.delete("/v1/models/leaving"), 404)
-    refused(client.get("/v1/models/leaving"), 404)
     refused(client.delete("/v1/models/gpt3-13b"), 409)

@@ -14,9 +14,9 @@ from domino_tune.verbs.profiles import imported_profile, profiles_import
 from simulator.errors import InputError
 from simulator.profile import Profile
 from tests.support.asked import CELL, good, refused
-from tests.support.door.measurements import TABLE
 
 JSON = {"Content-Type": "application/json"}
+TABLE = "m,n,k,us\n4096,12288,4096,650\n8192,12288,4096,1280\n"
 
 
 def named(name: str, created: str = "2026-01-01") -> Profile:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import traceback
 from pathlib import Path
@@ -19,10 +18,11 @@ from domino_tune.base.errors import (
     StorageError,
     meaning_of,
 )
-from domino_tune.client import AsyncClient, Client, sync
-from domino_tune.client.address import base_url, is_loopback, validations_of
+from domino_tune.client import Client
+from domino_tune.client import client as module
+from domino_tune.client.address import base_url, is_loopback, job_at
 from domino_tune.client.answers import check, error_of, json_of, retry_after_s
-from domino_tune.client.bodies import layouts_body, plan_body, tune_body, whatif_body
+from domino_tune.client.bodies import job_body, plan_body, whatif_body
 from domino_tune.client.events import EventReader
 from domino_tune.client.jobs import job_of
 from domino_tune.client.tokens import Token, find_token
@@ -76,11 +76,11 @@ def test_what_stays_on_this_machine() -> None:
 
 
 def test_where_results_go() -> None:
-    url = "http://h:1/base/v1/tunes/job_0a/validations"
-    assert validations_of(url) == ("http://h:1/base", "job_0a")
-    for bad in ("http://h:1", "http://h/v1/tunes/../validations", "http://h/v1/sweeps/a/points"):
-        with pytest.raises(InputError, match="/v1/tunes/ID/validations"):
-            validations_of(bad)
+    url = "http://h:1/base/v1/jobs/job_0a"
+    assert job_at(url) == ("http://h:1/base", "job_0a")
+    for bad in ("http://h:1", "http://h/v1/jobs/..", "http://h/v1/jobs/a/files"):
+        with pytest.raises(InputError, match="/v1/jobs/ID"):
+            job_at(bad)
 
 
 def test_a_token_comes_from_a_file_or_the_environment(
@@ -120,7 +120,7 @@ def test_a_token_shows_nowhere(
 
     caplog.set_level("DEBUG")
     monkeypatch.setattr(httpx.HTTPTransport, "handle_request", refuse)
-    monkeypatch.setattr(sync, "sleep", lambda pause_s: None)
+    monkeypatch.setattr(module, "sleep", lambda pause_s: None)
     with Client("http://127.0.0.1:9", token=SECRET) as client:
         held = [repr(client), repr(vars(client)), repr(vars(client._http))]
         with pytest.raises(ServiceError) as caught:
@@ -134,7 +134,8 @@ def test_bodies_hold_what_was_given() -> None:
         model="gpt-2.7b", profile="h100-dgx", tp=8, seq_length=1024, micro_batch_size=4,
         overrides=("num_hidden_layers=4",), tune_also=("micro_batch_size",),
     )  # fmt: skip
-    assert json.loads(tune_body(asked)) == {
+    assert json.loads(job_body("tune", asked)) == {
+        "kind": "tune",
         "model": "gpt-2.7b", "profile": "h100-dgx", "tp": 8, "seq_length": 1024,
         "micro_batch_size": 4, "overrides": ["num_hidden_layers=4"],
         "tune_also": ["micro_batch_size"],
@@ -153,15 +154,15 @@ def test_bodies_hold_what_was_given() -> None:
 )
 def test_what_a_server_cannot_do_is_refused_here(options: dict[str, Any], flag: str) -> None:
     with pytest.raises(InputError, match=flag):
-        tune_body(TuneRequest(**options))
+        job_body("tune", TuneRequest(**options))
 
 
 def test_bodies_of_layouts() -> None:
     asked = TuneRequest(model="gpt-2.7b", gpus=8, global_batch_size=64, pp=2)
-    plain = {"model": "gpt-2.7b", "gpus": 8, "global_batch_size": 64, "pp": 2}
-    assert json.loads(layouts_body(asked)) == plain
-    with pytest.raises(InputError, match=r"--gpus, --global-batch-size cannot .* call `layouts`"):
-        tune_body(asked)
+    plain = {"kind": "layout", "model": "gpt-2.7b", "gpus": 8, "global_batch_size": 64, "pp": 2}
+    assert json.loads(job_body("layout", asked)) == plain
+    with pytest.raises(InputError, match=r"--gpus, --global-batch-size cannot .* kind `layout`"):
+        job_body("tune", asked)
 
 
 @pytest.mark.parametrize(
@@ -176,13 +177,17 @@ def test_bodies_of_layouts() -> None:
 )
 def test_what_layouts_at_a_server_cannot_do(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        layouts_body(TuneRequest(gpus=8, global_batch_size=64, **options))
+        job_body("layout", TuneRequest(gpus=8, global_batch_size=64, **options))
 
 
 def test_a_slow_what_if_is_a_sweep() -> None:
     with pytest.raises(InputError, match=r"--sweep cannot .*: ask for a sweep"):
         whatif_body(WhatIfRequest(sweep="tp=2,4"))
-    assert plan_body(WhatIfRequest(sweep="tp=2,4")) == b'{"sweep":"tp=2,4"}'
+    assert job_body("sweep", WhatIfRequest(sweep="tp=2,4")) == b'{"kind":"sweep","sweep":"tp=2,4"}'
+    with pytest.raises(InputError, match="asks a TuneRequest"):
+        job_body("tune", WhatIfRequest())
+    with pytest.raises(InputError, match="calibration"):
+        job_body("dance", TuneRequest())
 
 
 def test_a_bad_plan_file_stays_here(tmp_path: Path) -> None:
@@ -280,7 +285,7 @@ def test_a_job_without_a_result() -> None:
     running = job_of({"id": "a", "kind": "tune", "state": "running"})
     with pytest.raises(ServiceError, match="is running"):
         running.result()
-    failed = {"type": "/docs/problems#cannot-store", "title": "", "detail": "Full."}
+    failed = {"type": "/static/problems.html#cannot-store", "title": "", "detail": "Full."}
     with pytest.raises(StorageError, match="Full"):
         job_of({"id": "a", "kind": "tune", "state": "failed", "error": failed}).result()
 
@@ -292,11 +297,3 @@ def test_events_from_lines() -> None:
         "", "data:[]", "", "event: odd", "data: {", "", "event: no data", "",
     ]  # fmt: skip
     assert [event for event in map(reader.line, lines) if event is not None] == [{"a": 1}]
-
-
-def test_both_clients_have_the_same_methods() -> None:
-    def methods(kind: type) -> dict[str, str]:
-        shown = {name: one for name, one in vars(kind).items() if not name.startswith("_")}
-        return {name: f"{inspect.signature(one)} {one.__doc__}" for name, one in shown.items()}
-
-    assert methods(Client) == methods(AsyncClient)

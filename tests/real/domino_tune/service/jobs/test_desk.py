@@ -1,4 +1,4 @@
-"""Jobs are handed in, looked up, listed and called off."""
+"""Jobs are handed in, looked up, listed, stopped and deleted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from threading import Barrier
 
 import pytest
 
-from domino_tune.base.errors import NotFoundError, QueueFullError
+from domino_tune.base.errors import NotFoundError, PreconditionError, QueueFullError
 from domino_tune.service.jobs.desk import MAX_LIMIT, JobDesk
 from domino_tune.service.jobs.job import JobProgress, NewJob, Point, new_id
 from domino_tune.service.jobs.leases import Leases
@@ -109,25 +109,7 @@ def test_bad_cursors_and_limits(desk: JobDesk) -> None:
         with pytest.raises(InputError, match=f"1 to {MAX_LIMIT}"):
             desk.page("ann", limit=limit)
         with pytest.raises(InputError, match=f"1 to {MAX_LIMIT}"):
-            desk.points("job_" + "0" * 32, limit=limit)
-
-
-def test_cancel_a_job_that_waits(desk: JobDesk, database: Database) -> None:
-    job = desk.cancel(submit(desk).id, "ann")
-    assert job.state == "cancelled"
-    assert job.finished_s is not None
-    assert job.version == 2
-    assert Leases(database, "worker").claim() is None
-    assert desk.cancel(job.id, "ann") == job
-
-
-def test_cancel_leaves_what_has_ended(desk: JobDesk, database: Database) -> None:
-    job = submit(desk)
-    leases = Leases(database, "worker")
-    claimed = leases.claim()
-    assert claimed
-    leases.finish(claimed, b"{}", {})
-    assert desk.cancel(job.id, "ann").state == "done"
+            desk.page(None, limit=limit)
 
 
 def test_results_and_artifacts(desk: JobDesk, database: Database) -> None:
@@ -147,22 +129,6 @@ def test_results_and_artifacts(desk: JobDesk, database: Database) -> None:
         desk.result("job_" + "0" * 32)
 
 
-def test_points_by_page(desk: JobDesk, database: Database) -> None:
-    job = submit(desk, kind="sweep")
-    leases = Leases(database, "worker")
-    claimed = leases.claim()
-    assert claimed
-    made = [Point(index=index, body=b"%d" % index) for index in range(5)]
-    leases.add_points(claimed, made[3:])
-    leases.add_points(claimed, made[:3])
-    first, cursor = desk.points(job.id, limit=3)
-    assert list(first) == made[:3]
-    assert desk.points(job.id, cursor, limit=3) == (tuple(made[3:]), None)
-    for bad in ("", "-1", "x", "9" * 10, "1\0"):
-        with pytest.raises(InputError, match="no cursor"):
-            desk.points(job.id, bad)
-
-
 def test_counts(desk: JobDesk, database: Database) -> None:
     jobs = [submit(desk, number=number) for number in range(4)]
     submit(desk, "bob")
@@ -171,8 +137,8 @@ def test_counts(desk: JobDesk, database: Database) -> None:
     assert claimed
     leases.finish(claimed, b"{}", {})
     leases.claim()
-    desk.cancel(jobs[2].id, "ann")
-    assert desk.counts() == {"queued": 2, "running": 1, "done": 1, "cancelled": 1}
+    desk.delete(jobs[2].id, "ann")
+    assert desk.counts() == {"queued": 2, "running": 1, "done": 1}
 
 
 def test_an_owners_queue_is_bounded(desk: JobDesk) -> None:
@@ -182,7 +148,7 @@ def test_an_owners_queue_is_bounded(desk: JobDesk) -> None:
         desk.submit(new_job(number=3), key("other"), most_open=2)
     assert desk.submit(new_job(number=1), key(), most_open=2) == (first, False)
     assert desk.submit(new_job("bob"), most_open=2)[1]
-    desk.cancel(first.id, "ann")
+    desk.delete(first.id, "ann")
     assert desk.submit(new_job(number=3), key("other"), most_open=2)[1]
 
 
@@ -215,22 +181,61 @@ def test_stop_and_keep_is_told_to_the_worker(desk: JobDesk, database: Database) 
     leases = Leases(database, "worker")
     claimed = leases.claim()
     assert claimed
-    assert leases.progress(claimed, JobProgress(done=1)) is None
-    told = desk.finish(job.id, "ann")
+    assert leases.asked([claimed]) == {job.id: None}
+    told = desk.stop(job.id, "ann")
     assert (told.state, told.stopped_by) == ("running", "user")
-    assert desk.finish(job.id, "ann") == told
-    assert leases.progress(claimed, JobProgress(done=2)) == "user"
+    assert desk.stop(job.id, "ann") == told
+    assert leases.asked([claimed]) == {job.id: "user"}
     leases.finish(claimed, b"{}", {}, "user")
     ended = desk.get(job.id, None)
     assert (ended.state, ended.stopped_by) == ("done", "user")
-    assert desk.finish(job.id, "ann") == ended
+    assert desk.stop(job.id, "ann") == ended
 
 
 def test_stop_and_keep_of_a_job_that_waits(desk: JobDesk, database: Database) -> None:
-    job = desk.finish(submit(desk).id, "ann")
+    job = desk.stop(submit(desk).id, "ann")
     assert (job.state, job.stopped_by) == ("queued", "user")
     claimed = Leases(database, "worker").claim()
     assert claimed
     assert claimed.job.stopped_by == "user"
     with pytest.raises(NotFoundError):
-        desk.finish(job.id, "bob")
+        desk.stop(job.id, "bob")
+
+
+def test_points_so_far(desk: JobDesk, database: Database) -> None:
+    job, leases = submit(desk, kind="sweep"), Leases(database, "worker-1")
+    claimed = leases.claim()
+    assert claimed
+    made = [Point(index=index, body=b"%d" % index) for index in range(4)]
+    leases.add_points(claimed, made[2:])
+    leases.add_points(claimed, made[:2])
+    assert desk.points(job.id) == tuple(made)
+
+
+def test_a_job_with_its_result_is_done(desk: JobDesk, database: Database) -> None:
+    new = NewJob(kind="validation", owner="ann", request={"of": "job_1"}, result=b"[1]")
+    job, _ = desk.submit(new)
+    assert (job.state, desk.result(job.id)) == ("done", b"[1]")
+    assert job.finished_s is not None
+    assert Leases(database, "worker-1").claim() is None
+    assert desk.page("ann", wanted=JobFilter(of="job_1"))[0] == (job,)
+    assert desk.page("ann", wanted=JobFilter(of="job_2"))[0] == ()
+
+
+def test_the_key_of_a_deleted_job_is_free(desk: JobDesk) -> None:
+    given = key()
+    job, _ = desk.submit(new_job(), given)
+    assert desk.submit(new_job(), given) == (job, False)
+    desk.delete(job.id, "ann")
+    assert desk.replayed(given) is None
+    again, created = desk.submit(new_job(), given)
+    assert created
+    assert again.id != job.id
+
+
+def test_a_label_of_another_version_is_refused(desk: JobDesk) -> None:
+    job = submit(desk)
+    changed = desk.set_label(job.id, "ann", "first", job.version)
+    with pytest.raises(PreconditionError):
+        desk.set_label(job.id, "ann", "second", job.version)
+    assert desk.get(job.id, "ann") == changed

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, update
 
 from domino_tune.base.errors import ConflictError
 from domino_tune.service.jobs.desk import JobDesk
@@ -75,7 +75,6 @@ def test_a_claimed_job(desk: JobDesk, leases: Leases) -> None:
     assert claimed.job == desk.get(job.id, "ann")
     assert (claimed.job.state, claimed.job.attempts, claimed.job.fence) == ("running", 1, 1)
     assert claimed.job.started_s is not None
-    assert claimed.points == ()
 
 
 def test_progress_is_seen(desk: JobDesk, leases: Leases) -> None:
@@ -92,7 +91,7 @@ def test_progress_is_seen(desk: JobDesk, leases: Leases) -> None:
 def test_renewing_changes_nothing_that_is_seen(desk: JobDesk, leases: Leases) -> None:
     submit(desk)
     claimed = claim(leases)
-    assert leases.renew(claimed) is False
+    leases.renew(claimed)
     assert desk.get(claimed.job.id, "ann") == claimed.job
 
 
@@ -116,51 +115,24 @@ def test_a_failed_job(desk: JobDesk, leases: Leases) -> None:
     assert leases.claim() is None
 
 
-def test_a_released_job_is_claimed_again_with_its_points(desk: JobDesk, leases: Leases) -> None:
-    submit(desk, kind="sweep")
-    claimed = claim(leases)
-    made = (Point(index=0, body=b"zero"), Point(index=2, body=b"two"))
-    leases.add_points(claimed, made)
-    leases.release(claimed)
-    assert desk.get(claimed.job.id, "ann").state == "queued"
-    again = claim(leases)
-    assert again.points == made
-    assert (again.job.attempts, again.job.fence) == (1, 2)
-    assert again.job.started_s == claimed.job.started_s
-
-
 def test_points_that_are_there_stay(desk: JobDesk, leases: Leases) -> None:
     submit(desk, kind="sweep")
     claimed = claim(leases)
     leases.add_points(claimed, [Point(index=0, body=b"first")])
     leases.add_points(claimed, [Point(index=0, body=b"again"), Point(index=1, body=b"new")])
-    found, _ = desk.points(claimed.job.id)
+    found = desk.points(claimed.job.id)
     assert [point.body for point in found] == [b"first", b"new"]
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_past_its_lease_an_owner_cannot_write(
+def test_what_another_has_taken_over_stays_its(
     desk: JobDesk, database: Database, leases: Leases, write: str
 ) -> None:
     submit(desk)
     late = claim(leases)
     expire(database)
-    before = desk.get(late.job.id, None)
-    with pytest.raises(LostLeaseError):
-        WRITES[write](leases, late)
-    assert desk.get(late.job.id, None) == before
-    assert desk.points(late.job.id) == ((), None)
-
-
-@pytest.mark.parametrize("write", WRITES)
-@pytest.mark.parametrize("taker", ["worker-1", "worker-2"])
-def test_what_another_has_taken_over_stays_its(
-    desk: JobDesk, database: Database, leases: Leases, write: str, taker: str
-) -> None:
-    submit(desk)
-    late = claim(leases)
-    expire(database)
-    others = Leases(database, taker)
+    assert leases.claim() is None  # it still works on it
+    others = Leases(database, "worker-2")
     mine = claim(others)
     assert (mine.job.id, mine.job.attempts, mine.job.fence) == (late.job.id, 2, 2)
     with pytest.raises(LostLeaseError):
@@ -180,18 +152,6 @@ def test_who_is_not_its_owner_cannot_write(
     with pytest.raises(LostLeaseError):
         WRITES[write](Leases(database, "worker-2"), claimed)
     assert desk.get(claimed.job.id, None) == claimed.job
-
-
-def test_a_cancelled_job_is_learnt_of_when_renewing(desk: JobDesk, leases: Leases) -> None:
-    submit(desk)
-    claimed = claim(leases)
-    desk.cancel(claimed.job.id, "ann")
-    assert leases.renew(claimed) is True
-    for name, write in WRITES.items():
-        if name != "renew":
-            with pytest.raises(LostLeaseError):
-                write(leases, claimed)
-    assert desk.get(claimed.job.id, "ann").state == "cancelled"
 
 
 def test_a_stopped_process_finds_its_job_done(url: str, desk: JobDesk, database: Database) -> None:
@@ -241,25 +201,33 @@ def test_a_profile_is_shelved_with_the_end_or_neither(desk: JobDesk, database: D
     assert shelved == [(b"free", "ann")]
 
 
-def test_a_search_goes_on_from_what_was_committed(
-    desk: JobDesk, database: Database, leases: Leases
+@pytest.mark.parametrize("name", WRITES)
+def test_a_deleted_job_cannot_be_written(desk: JobDesk, leases: Leases, name: str) -> None:
+    submit(desk)
+    claimed = claim(leases)
+    assert leases.asked([claimed]) == {claimed.job.id: None}
+    desk.delete(claimed.job.id, "ann")
+    assert leases.asked([claimed]) == {}
+    with pytest.raises(LostLeaseError):
+        WRITES[name](leases, claimed)
+
+
+def test_past_its_lease_who_is_not_replaced_goes_on(
+    desk: JobDesk, leases: Leases, database: Database
 ) -> None:
     submit(desk)
     claimed = claim(leases)
-    assert claimed.checkpoint is None
-    leases.progress(claimed, JobProgress(done=1), {"plan": 1}, b"first")
-    leases.progress(claimed, JobProgress(done=2), {"plan": 1})
     expire(database)
-    again = claim(leases)
-    assert (again.checkpoint, again.job.best) == (b"first", {"plan": 1})
-    leases.release(again, b"second")
-    last = claim(leases)
-    assert last.checkpoint == b"second"
-    with database.write() as connection:
-        connection.execute(update(tables.checkpoints).values(program="0.0.0"))
-    expire(database)
-    other = claim(leases)
-    assert other.checkpoint is None  # another version's indices may mean other plans
-    leases.finish(other, b"{}", {})
-    with database.read() as connection:
-        assert connection.execute(select(tables.checkpoints)).all() == []
+    leases.renew(claimed)
+    assert leases.claim() is None
+    leases.finish(claimed, b"{}", {})
+    assert desk.get(claimed.job.id, "ann").state == "done"
+
+
+def test_what_died_is_counted_and_what_is_given_back_is_not(desk: JobDesk, leases: Leases) -> None:
+    submit(desk)
+    leases.release(claim(leases))
+    first = claim(leases)
+    assert first.job.attempts == 1
+    leases.release(first, died=True)
+    assert claim(leases).job.attempts == 2

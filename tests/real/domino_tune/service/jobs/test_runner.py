@@ -1,257 +1,194 @@
-"""The runner, on real databases, with real worker processes."""
+"""Jobs that a runner takes from the desk: done, stopped, deleted, dead, and those that wait."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
-from domino_tune.requests.problems import plain_problem
-from domino_tune.service.executors.slots import SlotExecutor
+from domino_tune.base.errors import StorageError
+from domino_tune.service.executors.job import JobExecutor, Limits, NoWorkerError, Wanted
+from domino_tune.service.executors.local import LocalExecutor
+from domino_tune.service.jobs import runner as module
 from domino_tune.service.jobs.desk import JobDesk
-from domino_tune.service.jobs.job import Point
+from domino_tune.service.jobs.job import Job, NewJob
 from domino_tune.service.jobs.leases import Leases
-from domino_tune.service.jobs.runner import MOST_ATTEMPTS
-from domino_tune.service.sql.database import Database, open_database
-from domino_tune.service.sql.tables import jobs as jobs_table
-from domino_tune.service.tasks import work
-from domino_tune.service.tasks.quantum import QuantumResult, StopReason
-from tests.real.domino_tune.service.jobs.runners import Watched, finished, running, submit, until
-from tests.support.postgres import Postgres
-from tests.support.tasks import longer_task, paused, sweep_task, tune_task
-
-POISON = b'"seed":666,'
+from domino_tune.service.jobs.runner import MOST_ATTEMPTS, Runner
+from domino_tune.service.sql.database import Database
+from domino_tune.service.sql.tables import jobs
+from domino_tune.service.work.reporting import Outcome, Step
+from tests.real.domino_tune.service.works import odd
+from tests.support.processes import PATIENCE_S, wait_until
 
 
 @pytest.fixture
 def url(sqlite_url: str) -> str:
-    """Desk and leases, which the runner uses, are tested on both kinds of database."""
     return sqlite_url
 
 
-class Poisonable(Watched):
-    """Quanta of some tasks kill the process they run in."""
+@contextmanager
+def running(
+    database: Database, executor: JobExecutor | None = None, leases: Leases | None = None
+) -> Iterator[Runner]:
+    made = Runner(
+        leases or Leases(database, "worker"), executor or LocalExecutor(2, odd), 2,
+        limits=Limits(memory_bytes=1 << 30),
+    )  # fmt: skip
+    made.start()
+    try:
+        yield made
+    finally:
+        made.close(PATIENCE_S)
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        return super().submit(deadly_advance, *args, **kwargs)
+
+def submit(desk: JobDesk, work: str) -> Job:
+    new = NewJob(kind="sweep", owner="ann", request={}, task=work.encode())
+    return desk.submit(new)[0]
 
 
-def deadly_advance(
-    task: bytes, state: bytes, budget_s: float, stopped_by: StopReason | None
-) -> QuantumResult:
-    if POISON in task and b"history" in state:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return work.advance(task, state, budget_s, stopped_by)
+def until(desk: JobDesk, job: Job, found: Callable[[Job], object]) -> Job:
+    wait_until(lambda: bool(found(desk.get(job.id, None))))
+    return desk.get(job.id, None)
 
 
-def test_jobs_end_with_their_results(
-    database: Database, desk: JobDesk, slots: SlotExecutor
+def ended(desk: JobDesk, job: Job) -> Job:
+    return until(desk, job, lambda now: now.ended)
+
+
+def test_jobs_are_done_and_errors_are_told(database: Database, desk: JobDesk) -> None:
+    with running(database):
+        good, bad, bug, big = (submit(desk, w) for w in ("answer", "refuse", "bug", "grow"))
+        assert ended(desk, good).attempts == 1
+        assert b"pid" in desk.result(good.id)
+        errors = [ended(desk, one).error for one in (bad, bug, big)]
+    details = [error["detail"] for error in errors if error]
+    assert details[0] == "It cannot be."
+    assert "secret" not in details[1]
+    assert "1,024 MiB" in details[2]
+
+
+def test_a_job_is_stopped_and_another_deleted(database: Database, desk: JobDesk) -> None:
+    with running(database) as runner:
+        kept, gone = submit(desk, "wait"), submit(desk, "wait")
+        for job in (kept, gone):
+            until(desk, job, lambda now: now.progress.done > 2)
+        assert desk.points(kept.id)
+        desk.stop(kept.id, "ann")
+        assert (done := ended(desk, kept)).state == "done"
+        assert done.stopped_by == "user"
+        desk.delete(gone.id, "ann")
+        wait_until(lambda: runner.running == 0)
+
+
+def test_a_killed_job_begins_again_and_its_progress_does_not_fall(
+    database: Database, desk: JobDesk, tmp_path: Path
 ) -> None:
-    tasks = [tune_task(), sweep_task(), longer_task(1), tune_task(search="bayes", trials=5)]
+    (tmp_path / "lives").mkdir()
+    seen: list[int] = []
+    with running(database):
+        job = submit(desk, f"die {tmp_path}/lives 2")
 
-    async def play() -> None:
-        async with running(database, slots) as runner:
-            jobs = {submit(desk, task).id: task for task in tasks}
-            runner.wake()
-            await finished(desk, jobs)
-            sweep = list(jobs)[1]
-            made, _ = desk.points(sweep)
-            assert [point.index for point in made] == [0, 1, 2, 3]
-            assert desk.get(sweep, None).progress.done == 4
-            assert desk.get(next(iter(jobs)), None).best is not None
-            # The end is in the database before the runner's thread has reported it.
-            await until(lambda: runner.running == 0)
+        def look(now: Job) -> bool:
+            seen.append(now.progress.done)
+            return now.ended or "attempt 3" in now.progress.text
 
-    asyncio.run(play())
+        until(desk, job, look)
+        done = ended(desk, job)
+    assert (done.state, done.attempts, done.best) == ("done", 3, {"iteration_ms": 8})
+    assert seen == sorted(seen)
 
 
-def test_what_cannot_be_done_fails_and_says_why(
-    database: Database, desk: JobDesk, slots: SlotExecutor
+def test_after_three_deaths_a_job_fails_and_says_so(
+    database: Database, desk: JobDesk, tmp_path: Path
 ) -> None:
-    async def play() -> None:
-        async with running(database, slots) as runner:
-            task = sweep_task(sweep="tp=7,11")
-            job = submit(desk, task)
-            runner.wake()
-            await until(lambda: desk.get(job.id, None).ended)
-            failed = desk.get(job.id, None)
-            assert failed.state == "failed"
-            assert failed.error is not None
-            assert failed.error["status"] == 422
-            assert "No point of the sweep can be predicted" in failed.error["detail"]
-
-    asyncio.run(play())
+    (tmp_path / "lives").mkdir()
+    with running(database):
+        done = ended(desk, submit(desk, f"die {tmp_path}/lives 99"))
+    assert done.attempts == MOST_ATTEMPTS
+    assert done.error
+    assert "3 attempts ended" in done.error["detail"]
+    assert "SIGKILL" in done.error["detail"]
 
 
-def test_what_ends_every_service_fails_at_last(
-    database: Database, desk: JobDesk, slots: SlotExecutor
+def test_a_job_that_outlived_three_services_fails(database: Database, desk: JobDesk) -> None:
+    job = submit(desk, "answer")
+    for number in range(MOST_ATTEMPTS):
+        leases = Leases(database, f"dead-{number}", lease_s=0.0)
+        assert leases.claim()
+    with running(database):
+        done = ended(desk, job)
+    assert done.error
+    assert "the service that ran it died" in done.error["detail"]
+
+
+def test_a_job_is_given_back_when_the_service_stops(database: Database, desk: JobDesk) -> None:
+    job = submit(desk, "wait")
+    with running(database):
+        until(desk, job, lambda now: now.progress.done)
+    now = desk.get(job.id, None)
+    assert (now.state, now.attempts) == ("queued", 0)
+
+
+class Away(LocalExecutor):
+    """One that lacks a worker the first times."""
+
+    times = 3
+
+    def run(
+        self,
+        task: bytes,
+        limits: Limits,
+        tell: Callable[[Step], None],
+        wanted: Callable[[], Wanted],
+    ) -> Outcome:
+        if self.times:
+            type(self).times -= 1
+            raise NoWorkerError("No worker is there.")
+        return super().run(task, limits, tell, wanted)
+
+
+def test_a_job_says_what_it_waits_for(database: Database, desk: JobDesk) -> None:
+    texts: set[str] = set()
+    with running(database, Away(2, odd)):
+        job = submit(desk, "answer")
+
+        def look(now: Job) -> bool:
+            texts.add(now.progress.text)
+            return now.ended
+
+        until(desk, job, look)
+    assert "waits: No worker is there." in texts
+    assert desk.get(job.id, None).attempts == 1
+
+
+class Full(Leases):
+    """Leases on a database that stores no results."""
+
+    def finish(self, *arguments: Any, **named: Any) -> None:
+        raise StorageError("The result is too large.")
+
+
+def test_a_result_that_cannot_be_stored_fails_its_job(
+    database: Database, desk: JobDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watched = Watched(slots)
+    monkeypatch.setattr(module, "WRITE_S", 0.3)
+    with running(database, leases=Full(database, "worker")):
+        done = ended(desk, submit(desk, "answer"))
+    assert done.error
+    assert done.error["detail"] == "The result is too large."
 
-    async def play() -> None:
-        job = submit(desk, tune_task())
+
+def test_a_lease_that_expired_costs_nothing(database: Database, desk: JobDesk) -> None:
+    with running(database) as runner:
+        job, other = submit(desk, "wait"), submit(desk, "wait")
+        until(desk, other, lambda now: now.progress.done)
+        assert runner.running == 2  # nobody is free to claim
         with database.write() as connection:
-            connection.execute(jobs_table.update().values(attempts=MOST_ATTEMPTS))
-        async with running(database, watched):
-            await until(lambda: desk.get(job.id, None).ended)
-        failed = desk.get(job.id, None)
-        assert failed.state == "failed"
-        assert failed.error is not None
-        assert "10 attempts" in failed.error["detail"]
-        assert not watched.tasks
-
-    asyncio.run(play())
-
-
-def test_a_bug_is_not_told_to_users() -> None:
-    problem = plain_problem(ZeroDivisionError("/secret/path"))
-    assert problem["status"] == 500
-    assert "secret" not in str(problem)
-
-
-def test_cancelling_takes_effect_within_a_quantum(
-    database: Database, desk: JobDesk, slots: SlotExecutor
-) -> None:
-    watched = Watched(slots)
-
-    async def play() -> None:
-        async with running(database, watched) as runner:
-            task = longer_task(2)
-            job = submit(desk, task)
-            runner.wake()
-            await until(lambda: desk.get(job.id, None).progress.done > 2)
-            desk.cancel(job.id, "ann")
-            before = watched.tasks.count(task)
-            await until(lambda: runner.running == 0)
-            assert watched.tasks.count(task) <= before + 1
-            assert desk.get(job.id, None).state == "cancelled"
-            after = tune_task()
-            await finished(desk, {submit(desk, after).id: after})
-
-    asyncio.run(play())
-
-
-def poison_fails_alone(database: Database, desk: JobDesk, executor: Executor) -> None:
-    poisonable = Poisonable(executor)
-
-    async def play() -> None:
-        async with running(database, poisonable) as runner:
-            poison = longer_task(666)
-            sick = submit(desk, poison)
-            tasks = [tune_task(search="random", trials=4), sweep_task(), tune_task()]
-            jobs = {submit(desk, task).id: task for task in tasks}
-            runner.wake()
-            await finished(desk, jobs)
-            await until(lambda: desk.get(sick.id, None).ended)
-            failed = desk.get(sick.id, None)
-            assert failed.state == "failed"
-            assert failed.error is not None
-            assert failed.error["title"] == "Run failed"
-            assert "died" in failed.error["detail"]
-            assert poisonable.tasks.count(poison) == 1 + 2  # one quantum, then the deadly one twice
-
-    asyncio.run(play())
-
-
-def test_a_poison_job_fails_alone(database: Database, desk: JobDesk, slots: SlotExecutor) -> None:
-    poison_fails_alone(database, desk, slots)
-
-
-def test_a_killed_worker_costs_nothing(
-    database: Database, desk: JobDesk, slots: SlotExecutor
-) -> None:
-    async def play() -> None:
-        async with running(database, slots) as runner:
-            jobs = {submit(desk, task).id: task for task in (longer_task(4), sweep_task())}
-            runner.wake()
-            await until(lambda: desk.get(next(iter(jobs)), None).progress.done > 3)
-            for pid in slots.pids:
-                os.kill(pid, signal.SIGKILL)
-            await finished(desk, jobs)
-
-    asyncio.run(play())
-
-
-def test_drained_it_gives_its_jobs_back(
-    database: Database, desk: JobDesk, slots: SlotExecutor
-) -> None:
-    tasks = [longer_task(5), longer_task(6), sweep_task(), tune_task()]
-
-    async def play() -> None:
-        jobs = {submit(desk, task).id: task for task in tasks}
-        async with running(database, slots) as runner:
-            first = next(iter(jobs))
-            await until(lambda: desk.get(first, None).progress.done > 2 and runner.running > 1)
-        found = [desk.get(identity, None) for identity in jobs]
-        assert {job.state for job in found} <= {"queued", "done"}
-        assert found[0].state == "queued"
-        assert {job.attempts for job in found if job.state == "queued"} == {0}
-        async with running(database, slots, "two"):
-            await finished(desk, jobs)
-
-    asyncio.run(play())
-
-
-def test_points_that_were_committed_are_not_made_again(
-    database: Database, desk: JobDesk, slots: SlotExecutor
-) -> None:
-    task = sweep_task()
-    job, leases, watched = submit(desk, task), Leases(database, "one"), Watched(slots)
-    quanta = paused(task)[1]
-    known = [Point(index=index, body=body) for one in quanta for index, body in one.points][:2]
-    claimed = leases.claim()
-    assert claimed
-    leases.add_points(claimed, known)
-    leases.release(claimed)
-
-    async def play() -> None:
-        async with running(database, watched, "two"):
-            await finished(desk, {job.id: task})
-
-    asyncio.run(play())
-    assert len(watched.tasks) == len(quanta) + 1 - len(known)
-    assert [one.index for one in desk.points(job.id)[0]] == [0, 1, 2, 3]
-
-
-def test_a_database_that_is_away_for_a_while_is_waited_for(
-    postgres: Postgres, slots: SlotExecutor, caplog: pytest.LogCaptureFixture
-) -> None:
-    database = open_database(postgres.new_database())
-    desk = JobDesk(database)
-
-    async def play() -> None:
-        async with running(database, slots) as runner:
-            jobs = {submit(desk, task).id: task for task in (longer_task(7), tune_task())}
-            runner.wake()
-            await until(lambda: desk.get(next(iter(jobs)), None).progress.done > 3)
-            await asyncio.to_thread(postgres.stop)
-            await until(lambda: "cannot write" in caplog.text)
-            await asyncio.to_thread(postgres.start)
-            await finished(desk, jobs)
-
-    asyncio.run(play())
-    database.close()
-
-
-def test_a_runner_that_was_stopped_past_its_lease_goes_on(
-    database: Database, desk: JobDesk, slots: SlotExecutor
-) -> None:
-    """Its jobs are lost to it, and may be its own again: nothing is done twice, or forgotten."""
-
-    async def play() -> None:
-        async with running(database, slots) as runner:
-            jobs = {submit(desk, task).id: task for task in (longer_task(9), longer_task(10))}
-            runner.wake()
-            await until(lambda: desk.get(next(iter(jobs)), None).progress.done > 2)
-            with database.write() as connection:  # as after SIGSTOP; the loop waits for this
-                connection.execute(jobs_table.update().values(lease_until_s=0.0))
-            await finished(desk, jobs)
-            assert all(desk.get(identity, None).fence == 2 for identity in jobs)
-            await until(lambda: runner.running == 0)
-
-    asyncio.run(play())
+            connection.execute(update(jobs).values(lease_until_s=1.0))
+        for one in (job, other):
+            desk.stop(one.id, "ann")
+            assert ended(desk, one).attempts == 1

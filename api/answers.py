@@ -1,0 +1,122 @@
+"""Answers that are JSON: whole, as pages of lists, and jobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, TypeVar
+
+from fastapi import Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.wire import in_thread, parts_of
+from domino_tune.service.encoding import json_bytes
+from domino_tune.service.jobs.desk import MAX_LIMIT
+from domino_tune.service.jobs.job import Job
+from simulator.errors import InputError
+
+LINKS: Final = ("events", "stop", "files")
+Entry = TypeVar("Entry")
+Cursor = Annotated[
+    str | None, Query(max_length=64, description="`next` of the page before; none: the first.")
+]
+Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Most entries of a page.")]
+
+
+def json_response(
+    body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Answer with JSON that is encoded already."""
+    return Response(
+        body, status_code=status, headers=dict(headers or {}), media_type="application/json"
+    )
+
+
+def page(items: list[Any], following: str | None = None) -> Response:
+    """Answer with a page of a list."""
+    return json_response(json_bytes({"items": items, "next": following}))
+
+
+def sliced(
+    entries: Sequence[Entry],
+    key: Callable[[Entry], str],
+    plain: Callable[[Entry], Any],
+    cursor: str | None,
+    limit: int,
+) -> Response:
+    """Answer with ``limit`` entries after ``cursor``, the key of an entry. Raise InputError for a
+    bad cursor."""
+    keys = [key(entry) for entry in entries]
+    if cursor is not None and cursor not in keys:
+        raise InputError(f"{cursor[:64]!r} is no cursor; take `next` of the page before.")
+    first = 0 if cursor is None else keys.index(cursor) + 1
+    shown = entries[first : first + limit]
+    more = first + limit < len(entries)
+    return page([plain(entry) for entry in shown], keys[first + limit - 1] if more else None)
+
+
+async def job_response(
+    request: Request, job: Job, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Answer with the job and its result, if any; the bytes of the result stay as stored."""
+    result = b"null"
+    if job.state == "done":
+        result = await in_thread(parts_of(request).jobs.result, job.id)
+    head = json_bytes(job_head(request, job))
+    body = head[:-1] + b',"result":' + result + b"}"
+    return json_response(body, status=status, headers={"ETag": job_tag(job), **(headers or {})})
+
+
+def job_tag(job: Job) -> str:
+    """Return the ETag of a job: its version, which every change raises."""
+    return f'"{job.version}"'
+
+
+def job_head(request: Request, job: Job) -> dict[str, Any]:
+    """Return the JSON of a job without its result."""
+    path = job_path(request, job)
+    return {
+        "id": job.id,
+        "kind": job.kind,
+        "state": job.state,
+        "label": job.label,
+        "request": job.request,
+        "attempts": job.attempts,
+        "stopped_by": job.stopped_by,
+        "progress": _progress(request, job),
+        "best": job.best,
+        "error": job.error,
+        "created": rfc3339(job.created_s),
+        "started": rfc3339(job.started_s),
+        "finished": rfc3339(job.finished_s),
+        "links": {"self": path, **{name: f"{path}/{name}" for name in LINKS}},
+    }
+
+
+def _progress(request: Request, job: Job) -> dict[str, Any]:
+    """Return how far a job is, with an estimate of the computing time left, within its limit."""
+    found, limit_s = job.progress, parts_of(request).settings.job_s
+    ended_s = job.finished_s or time.time()
+    eta_s = 0.0 if job.ended else found.eta_s
+    return {
+        **asdict(found),
+        "elapsed_s": None if job.started_s is None else max(0.0, ended_s - job.started_s),
+        "eta_s": None if eta_s is None else min(eta_s, max(0.0, limit_s - found.computed_s)),
+        "limit_s": limit_s,
+    }
+
+
+def job_path(request: Request, job: Job) -> str:
+    """Return the path of a job."""
+    return f"{request.scope.get('root_path', '')}/v1/jobs/{job.id}"
+
+
+def rfc3339(seconds: float | None) -> str | None:
+    """Return seconds since 1970 as ``2026-01-31T12:00:00.000Z``."""
+    if seconds is None:
+        return None
+    text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")

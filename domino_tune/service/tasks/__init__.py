@@ -1,1 +1,0 @@
-"""Tasks: what jobs compute, in quanta, without a database. May import verbs and below."""

@@ -1,0 +1,282 @@
+"""What searches compute: the best plan, the best layouts, and points one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from domino_tune.requests import TuneRequest, WhatIfRequest
+from domino_tune.results.json_form import to_json
+from domino_tune.results.layouts import LayoutsResult
+from domino_tune.results.scale import ScalePoint
+from domino_tune.results.tune import TuneResult
+from domino_tune.results.whatif import WhatIfPoint
+from domino_tune.search import DEFAULT_TRIALS, Record, choose_best
+from domino_tune.search.layouts import LayoutSearch
+from domino_tune.search.simulated import CasePlans, check_target
+from domino_tune.service.encoding import json_bytes
+from domino_tune.service.work.files import files_of
+from domino_tune.service.work.reporting import LastLine, Outcome, Reporter, Step, StopError
+from domino_tune.service.work.task import Task
+from domino_tune.verbs import layouts as layouts_verb
+from domino_tune.verbs.layouts import LayoutSpace
+from domino_tune.verbs.resolve import Chosen, resolve
+from domino_tune.verbs.scale import no_layout, point_of, requests_of, result_of, scale_base
+from domino_tune.verbs.tune import (
+    cases_to_tune,
+    check_some_may_fit,
+    conclude,
+    found_so_far,
+    search_all,
+)
+from domino_tune.verbs.whatif import Question, ask, best_plan, best_so_far, check_points
+from simulator.case import Case
+from simulator.errors import DominoTuneError
+from simulator.units import MS_PER_NS
+
+GAINS: Final = ("domino_gain", "domino_gain_here")
+"""Fields of a layout that are unknown until the search has ended."""
+
+
+def check_tune(task: Task) -> None:
+    """Raise the DominoTuneError of a tune that cannot be, or whose plans all do not fit."""
+    request = task.asked(TuneRequest)
+    case = resolve(request, shelf=task.shelf)
+    check_target(case, request.target)
+    check_some_may_fit(cases_to_tune(case, request.tune_also), request)
+
+
+def tune(task: Task, reporter: Reporter) -> Outcome:
+    """Search the plans of every case; after a stop, return the best of those evaluated."""
+    request, progress, stopped_by = task.asked(TuneRequest), LastLine(), None
+    case = resolve(request, shelf=task.shelf)
+    cases = [
+        CasePlans(case=one, target=request.target) for one in cases_to_tune(case, request.tune_also)
+    ]
+    records = [Record() for _ in cases]
+
+    def evaluated() -> None:
+        if reporter.due:
+            reporter.tell(_tuned_so_far(request, cases, records, progress.text))
+        if reporter.stop and any(record.trials for record in records):
+            raise StopError
+
+    try:
+        searched = search_all(cases, request, progress, records=records, pause=evaluated)
+    except StopError:
+        stopped_by = reporter.stop
+        searched = found_so_far(cases, records)
+    result = conclude(searched, request, progress, stopped_by=stopped_by)
+    return _found(request, result, sum(len(record.history) for record in records))
+
+
+def _tuned_so_far(
+    request: TuneRequest, cases: Sequence[CasePlans], records: Sequence[Record], text: str
+) -> Step:
+    done = sum(len(record.history) for record in records)
+    limit = request.trials or (None if request.method == "exhaustive" else DEFAULT_TRIALS)
+    total = limit and limit * len(cases)
+    left = total - done if total else _left(cases, records)
+    return Step(done=done, total=total, text=text, left=left, best=_best_plan(cases, records))
+
+
+def _left(cases: Sequence[CasePlans], records: Sequence[Record]) -> int | None:
+    """Return the most plans left of exhaustive searches; None before the first trial. A case that
+    has not started counts like the average of the others.
+    """
+    begun = [(one, record) for one, record in zip(cases, records, strict=True) if record.history]
+    left = [plans.problem.left(record) for plans, record in begun]
+    known = [many for many in left if many is not None]
+    if not known or len(known) < len(left):
+        return None
+    each = (sum(known) + sum(len(record.history) for _, record in begun)) / len(begun)
+    return sum(known) + round(each * (len(cases) - len(begun)))
+
+
+def _best_plan(cases: Sequence[CasePlans], records: Sequence[Record]) -> dict[str, Any] | None:
+    """Return the best plan as the result will state it; None if no plan was evaluated yet."""
+    found = [
+        (trial, plans.case.workload)
+        for plans, record in zip(cases, records, strict=True)
+        for trial in record.trials
+    ]
+    if not found:
+        return None
+    best = choose_best(trial for trial, _ in found)
+    workload = next(its for trial, its in found if trial is best)
+    return {
+        "plan": to_json(best.plan),
+        "iteration_ms": to_json(best.iteration_ns * MS_PER_NS),
+        "micro_batch_size": workload.micro_batch_size,
+        "grad_accumulation": workload.grad_accumulation,
+    }
+
+
+def check_layout(task: Task) -> None:
+    """Raise the DominoTuneError of a search of layouts that all do not fit."""
+    _check_layout(task, task.asked(TuneRequest))
+
+
+def _check_layout(task: Task, request: TuneRequest) -> None:
+    layouts_verb.check_may_fit(layouts_verb.base_of(request, task.shelf), request)
+
+
+def layout(task: Task, reporter: Reporter) -> Outcome:
+    """Search layouts; after a stop, return the best of those evaluated."""
+    request = task.asked(TuneRequest)
+
+    def tell(search: LayoutSearch, text: str) -> None:
+        best = to_json(layouts_verb.best_so_far(search))
+        shown = best and {name: best[name] for name in best if name not in GAINS}
+        reporter.tell(Step(done=search.evaluations, text=text, left=search.left, best=shown))
+
+    space = layouts_verb.space_of(request, task.shelf)
+    result, done = _search_layouts(space, reporter, tell)
+    return _found(request, result, done)
+
+
+def _search_layouts(
+    space: LayoutSpace, reporter: Reporter, tell: Callable[[LayoutSearch, str], None]
+) -> tuple[LayoutsResult, int]:
+    """Return the answer of a search, and how many plans it has evaluated."""
+    progress, stopped_by = LastLine(), None
+
+    def evaluated() -> None:
+        if reporter.due:
+            tell(search, progress.text)
+        if reporter.stop and search.kept():
+            raise StopError
+
+    search = LayoutSearch(space.candidates, progress, pause=evaluated)
+    try:
+        search.run()
+    except StopError:
+        stopped_by = reporter.stop
+    return layouts_verb.conclude(space, search, stopped_by=stopped_by), search.evaluations
+
+
+def check_scale(task: Task) -> None:
+    """Raise the error of the last number of GPUs where no number may have a layout."""
+    errors: dict[str, DominoTuneError] = {}
+    for asked in requests_of(task.asked(TuneRequest)):
+        try:
+            _check_layout(task, asked)
+            return
+        except DominoTuneError as error:
+            errors[str(error)] = error
+    raise no_layout(errors)
+
+
+def scale(task: Task, reporter: Reporter) -> Outcome:
+    """Search layouts at each number of GPUs; after a stop, return the points so far, if one has a
+    layout."""
+    request = task.asked(TuneRequest)
+    numbers = requests_of(request)
+    points: list[ScalePoint] = []
+    errors: dict[str, DominoTuneError] = {}
+    first: float | None = None
+    for asked in numbers:
+        if reporter.stop and first is not None:
+            break
+
+        def tell(search: LayoutSearch, text: str, gpus: int = asked.gpus or 0) -> None:
+            reporter.tell(_numbers(points, len(numbers), f"{gpus:,} GPUs: {text}"))
+
+        try:
+            answer, _ = _search_layouts(layouts_verb.space_of(asked, task.shelf), reporter, tell)
+        except DominoTuneError as error:
+            errors[str(error)] = error
+            points.append(ScalePoint(gpus=asked.gpus or 0, error=str(error)))
+        else:
+            points.append(point_of(answer, first))
+            first = first or answer.layouts[0].tokens_per_second_per_gpu
+        reporter.tell(_numbers(points, len(numbers), f"{asked.gpus:,} GPUs", new=True))
+    if first is None:
+        raise no_layout(errors)
+    cut = len(points) < len(numbers) or any(one.optimality == "best_found" for one in points)
+    stopped_by = reporter.stop if cut else None
+    result = result_of(points, scale_base(request, task.shelf), request, stopped_by=stopped_by)
+    return _listed(to_json(result), _numbers(points, len(numbers), "done"), reporter, cut=cut)
+
+
+def _numbers(points: Sequence[ScalePoint], total: int, text: str, *, new: bool = False) -> Step:
+    made = ((len(points) - 1, json_bytes(to_json(points[-1]))),) if new else ()
+    return Step(done=len(points), total=total, text=text, left=total - len(points), points=made)
+
+
+def check_sweep(task: Task) -> None:
+    """Raise the DominoTuneError of a what-if that cannot be."""
+    ask(task.asked(WhatIfRequest), task.plan_file, task.shelf)
+
+
+def sweep(task: Task, reporter: Reporter) -> Outcome:
+    """Predict the unchanged case and every point; after a stop, return the points so far. The best
+    plan of a point that is being retuned is then the best so far."""
+    question = ask(task.asked(WhatIfRequest), task.plan_file, task.shelf)
+    progress, points, cut = LastLine(), list[WhatIfPoint](), False
+
+    def told(new: tuple[tuple[int, bytes], ...] = ()) -> Step:
+        return Step(
+            done=len(points), total=question.size, text=progress.text,
+            left=question.size - len(points), points=new,
+        )  # fmt: skip
+
+    def best(case: Case) -> Chosen:
+        nonlocal cut
+        plans, record = CasePlans(case=case), Record()
+
+        def evaluated() -> None:
+            if reporter.due:
+                reporter.tell(told())
+            if reporter.stop and record.trials:
+                raise StopError
+
+        try:
+            return best_plan(plans, progress, record=record, pause=evaluated)
+        except StopError:
+            cut = True
+            return best_so_far(plans, record)
+
+    base = question.base(progress, best)
+    for index in range(question.size):
+        if reporter.stop and points:
+            cut = True
+            break
+        points.append(question.point(index, progress, best))
+        reporter.tell(told(((index, json_bytes(to_json(points[-1]))),)))
+    plain = what_if_result(question, to_json(base), [to_json(one) for one in points])
+    plain["stopped_by"] = reporter.stop if cut else None
+    progress("done")
+    return _listed(plain, told(), reporter, cut=cut)
+
+
+def what_if_result(question: Question, base: Any, points: list[Any]) -> dict[str, Any]:
+    """Return the JSON of a WhatIfResult, made of its parts. Raise InputError as ``whatif`` does."""
+    check_points([point["error"] or "" for point in points])
+    return {
+        "base": base,
+        "points": points,
+        "sweep": question.swept or None,
+        "retuned": question.retune,
+        "notes": list(question.case.notes),
+        "stopped_by": None,
+    }
+
+
+def _listed(plain: dict[str, Any], last: Step, reporter: Reporter, *, cut: bool) -> Outcome:
+    """Return the outcome of a job of points."""
+    plain.pop("seconds", None)
+    return Outcome(result=json_bytes(plain), last=last, stopped_by=reporter.stop if cut else None)
+
+
+def _found(request: TuneRequest, result: TuneResult | LayoutsResult, done: int) -> Outcome:
+    """Return the outcome of a search after ``done`` evaluations: its answer and its files."""
+    answer = to_json(result)
+    del answer["seconds"]  # of this run, not of the task
+    best = answer["best"] if isinstance(result, TuneResult) else answer["layouts"][0]
+    stopped_by: Any = result.stopped_by
+    total = None if stopped_by else done
+    return Outcome(
+        result=json_bytes(answer), files=files_of(request, result), stopped_by=stopped_by,
+        last=Step(done=done, total=total, text="done", left=0, best=best),
+    )  # fmt: skip
