@@ -201,6 +201,7 @@ def workload_line(model: ModelSpec, workload: Workload, cluster: ClusterSpec, pr
         f"{cluster.nodes} node{'s' if cluster.nodes > 1 else ''}",
         f"seq {workload.seq_length}", f"micro-batch {workload.micro_batch_size}",
         f"grad accumulation {workload.grad_accumulation}", workload.dtype,
+        *([f"linears {workload.fp8_recipe}"] if workload.fp8_recipe != "none" else []),
         workload.implementation.label,
         *(["multimem collectives"] if workload.tp_collectives == "multimem" else []),
     ]  # fmt: skip
