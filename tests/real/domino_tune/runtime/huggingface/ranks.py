@@ -24,6 +24,7 @@ from domino_tune.runtime import apply
 from domino_tune.runtime.huggingface.families import FAMILIES
 from domino_tune.runtime.huggingface.fused import joined_fused
 from simulator.errors import InputError
+from simulator.schedule import TP
 from tests.real.domino_tune.runtime.huggingface.models import PLANS, batch, model_of, plan_for
 
 Tensor = torch.Tensor
@@ -166,6 +167,32 @@ def embeddings(rank: int, tp: int, plan: str, scaled: bool) -> tuple[int, dict[s
     ids, labels = batch()
     model(input_ids=ids, labels=labels).loss.backward()
     return parts[0], whole_gradients(model)
+
+
+def on_the_lane(rank: int, tp: int) -> tuple[set[str], bool, bool]:
+    """Return the names of the collectives around the stack on its lane; whether a call with a mask
+    is refused; and whether no sum was under way after it, to memory that was given back."""
+    model = applied("llama", "rows", tp)
+    lane = model.model.layers.player.lanes[TP]
+    ids, labels = batch()
+    handles: list[Any] = []
+    issue = lane.issue
+
+    def issued(name: str, call: Any) -> Any:
+        handles.append(issue(name, call))
+        return handles[-1]
+
+    lane.issue = issued
+    model(input_ids=ids, labels=labels).loss.backward()
+    names = {one.name for one in handles}
+    handles.clear()
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    try:
+        model(input_ids=ids, labels=labels, attention_mask=mask)
+    except InputError:
+        return names & {"embed", "head"}, True, all(one.done.is_set() for one in handles)
+    return names, False, False
 
 
 def policies(rank: int, tp: int) -> tuple[list[int], int]:

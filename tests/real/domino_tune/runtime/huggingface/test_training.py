@@ -24,6 +24,7 @@ from tests.real.domino_tune.runtime.huggingface.ranks import (
     frozen,
     half_frozen,
     on_ranks,
+    on_the_lane,
     policies,
     resumed,
     trained,
@@ -116,6 +117,11 @@ def test_the_stack_gets_embeddings_slice_by_slice(
         assert parts == (0 if scaled else slices)
         for name, parameter in theirs.named_parameters():
             assert torch.allclose(gradients[name], whole(parameter.grad), rtol=1e-4, atol=1e-6)
+
+
+def test_sums_around_the_stack_are_on_its_lane_and_waited_for(tmp_path: Path) -> None:
+    for found in on_ranks(tmp_path, 2, on_the_lane, 2):
+        assert found == ({"embed", "head"}, True, True)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has real-time priority")
