@@ -28,7 +28,7 @@ from tests.support.processes import PATIENCE_S, wait_until, wait_until_gone
 DOCUMENT = REPOSITORY / "docs" / "service.md"
 METRICS = [
     "http_requests_total", "http_request_seconds", "http_requests_in_flight", "domino_tune_jobs",
-    "domino_tune_quick_waiting",
+    "domino_tune_quick_waiting", "domino_tune_workers", "domino_tune_running",
 ]  # fmt: skip
 
 
