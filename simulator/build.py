@@ -167,7 +167,7 @@ class Builder:
             order = with_gathers(order, min(whole, self._bucket_layers(order.stride)), "gather")
         edges = Edges(templates=fragments, gathers=gathers)
         t = self._templates
-        ahead = t.once(("zero_grads",), lambda: begin_step(t)) if first else []
+        ahead = t.once(("begin_step",), lambda: begin_step(t)) if first else []
         ahead = [*ahead, *(edges.parameters() if gathers and shapes.embedding else ())]
         ends = Ends(
             before=lambda token: fragments.moved(edges.instead(EMBEDS, token), token.offset + 1),

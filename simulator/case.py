@@ -131,12 +131,6 @@ class Case:
         shapes = Shapes(model=self.model, workload=self.workload, cluster=self.cluster, plan=plan)
         return self.chunk.of(shapes) if self.chunk else shapes
 
-    @property
-    def merge_choices(self) -> tuple[bool, ...]:
-        """Whether one GEMM may make a weight's gradient from all slices: not where each slice has
-        scales of its own."""
-        return (False, True) if self.workload.fp8_recipe == "none" else (False,)
-
     @cached_property
     def chunks(self) -> tuple[tuple[Chunk, ...], ...]:
         """The chunks of each rank of the pipeline."""

@@ -32,7 +32,7 @@ from simulator.merged import JOINED, SIDES, copied
 from simulator.ops import Gemm
 from simulator.overlap import Overlap, overlap_of
 from simulator.overlapped import Linear, gather_gemm, reserved, sum_gemm
-from simulator.quantized import ACROSS, ROWS, Quantized, operand_bytes
+from simulator.quantized import ROWS, Quantized, operand_bytes
 from simulator.recomputation import RECOMPUTED_PREFIX, Recomputation
 from simulator.schedule import OpTemplate, Ref
 
@@ -370,11 +370,12 @@ class Fragments(Quantized):
                 xs = [self._turned(x, i, moved) for x, i in zip(xs, rows, strict=True)]
         else:
             m, n = hidden, s.width(CORE[block])
-            dys = [self._row_parallel_grad(block, i) for i in rows]
-            if self.gathers:
-                dys = [self._turned(dy, i, moved) for dy, i in zip(dys, rows, strict=True)]
-            elif self.quantizes:
-                dys = [Ref(0, f"d.s{i}.{block}.out{ACROSS}") for i in rows]
+            dys = [
+                self._turned(self._row_parallel_grad(block, i), i, moved)
+                if self.gathers
+                else self.across_of(self._local_grad(block, i), f"d.s{i}.{block}.out")
+                for i in rows
+            ]
             xs = [self.across_of(Ref(0, f"s{i}.{block}.{CORE[block]}")) for i in rows]
         sides = dys, xs
         joins = self._joins(token, sides, (m, n)) if len(rows) > 1 else [None, None]

@@ -204,7 +204,7 @@ def check_plan_fits(
             f"{plan.label} needs {lacking} for it; use --recompute none or full.",
             reason="tokens",
         )
-    if workload.fp8_recipe != "none" and plan.merge_wgrad:
+    if plan.merge_wgrad and not workload.merges_wgrads:
         raise InfeasiblePlanError(
             "Slices of a quantized value have scales of their own, so one GEMM cannot sum over all "
             f"of them: {plan.label} needs a GEMM a slice; leave out merged weight gradients.",

@@ -21,7 +21,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from simulator.ops import Gemm
 from simulator.schedule import OpTemplate, Ref
 from simulator.shapes import Shapes
 from simulator.specs import MATH_BYTES, Fp8Recipe
@@ -40,6 +39,11 @@ def operand_bytes(shapes: Shapes, elements: int) -> int:
     return round(elements * MATH_BYTES[shapes.workload.linear_math])
 
 
+def _reads(shapes: Shapes) -> int:
+    """Return how often a cast reads its input."""
+    return 2 if shapes.workload.fp8_recipe in READS_TWICE else 1
+
+
 def cast_weights(t: Templates) -> list[OpTemplate]:
     """Return the casts of all quantized weights, once a step; where parameters are gathered in FP8,
     the copies across alone."""
@@ -47,8 +51,7 @@ def cast_weights(t: Templates) -> list[OpTemplate]:
     if not count:
         return []
     copy, kept = operand_bytes(s, count), s.workload.fp8_param_gather
-    times = 2 if s.workload.fp8_recipe in READS_TWICE else 1
-    read, written = (copy, copy) if kept else (times * count * s.element, 2 * copy)
+    read, written = (copy, copy) if kept else (_reads(s) * count * s.element, 2 * copy)
     return [t.op("cast_weights", -1, s.pointwise("fp8_cast", read, written), (), "w.cast", 0)]
 
 
@@ -61,11 +64,6 @@ class Quantized(Templates):
         return self.shapes.workload.fp8_recipe != "none"
 
     @property
-    def gathers(self) -> bool:
-        """Whether ranks gather the tokens of values between the blocks."""
-        return self.shapes.shards_tokens and self.shapes.communicates
-
-    @property
     def norm_casts(self) -> bool:
         """Whether the norm writes FP8 itself."""
         work = self.shapes.workload
@@ -75,10 +73,6 @@ class Quantized(Templates):
     def scales_across(self) -> bool:
         """Whether the copy across has scales of its own."""
         return self.shapes.workload.fp8_recipe in SCALES_ACROSS
-
-    def linear(self, m: int, n: int, k: int, layout: str, *, bias: bool = False) -> Gemm:
-        """Return the signature of a product of the layers' linears."""
-        return self.shapes.linear(m, n, k, layout, bias=bias)  # type: ignore[arg-type]
 
     def rows_of(self, value: Ref, base: str = "") -> Ref:
         """Return what fprop and dgrad read of a value."""
@@ -98,8 +92,7 @@ class Quantized(Templates):
         s, base = self.shapes, base or value.name
         copy = operand_bytes(s, size // s.element)
         both = not gathered or self.scales_across
-        reads = 2 if s.workload.fp8_recipe in READS_TWICE else 1
-        signature = s.pointwise("fp8_cast", reads * size, (1 + both) * copy)
+        signature = s.pointwise("fp8_cast", _reads(s) * size, (1 + both) * copy)
         role = f"{_role(base)}.cast"
         made = self.op(role, row, signature, (value,), base + ROWS, copy)
         return [self._also(made, base + ACROSS, copy) if both else made]

@@ -72,12 +72,9 @@ class Recipes:
         """Return the recipes of a stack of one kind; of a uniform stack these."""
         if kind not in self._of_kinds:
             like = self._like.of(kind) if self._like else None
-            workload = kind.of(self.case.workload)
-            one = next(iter(kinds(self.case.model, workload)))
-            uniform = tuple(kinds(self.case.model, self.case.workload)) == (one,)
-            self._of_kinds[kind] = (
-                self if uniform else Recipes(replace(self.case, workload=workload), like)
-            )
+            uniform = tuple(kinds(self.case.model, self.case.workload)) == (kind,)
+            case = replace(self.case, workload=kind.of(self.case.workload))
+            self._of_kinds[kind] = self if uniform else Recipes(case, like)
         return self._of_kinds[kind]
 
     def block(self, plan: SlicePlan, block: str, fragments: BlockFragments) -> Recipe:

@@ -316,6 +316,12 @@ class Workload:
         return "tf32" if self.dtype == "fp32" and self.implementation.tf32 else self.dtype
 
     @property
+    def merges_wgrads(self) -> bool:
+        """Whether one GEMM may make a weight's gradient from all slices: not where each slice has
+        scales of its own."""
+        return self.fp8_recipe == "none"
+
+    @property
     def linear_math(self) -> str:
         """In what the layers' linears multiply."""
         return MATH_OF.get(self.fp8_recipe, self.math)

@@ -105,6 +105,11 @@ class Templates:
         )
 
     @property
+    def gathers(self) -> bool:
+        """Whether ranks gather the tokens of values between the blocks, and scatter their sums."""
+        return self.shapes.shards_tokens and self.shapes.communicates
+
+    @property
     def waits_for_sums(self) -> bool:
         """Whether backward's gathers and sums run beside no compute of their own layer."""
         s = self.shapes
@@ -157,7 +162,7 @@ class Templates:
         """Return the all-gather of a [tokens / tp, hidden] value of slice ``row``, none where each
         rank holds all tokens. ``size``: bytes of all tokens, 0 without quantization."""
         s = self.shapes
-        if not (s.shards_tokens and s.communicates):
+        if not self.gathers:
             return []
         size = size or s.hidden_bytes(row)
         signature = s.tp_collective("all_gather", size)
@@ -182,10 +187,8 @@ class Templates:
 
     def summed_ref(self, layer: int, name: str) -> Ref:
         """Return the value to read: the one that ``summed`` gives."""
-        scattered = self.shapes.shards_tokens and self.shapes.communicates
-        return Ref(layer, f"{name}.rs") if scattered else self.reduced_ref(layer, name)
+        return Ref(layer, f"{name}.rs") if self.gathers else self.reduced_ref(layer, name)
 
     def gathered_ref(self, local: Ref, whole: str) -> Ref:
         """Return the value to read: ``whole``, or ``local`` where each rank holds all tokens."""
-        gathers = self.shapes.shards_tokens and self.shapes.communicates
-        return Ref(0, whole) if gathers else local
+        return Ref(0, whole) if self.gathers else local

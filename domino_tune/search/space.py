@@ -176,7 +176,7 @@ def enumerate_plans(
     cannot run this model or batch at all.
     """
     spec = restrict(spec or SpaceSpec(), model, workload, target)
-    if workload.fp8_recipe != "none":  # each slice has scales of its own
+    if not workload.merges_wgrads:
         spec = replace(spec, merge_wgrads=(False,))
     pool: list[tuple[Cut, Variant]] = []
     infeasible: Counter[str] = Counter()

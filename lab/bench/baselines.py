@@ -116,14 +116,13 @@ def gain_of(case: Case) -> Gain:
 def cuts(case: Case, mode: bool) -> list[SlicePlan]:
     """Return the cuts that are worth trying: few slices, in greedy and in DeepSpeed's order."""
     rows = [r for r in (2, 3, 4) if r <= case.workload.micro_batch_size]
+    merges = (False, True) if case.workload.merges_wgrads else (False,)
     greedy = [
         SlicePlan(
             row_slices=r, attn_col_slices=columns, mlp_col_slices=columns, attn_dgrad_slices=1,
             mlp_dgrad_slices=1, merge_wgrad=merge, comm_ctas=cta, sequence_parallel=mode,
         )
-        for r, columns, merge, cta in product(
-            rows, (1, 2), case.merge_choices, case.comm_ctas_choices
-        )
+        for r, columns, merge, cta in product(rows, (1, 2), merges, case.comm_ctas_choices)
     ]  # fmt: skip
     inter = SlicePlan(order="inter", wgrad="deferred", sequence_parallel=mode)
     return [*greedy, inter, *_columns(mode)]
