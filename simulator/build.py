@@ -167,7 +167,7 @@ class Builder:
             order = with_gathers(order, min(whole, self._bucket_layers(order.stride)), "gather")
         edges = Edges(templates=fragments, gathers=gathers)
         t = self._templates
-        ahead = t.once(("begin_step",), lambda: begin_step(t)) if first else []
+        ahead = t.once(("begin_step", *t.rank), lambda: begin_step(t)) if first else []
         ahead = [*ahead, *(edges.parameters() if gathers and shapes.embedding else ())]
         ends = Ends(
             before=lambda token: fragments.moved(edges.instead(EMBEDS, token), token.offset + 1),
@@ -290,11 +290,11 @@ class Builder:
 
     def _gather(self, token: Token, layers: int) -> list[OpTemplate]:
         t = self._templates
-        return t.once(("gather", token, layers), lambda: [gather(t, token, layers)])
+        return t.once(("gather", token, layers, *t.rank), lambda: [gather(t, token, layers)])
 
     def _bucket(self, token: Token, stride: int) -> list[OpTemplate]:
         t, gradients = self._templates, self._final_gradients
-        key = "bucket", token, stride, gradients
+        key = "bucket", token, stride, gradients, *t.rank
         return t.once(key, lambda: bucket(t, token, stride, gradients))
 
     def _awaiting(self, fragments: Fragments, token: Token, stride: int) -> list[OpTemplate]:
@@ -331,9 +331,8 @@ class Builder:
         """Return the optimizer's step."""
         per_bucket = self._bucket_layers(self.order.backward.stride) if self._reduces_early else 0
         names = self._final_gradients
-        return self._templates.once(
-            ("step", per_bucket, names), lambda: self._made_step(per_bucket, names)
-        )
+        key = "step", per_bucket, names, *self._templates.rank
+        return self._templates.once(key, lambda: self._made_step(per_bucket, names))
 
     def _made_step(self, per_bucket: int, names: tuple[str, ...]) -> list[OpTemplate]:
         shapes, rest = self.shapes, 0

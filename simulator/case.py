@@ -25,7 +25,8 @@ class Case:
 
     ``sequence_parallel``: the plans that are asked for; None means both with and without.
     ``memory_margin``: what of a GPU's memory to leave free.
-    ``chunk``: the part of the model that a rank of a pipeline has; None means all of it.
+    ``chunk``: the part of a model that a rank of a pipeline has, with ``model`` and ``workload`` as
+    it has them; None means all of it.
     Raise InputError if the model does not shard over ``cluster.tp`` ranks, or its sequences do not
     where that is asked for.
     """
@@ -99,6 +100,14 @@ class Case:
         other.__dict__["cost"] = self.cost.drawn(draw)
         return other
 
+    def training(self, workload: Workload, cluster: ClusterSpec | None = None) -> Case:
+        """Return the case of another workload, on other ranks of the same machine; look-ups are
+        made once for all."""
+        other = replace(self, workload=workload, cluster=cluster or self.cluster)
+        assert other.cluster.cuda_graph == self.cluster.cuda_graph
+        other.__dict__["cost"] = self.cost  # which may be drawn
+        return other
+
     def cost_at(self, clock_mhz: int | None) -> CostModel:
         """Return the costs at a clock; None: as they were timed."""
         return self.cost if clock_mhz is None else self.cost.at_clock(clock_mhz)
@@ -128,8 +137,11 @@ class Case:
         Raise InfeasiblePlanError if the plan does not fit the model or the batch.
         """
         check_plan_fits(plan, self.model, self.workload, self.cluster)
-        shapes = Shapes(model=self.model, workload=self.workload, cluster=self.cluster, plan=plan)
-        return self.chunk.of(shapes) if self.chunk else shapes
+        embedding, head = (self.chunk.embedding, self.chunk.head) if self.chunk else (True, True)
+        return Shapes(
+            model=self.model, workload=self.workload, cluster=self.cluster, plan=plan,
+            embedding=embedding, head=head,
+        )  # fmt: skip
 
     @cached_property
     def chunks(self) -> tuple[tuple[Chunk, ...], ...]:
@@ -145,11 +157,13 @@ class Case:
     @cached_property
     def busiest(self) -> Case:
         """What the busiest rank plays, as a case of its own without a pipeline."""
-        chunk = joined(self.chunks[self.busiest_rank])
+        chunks = self.chunks[self.busiest_rank]
+        chunk, each = joined(chunks), self.workload.recompute_layers
+        again = sum(min(each, one.layers) for one in chunks)
         made = replace(
             self,
             model=replace(self.model, num_hidden_layers=chunk.layers),
-            workload=replace(chunk.workload(self.workload), pp_layers=()),
+            workload=replace(chunk.workload(self.workload), pp_layers=(), recompute_layers=again),
             cluster=replace(self.cluster, pp=1, vpp=1),
             chunk=chunk,
         )

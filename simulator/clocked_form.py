@@ -36,9 +36,9 @@ Drawn = TypeVar("Drawn", float, Floats)
 
 
 class Layers:
-    """What bounds of cases with the same layers and micro-batches share: recipes, a form at each
-    clock (0: that of the timings), which clock was found last (``near``), and one that was found
-    (``clock_mhz``)."""
+    """What bounds of cases with the same kinds of layers and micro-batches share: recipes, a form
+    at each clock (0: that of the timings), which clock was found last (``near``), and one that was
+    found (``clock_mhz``)."""
 
     def __init__(self) -> None:
         self._recipes: Recipes | None = None

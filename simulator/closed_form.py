@@ -108,7 +108,7 @@ class ClosedForm:
     """Bound and estimate for the plans of one case.
 
     ``like``: a form at the same clock that shares its caches. Its case may differ only in the
-    number of layers or micro-batches.
+    numbers of layers of each kind, and of micro-batches.
     """
 
     def __init__(
@@ -122,7 +122,6 @@ class ClosedForm:
         self.cost = cost or case.cost
         self.recipes = recipes or Recipes(case)
         self._passes: dict[tuple[object, ...], PassBound] = {}
-        self._like = like
         self._of_kinds: dict[LayerKind, ClosedForm] = {}
         self._stretched: dict[tuple[object, ...], Stretch] = like._stretched if like else {}
         self._layers: dict[tuple[object, ...], Work] = like._layers if like else {}
@@ -234,9 +233,8 @@ class ClosedForm:
         """Return the form of a stack of one kind; of a uniform stack its own."""
         if kind not in self._of_kinds:
             recipes = self.recipes.of(kind)
-            like = self._like.of(kind) if self._like else None
             uniform = recipes is self.recipes
-            made = self if uniform else ClosedForm(recipes.case, self.cost, recipes, like)
+            made = self if uniform else ClosedForm(recipes.case, self.cost, recipes, self)
             self._of_kinds[kind] = made
         return self._of_kinds[kind]
 
@@ -274,7 +272,8 @@ class ClosedForm:
     def _stretch(self, plan: SlicePlan, which: Pass) -> Stretch:
         forward = which == "forward"
         slices = self._slices(plan, which)
-        key = (mode_of(plan), which, plan.row_slices, slices, not forward and plan.merge_wgrad)
+        merges = not forward and plan.merge_wgrad
+        key = self.recipes.kinds, mode_of(plan), which, plan.row_slices, slices, merges
         if key not in self._stretched:
             recompute = self.case.workload.recompute
             fragments = FORWARD_FRAGMENTS if forward else backward_fragments(recompute)
@@ -359,7 +358,7 @@ class ClosedForm:
         matter, they are those of long ops.
         """
         cuts = frozenset(self._slices(plan, which))
-        key = (mode_of(plan), plan.row_slices, cuts)
+        key = self.recipes.kinds, mode_of(plan), plan.row_slices, cuts
         if key not in self._slow:
             pairs = [
                 {f: self.cost.contention.slowdowns((ComputeFamily(f), family)) for f in FAMILIES}

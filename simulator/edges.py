@@ -94,10 +94,10 @@ class Edges:
 
     def parameters(self) -> list[OpTemplate]:
         """Return the gather of the edges' parameters from the replicas."""
-        return self._parameters(-1)
+        return self._parameters(-1, *self.templates.rank)
 
     @_once
-    def _parameters(self, row: int) -> list[OpTemplate]:
+    def _parameters(self, row: int, *_: object) -> list[OpTemplate]:
         edge = self.shapes.edge_parameters
         signature = self.shapes.dp_gather(edge, edge=edge)
         return [self.templates.op("embed.dp.ag", row, signature, (), "params.edges", 0, lane=DP)]

@@ -9,8 +9,7 @@ from simulator.case import Case
 from simulator.chunks import joined
 from simulator.issue_order import LayerOrder
 from simulator.memory import Memory, head_bytes, held_parameters, unpiped_memory
-from simulator.ordering import order_of
-from simulator.pipeline.build import Pieces
+from simulator.pipeline.build import pieces_of
 from simulator.pipeline.memory import piped_memory
 from simulator.plan import MEGATRON, SlicePlan
 
@@ -21,7 +20,7 @@ def stage_memory(
     """Return each stage's memory at its peak; one stage without a pipeline."""
     if case.cluster.pp == 1:
         return (unpiped_memory(case, plan, order),)
-    return piped_memory(Pieces(case, plan, order or order_of(case, plan)))
+    return piped_memory(case, pieces_of(case, plan, order))
 
 
 def peak_memory(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Memory:
@@ -51,7 +50,8 @@ def static_memory(case: Case, plan: SlicePlan) -> Memory:
     whole = case.shapes(plan)
     if case.cluster.pp == 1:
         return held_parameters(case, whole)
-    stages = (held_parameters(case, joined(chunks).of(whole)) for chunks in case.chunks)
+    ranks = dict.fromkeys(map(joined, case.chunks))
+    stages = (held_parameters(case, chunk.of(whole)) for chunk in ranks)
     return max(stages, key=sum)
 
 

@@ -18,7 +18,9 @@ from simulator.issue_order import (
     ALL_SLICES,
     FORWARD_FRAGMENTS,
     BlockFragments,
-    slice_tokens,
+    Token,
+    is_cut,
+    pieces,
 )
 from simulator.ops import Gemm, Signature
 from simulator.optimizer_step import begin_step, optimizer_step
@@ -56,11 +58,11 @@ class EdgeRecipes(NamedTuple):
 
 class Recipes:
     """Recipes of the plans of one case, each made once. ``like``: recipes that share their caches;
-    their case may differ only in the number of layers or micro-batches."""
+    their case may differ only in the numbers of layers of each kind, and of micro-batches."""
 
     def __init__(self, case: Case, like: Recipes | None = None) -> None:
         self.case = case
-        self._like = like
+        self.kinds = tuple(kinds(case.model, case.workload))
         self._of_kinds: dict[LayerKind, Recipes] = {}
         self._blocks: dict[tuple[object, ...], Recipe] = like._blocks if like else {}
         self._micro_edges: dict[tuple[object, ...], tuple[Recipe, Recipe]] = (
@@ -71,10 +73,8 @@ class Recipes:
     def of(self, kind: LayerKind) -> Recipes:
         """Return the recipes of a stack of one kind; of a uniform stack these."""
         if kind not in self._of_kinds:
-            like = self._like.of(kind) if self._like else None
-            uniform = tuple(kinds(self.case.model, self.case.workload)) == (kind,)
             case = replace(self.case, workload=kind.of(self.case.workload))
-            self._of_kinds[kind] = self if uniform else Recipes(case, like)
+            self._of_kinds[kind] = self if self.kinds == (kind,) else Recipes(case, self)
         return self._of_kinds[kind]
 
     def block(self, plan: SlicePlan, block: str, fragments: BlockFragments) -> Recipe:
@@ -93,7 +93,7 @@ class Recipes:
         if kind == "dgrad" and self.case.workload.recompute in ("full", "per-op"):
             counts.append(getattr(plan, f"{block}_col_slices"))
         merged = kind == "dgrad" and plan.merge_wgrad
-        return (mode_of(plan), plan.row_slices, merged, block, kind, *counts)
+        return (self.kinds, mode_of(plan), plan.row_slices, merged, block, kind, *counts)
 
     def edges(self, plan: SlicePlan) -> EdgeRecipes:
         """Return the recipes outside the layers; later micro-batches add to the gradients that the
@@ -135,26 +135,30 @@ class Recipes:
     def _templates(
         self, plan: SlicePlan, block: str, fragments: BlockFragments
     ) -> Iterator[tuple[str, OpTemplate, int]]:
-        """Yield (fragment, op, times) of all slices."""
+        """Yield (fragment, op, times) of all slices. Column pieces but the first are alike."""
         builder = Fragments(shapes=self.case.shapes(plan))
-        for row, times in self._alike(plan):
-            for token in slice_tokens(plan, block, fragments[block], row):
-                merged = plan.merge_wgrad and token.fragment.endswith("_wgrad")
-                if not merged:
-                    yield from ((token.fragment, op, times) for op in builder.templates(token))
-                elif row == 0:
-                    whole = builder.templates(token._replace(slice=ALL_SLICES))
-                    yield from ((token.fragment, op, 1) for op in whole)
+        each, alike = [(row, 1) for row in range(plan.row_slices)], self._alike(plan)
+        for fragment in fragments[block]:
+            count = pieces(plan, block, fragment) if is_cut(block, fragment) else 1
+            if plan.merge_wgrad and fragment.endswith("_wgrad"):
+                whole = builder.templates(Token(block, fragment, ALL_SLICES))
+                yield from ((fragment, op, 1) for op in whole)
+                continue
+            positions = plan.slices_sequences and "core_attn" in fragment
+            for row, times in each if positions else alike:
+                first = Token(block, fragment, row, 0 if is_cut(block, fragment) else -1)
+                yield from ((fragment, op, times) for op in builder.templates(first))
+                if count > 1:
+                    more = builder.templates(first._replace(piece=1))
+                    yield from ((fragment, op, times * (count - 1)) for op in more)
 
     def _alike(self, plan: SlicePlan) -> list[tuple[int, int]]:
-        """Return (first slice, count) for each kind of slice. Slices of the batch with the same
-        number of sequences are alike, except for the first one, which may overwrite gradients."""
-        rows = range(plan.row_slices)
-        if plan.slices_sequences:
-            return [(row, 1) for row in rows]
+        """Return (first slice, count) for each kind of slice. Slices with the same number of tokens
+        are alike, except for the first one, which may overwrite gradients, and for the attention
+        core of slices of sequences, whose keys begin with the sequence."""
         shapes = self.case.shapes(plan)
         kinds: dict[tuple[int, bool], list[int]] = {}
-        for row in rows:
+        for row in range(plan.row_slices):
             kinds.setdefault((shapes.tokens(row), row == 0), []).append(row)
         return [(alike[0], len(alike)) for alike in kinds.values()]
 

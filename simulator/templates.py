@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple
 
 from simulator.ops import Gemm, Signature
 from simulator.schedule import COMPUTE, TP, OpTemplate, Ref
 from simulator.shapes import Shapes
+from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 
 class Made(NamedTuple):
@@ -19,7 +20,7 @@ class Made(NamedTuple):
     value_bytes: dict[str, int]
 
 
-LAYERS_KEPT: Final = 8
+LAYERS_KEPT: Final = 16
 """Kinds of layers whose templates are kept, for the plans that come next."""
 
 
@@ -30,12 +31,26 @@ def _shared_by(layer: tuple[object, ...]) -> dict[object, Any]:
 
 
 def shared_by(shapes: Shapes) -> dict[object, Any]:
-    """Return the cache that plans share if their templates differ only by how they cut slices."""
+    """Return the cache that plans share if their templates differ only by how they cut slices.
+
+    It is that of a layer: what depends on the rank (its number of layers, its replicas and ends) is
+    kept under ``Templates.rank``.
+    """
     plan = shapes.plan
     mode = plan.strategy, plan.comm_ctas, plan.sequence_parallel, plan.tp_comm_overlap
     slicing = plan.slice_dim, plan.slice_balance, plan.slices_sequences
-    ends = shapes.embedding, shapes.head
-    return _shared_by((shapes.model, shapes.workload, shapes.cluster, *mode, *slicing, *ends))
+    layer = _layer_of(shapes.model, shapes.workload, shapes.cluster)
+    return _shared_by((*layer, *mode, *slicing))
+
+
+@lru_cache(maxsize=1024)
+def _layer_of(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> tuple[object, ...]:
+    """Return all that ops of a layer, of the embedding and of the head depend on."""
+    return (
+        replace(model, num_hidden_layers=1),
+        replace(workload, grad_accumulation=1, pp_layers=(), recompute_layers=0),
+        cluster.tp, cluster.cp, cluster.ranks_per_node,
+    )  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -55,6 +70,12 @@ class Templates:
         if not self.shared:
             self.shared = shared_by(self.shapes)
         self._cuts: dict[int, tuple[int, ...]] = {}
+
+    @cached_property
+    def rank(self) -> tuple[object, ...]:
+        """Part of the key of templates that depend on more than a layer."""
+        s = self.shapes
+        return s.model, s.workload, s.cluster, s.embedding, s.head
 
     def once(
         self, key: tuple[object, ...], make: Callable[[], list[OpTemplate]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -13,18 +13,20 @@ import numpy as np
 from simulator.buckets import gradient_passes, layers_per_bucket
 from simulator.build import Builder
 from simulator.case import Case
-from simulator.chunks import Chunk, joined
+from simulator.chunks import Chunk, chunks_of_ranks, joined
 from simulator.cost import CostModel
 from simulator.issue_order import LayerOrder
 from simulator.ops import Collective
 from simulator.optimizer_step import WORLD_NORM, summed_gradients, update
+from simulator.ordering import order_of
 from simulator.pipeline.orders import Action
 from simulator.pipeline.program import PipelineProgram
 from simulator.pipeline.wires import Wiring, wiring
-from simulator.plan import SlicePlan
+from simulator.plan import SlicePlan, check_plan_fits
 from simulator.repriced import repriced
 from simulator.schedule import OpTemplate, Repeat, Schedule, Segment
 from simulator.shapes import Shapes
+from simulator.specs import ClusterSpec, ModelSpec, Workload
 from simulator.templates import Templates
 from simulator.totals import Totals
 
@@ -43,11 +45,26 @@ class Piece(NamedTuple):
     first: bool
 
 
+def pieces_of(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Pieces:
+    """Return the passes of a plan, which time, memory and drawn machines share."""
+    order = order or order_of(case, plan)
+    return _pieces_of(case.model, case.workload, case.cluster, plan, order)
+
+
+@lru_cache(maxsize=16)
+def _pieces_of(
+    model: ModelSpec, workload: Workload, cluster: ClusterSpec, plan: SlicePlan, order: LayerOrder
+) -> Pieces:
+    return Pieces(model, workload, cluster, plan, order)
+
+
 @dataclass(frozen=True, eq=False)
 class Pieces:
     """The passes of a plan's chunks as schedules, each made once."""
 
-    case: Case
+    model: ModelSpec
+    workload: Workload
+    cluster: ClusterSpec
     plan: SlicePlan
     order: LayerOrder
     _made: dict[Piece, Schedule] = field(default_factory=dict)
@@ -55,21 +72,31 @@ class Pieces:
     _passes: dict[int, Schedule] = field(default_factory=dict)
     _buckets: dict[tuple[Chunk, bool], list[int]] = field(default_factory=dict)
     _counts: dict[int, Counter[Piece]] = field(default_factory=dict)
+    _shapes: dict[Chunk, Shapes] = field(default_factory=dict)
 
     @cached_property
     def whole(self) -> Shapes:
         """Shapes of the whole model."""
-        return self.case.shapes(self.plan)
+        check_plan_fits(self.plan, self.model, self.workload, self.cluster)
+        return Shapes(
+            model=self.model, workload=self.workload, cluster=self.cluster, plan=self.plan
+        )
 
-    @property
+    def shapes(self, chunk: Chunk) -> Shapes:
+        """Return the shapes of a chunk."""
+        if chunk not in self._shapes:
+            self._shapes[chunk] = chunk.of(self.whole)
+        return self._shapes[chunk]
+
+    @cached_property
     def ranks(self) -> tuple[tuple[Chunk, ...], ...]:
         """The chunks of each rank."""
-        return self.case.chunks
+        return chunks_of_ranks(self.model, self.workload, self.cluster)
 
     @cached_property
     def wires(self) -> Wiring:
         """The passes of each rank, and the messages between them."""
-        work, cluster = self.case.workload, self.case.cluster
+        work, cluster = self.workload, self.cluster
         return wiring(work.pp_schedule, cluster.pp, cluster.vpp, work.grad_accumulation)
 
     @cached_property
@@ -115,7 +142,7 @@ class Pieces:
     def first_micro(self, kind: str) -> int:
         """Return the micro-batch whose pass of this kind is the first of a chunk. GPipe goes back
         from the last one."""
-        work = self.case.workload
+        work = self.workload
         backwards = kind != "F" and work.pp_schedule == "gpipe"
         return work.grad_accumulation - 1 if backwards else 0
 
@@ -123,7 +150,7 @@ class Pieces:
     def _clears(self) -> bool:
         """Whether each chunk's first forward clears its gradients, so that the first backward adds
         as all others do."""
-        return self.case.workload.implementation.zero_grads
+        return self.workload.implementation.zero_grads
 
     def counts(self, rank: int) -> Counter[Piece]:
         """Return how often a rank plays each pass."""
@@ -138,7 +165,7 @@ class Pieces:
         return self._made[piece]
 
     def _schedule(self, piece: Piece) -> Schedule:
-        shapes = piece.chunk.of(self.whole)
+        shapes = self.shapes(piece.chunk)
         builder = Builder(shapes, self.order, in_pipeline=True)
         fragments = builder.fragments(first=piece.first)
         if piece.part == "forward":
@@ -150,17 +177,18 @@ class Pieces:
         return Schedule(
             parts=(Repeat(segments=tuple(segments)),), value_bytes=builder.value_bytes,
             launch_order=builder.shapes.workload.implementation.launch_order,
+            shared=fragments.shared,
         )  # fmt: skip
 
     def step(self, rank: int) -> tuple[Schedule, Schedule]:
         """Return a rank's ops up to the norm's sum over all ranks, and from there on."""
         chunk = joined(self.ranks[rank])
         if chunk not in self._steps:
-            self._steps[chunk] = self._step(chunk.of(self.whole))
+            self._steps[chunk] = self._step(self.shapes(chunk))
         return self._steps[chunk]
 
     def _step(self, shapes: Shapes) -> tuple[Schedule, Schedule]:
-        t, work = Templates(shapes=shapes), self.case.workload
+        t, work = Templates(shapes=shapes), self.workload
         ops: list[OpTemplate] = []
         if not (shapes.reduces and work.overlap_grad_reduce):
             ops += summed_gradients(t, shapes.rank_parameters, ())
@@ -171,7 +199,7 @@ class Pieces:
 
     def step_shapes(self, rank: int) -> Shapes:
         """Return the shapes of all chunks of a rank."""
-        return joined(self.ranks[rank]).of(self.whole)
+        return self.shapes(joined(self.ranks[rank]))
 
     def passes(self, parameters: int) -> Schedule:
         """Return the passes over a bucket's gradients before its sum."""
@@ -185,7 +213,7 @@ class Pieces:
         them. Only the first chunk of the first rank has several, as in Megatron-LM."""
         key = self.ranks[rank][number], rank == number == 0
         if key not in self._buckets:
-            self._buckets[key] = self._bucket_sizes(key[0].of(self.whole), several=key[1])
+            self._buckets[key] = self._bucket_sizes(self.shapes(key[0]), several=key[1])
         return self._buckets[key]
 
     def _bucket_sizes(self, shapes: Shapes, *, several: bool) -> list[int]:
@@ -222,11 +250,11 @@ class PipelineBuilder:
 
     pieces: Pieces
     cost: CostModel
-    _played: dict[Piece, Totals] = field(default_factory=dict)
+    _played: dict[int, Totals] = field(default_factory=dict)
 
     def program(self) -> PipelineProgram:
         """Return the pipeline's program."""
-        work, cluster = self.pieces.case.workload, self.pieces.case.cluster
+        work, cluster = self.pieces.workload, self.pieces.cluster
         overlaps = work.overlap_p2p or work.pp_schedule == "zero-bubble"
         wires, pieces = self.pieces.wires, self.pieces
         kinds_ns = [
@@ -254,25 +282,25 @@ class PipelineBuilder:
 
     def played(self, piece: Piece) -> Totals:
         """Return the sums of a pass that is played alone."""
-        if piece not in self._played:
-            self._played[piece] = self._alone(self.pieces.schedule(piece))
-        return self._played[piece]
+        return self._alone(self.pieces.schedule(piece))
 
     def step(self, rank: int) -> list[Totals]:
         """Return the sums of a rank's way to the norm over all ranks, and from there on."""
         return [self._alone(schedule) for schedule in self.pieces.step(rank)]
 
     def _alone(self, schedule: Schedule) -> Totals:
-        if not len(schedule):
-            return NOTHING
-        return repriced(schedule, self.cost).totals(self.cost)
+        number = id(schedule)  # which the pieces keep
+        if number not in self._played:
+            found = repriced(schedule, self.cost).totals(self.cost) if len(schedule) else NOTHING
+            self._played[number] = found
+        return self._played[number]
 
     def _message_ns(self, lower: int) -> int:
         """Return the time of a message between rank ``lower`` and the next one."""
         if not self.pieces.communicates:
             return 0
-        nodes, per_node = self.pieces.case.cluster.p2p_group(lower)
-        dtype = self.pieces.case.workload.dtype
+        nodes, per_node = self.pieces.cluster.p2p_group(lower)
+        dtype = self.pieces.workload.dtype
         return self.cost.duration_ns(
             Collective("send_recv", self.pieces.message_bytes, nodes, per_node, 0, dtype)
         )
@@ -281,7 +309,7 @@ class PipelineBuilder:
 
     def _buckets_ns(self, rank: int, number: int) -> tuple[int, ...]:
         """Return the times of the sums of a chunk's gradients over the replicas."""
-        if not (self.pieces.whole.reduces and self.pieces.case.workload.overlap_grad_reduce):
+        if not (self.pieces.whole.reduces and self.pieces.workload.overlap_grad_reduce):
             return ()
         return tuple(
             self._alone(self.pieces.passes(size)).makespan_ns
@@ -292,7 +320,7 @@ class PipelineBuilder:
     def _gathers_ns(self, rank: int, number: int) -> tuple[int, ...]:
         """Return the times of the gathers of a chunk's parameters, which an iteration begins
         with."""
-        whole, work = self.pieces.whole, self.pieces.case.workload
+        whole, work = self.pieces.whole, self.pieces.workload
         if not (whole.reduces and whole.shards_optimizer and work.overlap_param_gather):
             return ()
         sizes = self.pieces.bucket_sizes(rank, number)
@@ -300,11 +328,11 @@ class PipelineBuilder:
 
     def _tied_ns(self) -> int:
         """Return the time of the sum of a tied table's gradient over the first and last stage."""
-        case, whole = self.pieces.case, self.pieces.whole
-        if not (case.model.tie_word_embeddings and self.pieces.communicates):
+        pieces, whole = self.pieces, self.pieces.whole
+        if not (pieces.model.tie_word_embeddings and pieces.communicates):
             return 0
-        nodes, per_node = case.cluster.p2p_group(case.cluster.pp - 1)
-        size, work = whole.table_parameters * whole.grad_bytes, case.workload
+        nodes, per_node = pieces.cluster.p2p_group(pieces.cluster.pp - 1)
+        size, work = whole.table_parameters * whole.grad_bytes, pieces.workload
         algo = work.implementation.nccl_algo
         return self.cost.duration_ns(
             Collective("all_reduce", size, nodes, per_node, 0, work.grad_dtype, algo)

@@ -10,24 +10,24 @@ from simulator.case import Case
 from simulator.chunks import Chunk, joined
 from simulator.memory import Live, Memory, Phase, held_parameters, lifetimes
 from simulator.op_table import listing_of
-from simulator.ordering import order_of
-from simulator.pipeline.build import Pass, Piece, Pieces
+from simulator.pipeline.build import Pass, Piece, Pieces, pieces_of
 from simulator.pipeline.orders import held_by_first
 from simulator.plan import SlicePlan
 from simulator.schedule import Repeat
+from simulator.stack import LayerKind, kinds
 
 Phases = dict[str, Phase]
 """Live values of a chunk's passes: of ``F``, ``B`` and, where it is apart, ``W``."""
 
 
-def piped_memory(pieces: Pieces) -> tuple[Memory, ...]:
+def piped_memory(case: Case, pieces: Pieces) -> tuple[Memory, ...]:
     """Return each rank's memory at its peak."""
     every = {chunk for rank in pieces.ranks for chunk in rank}
     chunks = {chunk: _held(pieces, chunk) for chunk in every}
-    return tuple(_rank_memory(pieces, rank, chunks) for rank in range(len(pieces.ranks)))
+    return tuple(_rank_memory(case, pieces, rank, chunks) for rank in range(len(pieces.ranks)))
 
 
-def _rank_memory(pieces: Pieces, rank: int, chunks: dict[Chunk, Phases]) -> Memory:
+def _rank_memory(case: Case, pieces: Pieces, rank: int, chunks: dict[Chunk, Phases]) -> Memory:
     changes = {
         (kind, number): _change(chunks[chunk], kind)
         for number, chunk in enumerate(pieces.ranks[rank])
@@ -40,7 +40,7 @@ def _rank_memory(pieces: Pieces, rank: int, chunks: dict[Chunk, Phases]) -> Memo
         peak = max(peak, (whole + change.at_peak.whole, logits + change.at_peak.logits))
         whole += change.at_end.whole
         logits += change.at_end.logits
-    static = held_parameters(pieces.case, pieces.step_shapes(rank))
+    static = held_parameters(case, pieces.step_shapes(rank))
     return static._replace(activations=peak[0] - peak[1], logits=peak[1])
 
 
@@ -60,10 +60,10 @@ def _change(phases: Phases, kind: str) -> _Change:
 
 
 class KeptBytes:
-    """What layers keep for backward, for cases with the same layers and micro-batches."""
+    """What layers keep for backward, for cases with the same kinds of layers and micro-batches."""
 
     def __init__(self) -> None:
-        self._of_layers: dict[SlicePlan, tuple[int, int]] = {}
+        self._of_layers: dict[tuple[SlicePlan, LayerKind], tuple[int, int]] = {}
 
     def least_bytes(self, case: Case, plan: SlicePlan) -> int:
         """Return a lower bound (bytes) on every plan with the mode of ``plan``, which is unsliced.
@@ -71,18 +71,27 @@ class KeptBytes:
         Before backward begins, the first stage holds what backward will read, for all micro-batches
         in flight; that is the same for every cut and order.
         """
-        if plan not in self._of_layers:
-            pieces = Pieces(case, plan, order_of(case, plan))
+        first = case.chunks[0]
+        chunk = min(first, key=lambda one: one.layers)
+        shapes = chunk.of(case.shapes(plan))
+        kept = more = 0
+        for kind, layers in kinds(shapes.model, shapes.workload).items():
+            each, beside = self._of(case, plan, kind)
+            kept, more = kept + layers * each, min(more, beside)
+        static = sum(held_parameters(case, joined(first).of(case.shapes(plan))))
+        return static + held_by_first(case.workload, case.cluster) * (kept + more)
+
+    def _of(self, case: Case, plan: SlicePlan, kind: LayerKind) -> tuple[int, int]:
+        """Return the bytes that each layer of a kind keeps, and those beside, where below 0."""
+        key = plan, kind
+        if key not in self._of_layers:
+            uniform = replace(case, workload=kind.of(case.workload))
+            pieces = pieces_of(uniform, plan)
             one, two = (
                 _held(pieces, Chunk(layers, False, False))["F"].held.whole for layers in (1, 2)
             )
-            self._of_layers[plan] = two - one, 2 * one - two
-        each, more = self._of_layers[plan]
-        first = case.chunks[0]
-        layers = min(chunk.layers for chunk in first)
-        whole = case.shapes(plan)
-        static = sum(held_parameters(case, joined(first).of(whole)))
-        return static + held_by_first(case.workload, case.cluster) * (layers * each + min(0, more))
+            self._of_layers[key] = two - one, 2 * one - two
+        return self._of_layers[key]
 
 
 def _sum(one: Live, other: Live) -> Live:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from simulator.case import Case
 from simulator.clock import Burden, Played, Power, find_clock
 from simulator.cost import CostModel
 from simulator.issue_order import LayerOrder
-from simulator.ordering import order_of
-from simulator.pipeline.build import Pieces, PipelineBuilder
+from simulator.pipeline.build import Pieces, PipelineBuilder, pieces_of
 from simulator.pipeline.program import PipelineProgram, PipelineRun
-from simulator.pipeline.recurrence import play
+from simulator.pipeline.recurrence import makespan_ns, play
 from simulator.plan import SlicePlan
 from simulator.repriced import repriced
 from simulator.schedule import Repeat, Schedule, Segment
@@ -31,13 +31,24 @@ class RankTimes(NamedTuple):
     bubble_ns: int
 
 
-class PlayedPipeline(NamedTuple):
+@dataclass(frozen=True)
+class PlayedPipeline:
     """A plan's pipeline at the clock of ``builder``."""
 
+    case: Case
     builder: PipelineBuilder
     program: PipelineProgram
-    run: PipelineRun
-    power: Power | None
+    power: Power | None = None
+
+    @cached_property
+    def makespan_ns(self) -> int:
+        """The time of the pipeline, without what is constant in an iteration."""
+        return makespan_ns(self.program)
+
+    @cached_property
+    def run(self) -> PipelineRun:
+        """The times of all tasks and messages."""
+        return play(self.program)
 
     @property
     def ranks(self) -> tuple[RankTimes, ...]:
@@ -47,27 +58,25 @@ class PlayedPipeline(NamedTuple):
     @property
     def totals(self) -> Totals:
         """The iteration's time, and the sums of the busiest rank."""
-        case = self.builder.pieces.case
-        one = _times_of(case.busiest_rank, self)
-        makespan_ns = self.run.makespan_ns + case.constant_ns
-        return Totals(makespan_ns, one.compute_ns, one.comm_ns, one.exposed_ns, (0,))
+        one = _times_of(self.case.busiest_rank, self)
+        iteration_ns = self.makespan_ns + self.case.constant_ns
+        return Totals(iteration_ns, one.compute_ns, one.comm_ns, one.exposed_ns, (0,))
 
     @property
     def busiest(self) -> Played:
         """What the busiest rank plays, without its waits; ``totals`` are of the iteration."""
         pieces, cost = self.builder.pieces, self.builder.cost
-        schedule = rank_schedule(pieces, pieces.case.busiest_rank)
+        schedule = rank_schedule(pieces, self.case.busiest_rank)
         return Played(repriced(schedule, cost), self.totals, cost, self.power)
 
 
 def played_pipeline(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> PlayedPipeline:
     """Return the pipeline of ``plan`` at its clock: the one that its busiest rank can have."""
-    pieces = Pieces(case, plan, order or order_of(case, plan))
+    pieces = pieces_of(case, plan, order)
 
     def at(cost: CostModel) -> PlayedPipeline:
         builder = PipelineBuilder(pieces, cost)
-        program = builder.program()
-        return PlayedPipeline(builder, program, play(program), None)
+        return PlayedPipeline(case, builder, builder.program())
 
     if case.power is None:
         return at(case.cost)
@@ -75,14 +84,14 @@ def played_pipeline(case: Case, plan: SlicePlan, order: LayerOrder | None = None
         Burden(rank_schedule(pieces, case.busiest_rank), case.cost, case.power),
         case.power.clocks(case.cluster.clock_mhz),
         lambda clock: at(case.cost.at_clock(clock)),
-        lambda one: one.run.makespan_ns,
+        lambda one: one.makespan_ns,
     )
-    return found._replace(power=power)
+    return replace(found, power=power)
 
 
 def busiest_schedule(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Schedule:
     """Return all ops of the busiest rank in the order of its passes."""
-    pieces = Pieces(case, plan, order or order_of(case, plan))
+    pieces = pieces_of(case, plan, order)
     rank = case.busiest_rank
     parts = [
         Repeat(
@@ -118,7 +127,7 @@ def rank_schedule(pieces: Pieces, rank: int) -> Schedule:
         for piece, count in pieces.counts(rank).items()
     ]
     parts += [part for schedule in pieces.step(rank) for part in schedule.parts]
-    launch_order = pieces.case.workload.implementation.launch_order
+    launch_order = pieces.workload.implementation.launch_order
     return Schedule(parts=tuple(parts), value_bytes={}, launch_order=launch_order)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,31 @@ from simulator.pipeline.wires import Ints
 
 def play(program: PipelineProgram) -> PipelineRun:
     """Return the times of ``program``. Raise ScheduleError where ranks wait for each other."""
+    made = _play(program)
+    first, spans = program.wires.first, list(map(tuple, made.spans[:, :2].tolist()))
+    ends = _ends(program, made)
+    return PipelineRun(
+        tuple(tuple(spans[low:high]) for low, high in pairwise(first)),
+        tuple(map(tuple, made.over[:, [columns.STARTED, columns.ARRIVED]].tolist())),
+        tuple(ends),
+        program.step_end(ends),
+    )
+
+
+def makespan_ns(program: PipelineProgram) -> int:
+    """Return the makespan of ``play``."""
+    return program.step_end(_ends(program, _play(program)))
+
+
+class _Made(NamedTuple):
+    """What the kernel filled in: rows of tasks, of messages, and of ranks."""
+
+    spans: Ints
+    over: Ints
+    state: Ints
+
+
+def _play(program: PipelineProgram) -> _Made:
     wires, tasks, buckets = program.wires, *_tasks_of(program)
     count, ranks = len(tasks), len(wires.ranks)
     messages = np.column_stack([program.message_ns, wires.links[:, :3]])
@@ -26,7 +52,7 @@ def play(program: PipelineProgram) -> PipelineRun:
     )  # fmt: skip
     if played < count:
         raise _stuck(program, state)
-    return _run(program, spans, over, state)
+    return _Made(spans, over, state)
 
 
 def _tasks_of(program: PipelineProgram) -> tuple[Ints, Ints]:
@@ -57,18 +83,12 @@ def _stuck(program: PipelineProgram, state: Ints) -> ScheduleError:
     )
 
 
-def _run(program: PipelineProgram, spans: Ints, over: Ints, state: Ints) -> PipelineRun:
+def _ends(program: PipelineProgram, made: _Made) -> list[int]:
+    """Return when each rank has its gradients."""
     first, sends = program.wires.first, program.wires.ends[:, 1]
-    told: list[tuple[int, int]] = list(map(tuple, spans[:, :2].tolist()))
     ends = []
-    for rank in range(len(state)):
+    for rank, (_, free, _, lane_free, _) in enumerate(made.state.tolist()):
         sent = int(sends[first[rank + 1] - 1]) if program.blocking else -1
-        arrived = int(over[sent, columns.ARRIVED]) if sent >= 0 else 0
-        free, lane_free = state[rank, columns.FREE], state[rank, columns.LANE_FREE]
-        ends.append(max(int(free), int(lane_free), arrived))
-    return PipelineRun(
-        tuple(tuple(told[low:high]) for low, high in pairwise(first)),
-        tuple(map(tuple, over[:, [columns.STARTED, columns.ARRIVED]].tolist())),
-        tuple(ends),
-        program.step_end(ends),
-    )
+        arrived = int(made.over[sent, columns.ARRIVED]) if sent >= 0 else 0
+        ends.append(max(free, lane_free, arrived))
+    return ends

@@ -14,10 +14,9 @@ from simulator.case import Case
 from simulator.errors import InputError
 from simulator.implementation import IMPLEMENTATIONS
 from simulator.ops import Pointwise
-from simulator.ordering import order_of
 from simulator.peak import peak_bytes, stage_memory
 from simulator.pipeline import engine
-from simulator.pipeline.build import Pieces
+from simulator.pipeline.build import pieces_of
 from simulator.pipeline.predict import played_pipeline, rank_schedule
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.predict import predict, scheduled
@@ -129,7 +128,7 @@ def test_only_the_first_chunk_has_several_buckets() -> None:
 
 def test_each_chunk_clears_its_gradients_once() -> None:
     case = piped(vpp=2, tp=1, implementation=IMPLEMENTATIONS["megatron-te"])
-    pieces = Pieces(case, MEGATRON, order_of(case, MEGATRON))
+    pieces = pieces_of(case, MEGATRON)
     for rank in range(4):
         cleared = [
             t.signature.bytes_written
@@ -143,7 +142,7 @@ def test_each_chunk_clears_its_gradients_once() -> None:
 def test_the_first_backward_overwrites_gradients_that_nothing_clears() -> None:
     for schedule, first in (("1f1b", 0), ("gpipe", 7)):
         case = piped(pp_schedule=schedule)
-        pieces = Pieces(case, MEGATRON, order_of(case, MEGATRON))
+        pieces = pieces_of(case, MEGATRON)
         firsts = [
             action.micro
             for action in pieces.actions[1]
@@ -163,7 +162,7 @@ def test_waits_for_gathers_are_communication_and_no_bubble() -> None:
 
 def test_the_busiest_rank_has_the_head() -> None:
     case = piped()
-    pieces = Pieces(case, SP, order_of(case, SP))
+    pieces = pieces_of(case, SP)
     assert case.busiest_rank == 3
     roles = {t.role for t in rank_schedule(pieces, 3).templates()}
     assert "head.logits" in roles
