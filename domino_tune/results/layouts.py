@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 class LayoutResult:
     """A layout with its best plan.
 
-    ``pp_layers``: of each virtual stage, where they are not equal.
+    ``pp_layers``: of each virtual stage, where they are not equal; ``recompute_layers``: how many
+    of each are recomputed, the fewest that fit, 0 for all.
     ``domino_gain``: the time of the best layout without Domino over this one's;
     ``domino_gain_here``: that of this layout in plain Megatron-LM. None where that does not fit.
     ``fits_chance``: how likely its peak fits a GPU.
@@ -38,6 +39,7 @@ class LayoutResult:
     micro_batch_size: int
     grad_accumulation: int
     recompute: str
+    recompute_layers: int
     plan: LabelledPlan
     iteration_ms: float
     tokens_per_second_per_gpu: float
@@ -124,11 +126,16 @@ class LayoutsResult(Layouts):
 def _row(one: LayoutResult) -> tuple[str, ...]:
     return (
         str(one.tp), str(one.pp), str(one.vpp), str(one.cp), str(one.dp),
-        str(one.micro_batch_size), one.recompute, one.plan.label,
+        str(one.micro_batch_size), _recomputed(one), one.plan.label,
         f"{one.tokens_per_second_per_gpu:,.0f}", share(one.mfu), ms(one.iteration_ms),
         f"{one.peak_memory_gib:.1f} GiB", percent(one.fits_chance), _gain(one.domino_gain),
         _gain(one.domino_gain_here),
     )  # fmt: skip
+
+
+def _recomputed(one: LayoutResult) -> str:
+    layers = one.recompute_layers
+    return f"{one.recompute}, {layers} layer{'s' * (layers > 1)}" if layers else one.recompute
 
 
 def _gain(ratio: float | None) -> str:

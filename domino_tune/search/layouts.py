@@ -9,7 +9,7 @@ fastest among all candidates and plans.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
@@ -20,53 +20,97 @@ from domino_tune.search.problem import go_on
 from simulator.case import Case
 from simulator.clocked_form import ClockedForm, Layers, closed_form
 from simulator.closed_form import ClosedForm
+from simulator.issue_order import LayerOrder
 from simulator.ordering import order_of
 from simulator.peak import peak_bytes
 from simulator.pipeline.closed_form import PipelineForm
 from simulator.pipeline.memory import KeptBytes
 from simulator.plan import SlicePlan
 from simulator.predict import predict
+from simulator.specs import Recompute
 
 KEPT: Final = 10
 """Number of layouts in an answer."""
 TRIED: Final = 4
 """Plans to time of a layout that is shown without being recommended."""
 FOREVER_NS: Final = 1 << 62
+NO_CHOICE: Final = range(1)
+"""``Candidate.again`` of a layout that recomputes what its case says."""
+
+
+class Held(NamedTuple):
+    """The bytes of a plan's fullest rank with ``again`` recomputed layers a virtual stage."""
+
+    peak_bytes: int
+    again: int
 
 
 class Timed(NamedTuple):
-    """A plan, its iteration time in ns, and the bytes of its fullest rank."""
+    """A plan with ``again`` recomputed layers a virtual stage, its iteration time in ns, and the
+    bytes of its fullest rank.
+    """
 
     plan: SlicePlan
     iteration_ns: int
     peak_bytes: int
+    again: int = 0
 
 
-class Unsure(NamedTuple):
-    """A plan that fits, but with less chance than is recommended, and the bytes of its
-    fullest rank.
+class Look(NamedTuple):
+    """A plan of a candidate (by number) that may be worth simulating, and its bound (ns)."""
+
+    number: int
+    plan: SlicePlan
+    bound_ns: int
+
+
+class Found(NamedTuple):
+    """What was found of a plan: its time, if it can be recommended, and what it holds where it fits
+    with less chance.
     """
 
-    plan: SlicePlan
-    peak_bytes: int
+    timed: Timed | None = None
+    unsure: Held | None = None
+
+
+def recomputing(case: Case, choices: range, again: int) -> Case:
+    """Return ``case`` with ``again`` recomputed layers a virtual stage, of ``choices``, the last of
+    which is all layers; NO_CHOICE leaves it as it is.
+    """
+    if choices == NO_CHOICE:
+        return case
+    layers = again if again < choices[-1] else 0
+    kind: Recompute = "full" if again else "none"
+    if (case.workload.recompute, case.workload.recompute_layers) == (kind, layers):
+        return case
+    return case.training(replace(case.workload, recompute=kind, recompute_layers=layers))
 
 
 @dataclass(kw_only=True, eq=False)
 class Candidate:
     """A layout as a case, with the plans that slice it and those that do not.
 
-    ``layers``, ``kept``: what its bounds share with those of other layouts. ``timed``: results in
-    order of evaluation, None if a plan is not recommended because of its memory. ``unsure``: bytes
-    of such plans that fit nevertheless.
+    A plan is timed with the fewest recomputed layers with which it can be recommended, of the
+    numbers ``again`` (of a virtual stage); ``case``, of the bounds, has the fewest with which any
+    plan may be. ``layers``, ``kept``:
+    what its bounds share with those of other layouts. ``timed``: results in order of evaluation,
+    None if a plan is not recommended because of its memory. ``unsure``: what plans hold that fit
+    with less chance.
     """
 
     case: Case
+    again: range = NO_CHOICE
     sliced: Sequence[SlicePlan]
     unsliced: Sequence[SlicePlan]
     layers: Layers
     kept: KeptBytes
     timed: dict[SlicePlan, Timed | None] = field(default_factory=dict)
-    unsure: dict[SlicePlan, int] = field(default_factory=dict)
+    unsure: dict[SlicePlan, Held] = field(default_factory=dict)
+    _orders: dict[tuple[SlicePlan, Recompute], LayerOrder] = field(default_factory=dict)
+
+    def recomputing(self, again: int) -> Case:
+        """Return the case with ``again`` recomputed layers a virtual stage."""
+        return recomputing(self.case, self.again, again)
 
     @cached_property
     def _form(self) -> ClosedForm | PipelineForm | ClockedForm:
@@ -115,9 +159,8 @@ class Candidate:
     @cached_property
     def _least_bytes(self) -> dict[bool, int]:
         """Lower bound on every plan's memory, with and without sequence parallelism."""
-        return {
-            plan.sequence_parallel: self.kept.least_bytes(self.case, plan) for plan in self.unsliced
-        }
+        case = self.recomputing(self.again[-1])
+        return {plan.sequence_parallel: self.kept.least_bytes(case, plan) for plan in self.unsliced}
 
     @property
     def least_bytes(self) -> int:
@@ -129,16 +172,50 @@ class Candidate:
         """Whether every plan was evaluated and none is recommended."""
         return len(self.timed) == len(self.plans) and self.best() is None
 
-    def time(self, plan: SlicePlan) -> Timed | Unsure | None:
-        """Return time and memory of ``plan``, or None if it does not fit."""
+    def time(self, plan: SlicePlan) -> Found:
+        """Return time and memory of ``plan``, as far as it fits."""
         memory = self.case.memory
         if self._least_bytes[plan.sequence_parallel] > memory.usable_bytes:
-            return None
-        order = order_of(self.case, plan)
-        peak = peak_bytes(self.case, plan, order)
-        if peak > memory.sure_bytes:
-            return Unsure(plan, peak) if peak <= memory.usable_bytes else None
-        return Timed(plan, predict(self.case, plan, order).makespan_ns, peak)
+            return Found()
+        first = self._held(plan, self.again[0])
+        fits = first if first.peak_bytes <= memory.sure_bytes else self._fewest(plan, first)
+        unsure = first if memory.sure_bytes < first.peak_bytes <= memory.usable_bytes else None
+        if fits.peak_bytes > memory.sure_bytes:
+            return Found(None, unsure or (fits if fits.peak_bytes <= memory.usable_bytes else None))
+        return Found(self._timed(plan, fits), unsure)
+
+    def _fewest(self, plan: SlicePlan, first: Held) -> Held:
+        """Return what is held with the fewest recomputed layers with which ``plan`` is sure to fit,
+        or with all of them. What each layer holds is the same, so the place is found by
+        interpolation.
+        """
+        sure = self.case.memory.sure_bytes
+        low, high = first, self._last(plan)
+        while high.peak_bytes <= sure and high.again - low.again > 1:
+            steps, more = high.again - low.again, low.peak_bytes - high.peak_bytes
+            guess = low.again + -(-(low.peak_bytes - sure) * steps // more)
+            found = self._held(plan, min(max(guess, low.again + 1), high.again - 1))
+            low, high = (low, found) if found.peak_bytes <= sure else (found, high)
+        return high
+
+    def _last(self, plan: SlicePlan) -> Held:
+        return self._held(plan, self.again[-1])
+
+    def _held(self, plan: SlicePlan, again: int) -> Held:
+        case = self.recomputing(again)
+        return Held(peak_bytes(case, plan, self._order(plan, again)), again)
+
+    def _timed(self, plan: SlicePlan, held: Held) -> Timed:
+        case, order = self.recomputing(held.again), self._order(plan, held.again)
+        return Timed(plan, predict(case, plan, order).makespan_ns, *held)
+
+    def _order(self, plan: SlicePlan, again: int) -> LayerOrder:
+        """Return the order of ``plan``, which is the same for any number of recomputed layers."""
+        case = self.recomputing(again)
+        key = plan, case.workload.recompute
+        if key not in self._orders:
+            self._orders[key] = order_of(case, plan)
+        return self._orders[key]
 
     def time_unsure(self) -> Timed | None:
         """Return the fastest plan among the TRIED ones with the lowest bounds that fit with less
@@ -146,23 +223,14 @@ class Candidate:
         fits.
         """
         asked = [plan for plan in self.bounds_ns if plan in (self.unsure or self.plans)]
-        peaks = {
-            plan: self.unsure.get(plan) or peak_bytes(self.case, plan) for plan in asked[:TRIED]
-        }
+        held = (self.unsure.get(plan) or self._last(plan) for plan in asked[:TRIED])
+        usable = self.case.memory.usable_bytes
         timed = (
-            Timed(plan, predict(self.case, plan).makespan_ns, peak)
-            for plan, peak in peaks.items()
-            if peak <= self.case.memory.usable_bytes
+            self._timed(plan, one)
+            for plan, one in zip(asked, held, strict=False)
+            if one.peak_bytes <= usable
         )
         return min(timed, key=lambda one: one.iteration_ns, default=None)
-
-
-class Look(NamedTuple):
-    """A plan of a candidate (by number) that may be worth simulating, and its bound (ns)."""
-
-    number: int
-    plan: SlicePlan
-    bound_ns: int
 
 
 Plans = Callable[[Candidate], Sequence[SlicePlan]]
@@ -223,14 +291,14 @@ class LayoutSearch:
             if useful(look):  # check again with the results since it was taken ahead
                 self._record(look, timed())
 
-    def _time(self, look: Look) -> Timed | Unsure | None:
+    def _time(self, look: Look) -> Found:
         return self.candidates[look.number].time(look.plan)
 
-    def _record(self, look: Look, found: Timed | Unsure | None) -> None:
+    def _record(self, look: Look, found: Found) -> None:
         one = self.candidates[look.number]
-        if isinstance(found, Unsure):
-            one.unsure[look.plan] = found.peak_bytes
-        one.timed[look.plan] = found if isinstance(found, Timed) else None
+        if found.unsure:
+            one.unsure[look.plan] = found.unsure
+        one.timed[look.plan] = found.timed
         self._best_ns[look.number] = one.best_ns()
         left = self.left if self._pace.recounts else None
         words = self._pace.step(self.evaluations, left)

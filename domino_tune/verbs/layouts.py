@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -18,7 +19,7 @@ from domino_tune.requests.verbs import NOT_OF_LAYOUTS
 from domino_tune.results.frameworks import RunsThere
 from domino_tune.results.layouts import LayoutResult, LayoutsResult
 from domino_tune.results.simulate import SimulateResult
-from domino_tune.search.layouts import Candidate, LayoutSearch, Timed
+from domino_tune.search.layouts import NO_CHOICE, Candidate, LayoutSearch, Timed, recomputing
 from domino_tune.search.simulated import slicings_of
 from domino_tune.store.shelf import DISK, Shelf
 from domino_tune.verbs.advice import (
@@ -43,7 +44,6 @@ from simulator.peak import may_fit, peak_bytes, static_memory
 from simulator.pipeline.memory import KeptBytes
 from simulator.plan import SlicePlan, row_problem
 from simulator.sharding import spread_layers
-from simulator.specs import Recompute
 from simulator.units import GIB, MS_PER_NS
 from simulator.usable import UNSURE
 
@@ -59,7 +59,6 @@ ROW_SLICES: Final = (1, 2, 3, 4)
 COL_SLICES: Final = (1, 2, 4)
 NOT_SEARCHED: Final = {
     "userbuffers, async-TP and tile fusion in other layouts than the best": "",
-    "recomputation of some layers only": "recompute_layers",
     "recomputation of single ops": "recompute",
     "stages more uneven than the layers make them": "",
     "tensor parallelism across nodes": "tp",
@@ -82,7 +81,6 @@ class Layout(NamedTuple):
     vpp: int
     dp: int
     micro_batch_size: int
-    recompute: Recompute
 
     def micros(self, batch: int) -> int:
         """Return the micro-batches of one iteration of ``batch`` sequences."""
@@ -149,9 +147,10 @@ def conclude(
         raise _nothing_fits(base, space.request)
     best = kept[0].best()
     assert best is not None
-    chosen = Chosen(plan=best.plan, order=order_of(kept[0].case, best.plan))
+    case = kept[0].recomputing(best.again)
+    chosen = Chosen(plan=best.plan, order=order_of(case, best.plan))
     looked = Counter(UNSURE if one.unsure else "memory" for one in candidates if one.fits_not)
-    simulated = simulate_plan(kept[0].case, chosen, judged=ahead)
+    simulated = simulate_plan(case, chosen, judged=ahead)
     rival = None if stopped_by else _without_domino(search, kept[0], simulated)
     rival_ns = rival[1].iteration_ns if rival else None
     return LayoutsResult(
@@ -171,7 +170,7 @@ def conclude(
         infeasible=dict(sorted((space.infeasible + looked).items())),
         seconds=0.0,
         stopped_by=stopped_by,
-        frameworks=_frameworks(kept[0].case, simulated),
+        frameworks=_frameworks(case, simulated),
         not_searched=tuple(
             text
             for text, name in NOT_SEARCHED.items()
@@ -186,12 +185,15 @@ def _without_domino(
     """Return the layout and the plan that are the fastest without Domino: plain Megatron-LM in any
     layout, or a rival of the verdict in the best one. Return None if none is recommended.
     """
-    plain = search.best_unsliced()
+    best = first.best()
+    again = best.again if best else 0
+    plain, case = search.best_unsliced(), first.recomputing(again)
     found = [(plain, plain.best(plain.unsliced))] if plain else []
     for one in simulated.verdict.contestants if simulated.verdict else ():
         if one.recommended and one.strategy != "domino":
             time_ns = round(one.iteration_ms / MS_PER_NS)
-            found.append((first, Timed(one.plan, time_ns, peak_bytes(first.case, one.plan))))
+            peak = peak_bytes(case, one.plan)
+            found.append((first, Timed(one.plan, time_ns, peak, again)))
     fits = [(candidate, timed) for candidate, timed in found if timed is not None]
     return min(fits, key=lambda one: one[1].iteration_ns, default=None)
 
@@ -245,13 +247,17 @@ def _some_may_fit(base: Case, request: TuneRequest, deadline: Deadline) -> bool 
 
 
 def _cases(base: Case, request: TuneRequest, deadline: Deadline) -> Iterator[Case]:
-    """Yield the possible layouts as cases, those that need the least memory per GPU first."""
+    """Yield the possible layouts as cases, those that need the least memory per GPU first; each
+    with the most recomputation, and with none.
+    """
     for layout in reversed(list(layouts_of(base, request))):
         deadline.check()
         with suppress(InputError, InfeasiblePlanError):
             case = case_of(base, request, layout)
             case.shapes(unsliced_plans(case)[0])
-            yield case
+            again = _again(case, request)
+            for layers in sorted({again[-1], again[0]}, reverse=True):
+                yield recomputing(case, again, layers)
 
 
 def _some_fits(base: Case, request: TuneRequest, deadline: Deadline) -> bool:
@@ -359,9 +365,15 @@ def candidates_of(
         except InfeasiblePlanError as error:
             infeasible[error.reason] += 1
             continue
-        key = layout.tp, layout.cp, layout.micro_batch_size, layout.recompute
+        key = layout.tp, layout.cp, layout.micro_batch_size
+        again, memory = _again(case, request), case.memory
+        sure, usable = (
+            _fewest(case, again, kept[key], limit)
+            for limit in (memory.sure_bytes, memory.usable_bytes)
+        )
         one = Candidate(
-            case=case,
+            case=recomputing(case, again, sure[0]),
+            again=usable,
             sliced=tuple(_cuts(case)),
             unsliced=unsliced_plans(case),
             layers=layers[key],
@@ -379,6 +391,25 @@ def candidates_of(
     return found, infeasible, edge
 
 
+def _again(case: Case, request: TuneRequest) -> range:
+    """Return the numbers of recomputed layers a virtual stage to choose from, the last of which is
+    all.
+    """
+    if request.recompute is not None:
+        return NO_CHOICE
+    return range(max(chunk.layers for rank in case.chunks for chunk in rank) + 1)
+
+
+def _fewest(case: Case, again: range, kept: KeptBytes, limit_bytes: int) -> range:
+    """Return ``again`` without the numbers with which no plan keeps the limit, but for the last."""
+
+    def may_fit(layers: int) -> bool:
+        one = recomputing(case, again, layers)
+        return any(kept.least_bytes(one, plan) <= limit_bytes for plan in unsliced_plans(one))
+
+    return again[min(bisect_left(again, True, key=may_fit), len(again) - 1) :]
+
+
 def layouts_of(base: Case, request: TuneRequest) -> Iterator[Layout]:
     """Yield every layout of the request; sizes that it gives are fixed."""
     gpus, length = base.cluster.world_size, base.workload.seq_length
@@ -391,21 +422,18 @@ def layouts_of(base: Case, request: TuneRequest) -> Iterator[Layout]:
                 if rest or not dp or (request.dp and request.dp != dp):
                     continue
                 for vpp in _choices(request.vpp, _virtual(pp, layers)):
-                    yield from _batches(request, Layout(tp, cp, pp, vpp, dp, 0, "none"))
+                    yield from _batches(request, Layout(tp, cp, pp, vpp, dp, 0))
 
 
 def _batches(request: TuneRequest, layout: Layout) -> Iterator[Layout]:
-    """Yield the layout with every micro-batch size, with and without recomputation."""
+    """Yield the layout with every micro-batch size."""
     each, rest = divmod(_batch(request), layout.dp)
     if rest or not each:
         return
     sizes = (n for n in divisors(each) if n <= MOST_MICRO_BATCH)
-    recompute: tuple[Recompute, ...] = ("none", "full")
-    if request.recompute is not None:
-        recompute = (request.recompute,)  # type: ignore[assignment]  # checked by its option
-    for size, again in product(_choices(request.micro_batch_size, sizes), recompute):
+    for size in _choices(request.micro_batch_size, sizes):
         if each % size == 0:
-            yield layout._replace(micro_batch_size=size, recompute=again)
+            yield layout._replace(micro_batch_size=size)
 
 
 def _choices(given: int | None, usual: Iterator[int]) -> list[int]:
@@ -436,11 +464,10 @@ def case_of(base: Case, request: TuneRequest, layout: Layout) -> Case:
         base.workload,
         pp_layers=spread_layers(layers, stages) if layers % stages else (),
         micro_batch_size=layout.micro_batch_size,
-        recompute=layout.recompute,
         grad_accumulation=layout.micros(_batch(request)),
         **shared,
     )
-    return replace(base, workload=workload, cluster=cluster)
+    return base.training(workload, cluster)
 
 
 def _cuts(case: Case) -> Iterator[SlicePlan]:
@@ -464,14 +491,16 @@ def _cuts(case: Case) -> Iterator[SlicePlan]:
 
 def _result(one: Candidate, found: Timed | None, rival_ns: int | None) -> LayoutResult:
     assert found is not None
-    case, work, cluster = one.case, one.case.workload, one.case.cluster
+    case = one.recomputing(found.again)
+    work, cluster = case.workload, case.cluster
     here = one.best(one.unsliced)
     seconds = found.iteration_ns * 1e-9
     return LayoutResult(
         tp=cluster.tp, pp=cluster.pp, vpp=cluster.vpp, cp=cluster.cp, dp=cluster.dp,
         pp_layers=work.pp_layers,
         micro_batch_size=work.micro_batch_size, grad_accumulation=work.grad_accumulation,
-        recompute=work.recompute, plan=found.plan, iteration_ms=found.iteration_ns * MS_PER_NS,
+        recompute=work.recompute, recompute_layers=work.recompute_layers, plan=found.plan,
+        iteration_ms=found.iteration_ns * MS_PER_NS,
         tokens_per_second_per_gpu=case.tokens / seconds / cluster.world_size,
         mfu=mfu(case, found.iteration_ns), peak_memory_gib=found.peak_bytes / GIB,
         fits_chance=case.memory.chance(found.peak_bytes),

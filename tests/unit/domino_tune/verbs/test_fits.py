@@ -11,7 +11,7 @@ import pytest
 from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest
 from domino_tune.results.layouts import LayoutsResult
 from domino_tune.results.simulate import SimulateResult
-from domino_tune.search.layouts import Candidate, Timed
+from domino_tune.search.layouts import Candidate
 from domino_tune.store.profiles import load_profile, save_profile
 from domino_tune.store.shelf import DISK
 from domino_tune.verbs.layouts import base_of, candidates_of, tune_layouts
@@ -83,8 +83,8 @@ def on_gpus_of(gib: float, folder: Path) -> str:
 
 def looked_at(candidates: list[Candidate]) -> list[tuple[int, int]]:
     """Return time and peak of every plan that may be recommended, the fastest first."""
-    found = (one.time(plan) for one in candidates for plan in one.plans)
-    return sorted((one.iteration_ns, one.peak_bytes) for one in found if isinstance(one, Timed))
+    found = (one.time(plan).timed for one in candidates for plan in one.plans)
+    return sorted((one.iteration_ns, one.peak_bytes) for one in found if one)
 
 
 @pytest.fixture(scope="module")
