@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,9 @@ from typing import Final, Literal, TextIO
 from domino_tune.base.printable import printable
 
 NO_LIMIT: Final = 10_000
-"""Width in characters without a terminal: no text is wrapped or left out."""
+"""Width in characters at which no text is wrapped or left out."""
+READABLE: Final = 100
+"""Width without a terminal of tables that can leave out columns, unless COLUMNS gives another."""
 GAP: Final = 3
 """Characters between two columns."""
 
@@ -19,9 +22,9 @@ GAP: Final = 3
 class Table:
     """Rows of text under ``columns``; a column named with a leading ``>`` is right-aligned.
 
-    ``marked`` are indices of highlighted rows; ``notes`` are printed below. On a narrow terminal
-    the columns named in ``narrow`` are left out, in this order; the column ``below`` (also in
-    ``narrow``) is then printed under the table, one line a row.
+    ``marked`` are indices of highlighted rows; ``notes`` are printed below. Where the table is too
+    wide, the columns named in ``narrow`` are left out, in this order; the column ``below`` (also in
+    ``narrow``) is then printed under the table, one line for all rows that have the same.
     """
 
     columns: Sequence[str]
@@ -41,7 +44,10 @@ def print_table(table: Table, file: TextIO | None = None) -> None:
     console = _console(file)
     if table.title:
         print_line(table.title, file, "bold")
-    shown = _shown(table, console.width)
+    width = console.width
+    if width == NO_LIMIT and table.narrow:
+        width = int(os.environ.get("COLUMNS") or READABLE)
+    shown = _shown(table, width)
     rich_table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for at in shown:
         justify: Literal["left", "right"] = "right" if table.columns[at][:1] == ">" else "left"
@@ -92,9 +98,12 @@ def _left_out(table: Table, shown: Sequence[int]) -> list[str]:
     if table.below in hidden:
         hidden.remove(table.below)
         at = names.index(table.below)
-        lines = [f"{names[0]} {row[0]}: {row[at]}".strip() for row in table.rows]
+        rows: dict[str, list[str]] = {}
+        for row in table.rows:
+            rows.setdefault(row[at], []).append(row[0])
+        lines = [f"{', '.join(dict.fromkeys(first))}: {text}" for text, first in rows.items()]
     if hidden:
-        lines.append(f"A wider terminal also shows: {', '.join(hidden)}.")
+        lines.append(f"COLUMNS=200 or a wider terminal also shows: {', '.join(hidden)}.")
     return lines
 
 

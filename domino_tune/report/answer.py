@@ -10,10 +10,9 @@ from domino_tune.report.names import (
     gib_text,
     ms_text,
     percent_text,
-    plan_text,
-    slices_text,
 )
 from domino_tune.report.verdict import chances, leads, winner
+from domino_tune.results.texts import plan_words, slices_words
 from simulator.usable import percent
 
 EVEN = 1.005
@@ -62,20 +61,20 @@ def _sentence(data: ReportData) -> tuple[str, ...]:
         return (f"{name} takes ", tag("em", f"{ms_text(numbers.iteration_ms)} ms"), " an iteration")
     if numbers.speedup < EVEN:
         verdict = "no faster than" if numbers.speedup > 2 - EVEN else "slower than"
-        return (f"Slicing does not pay here: {slices_text(plan)} are {verdict} Megatron-LM",)
+        return (f"Slicing does not pay here: {slices_words(plan)} are {verdict} Megatron-LM",)
     faster = tag("em", f"{numbers.speedup:.2f}× faster")
     verb = "Cut into" if data.search else "With"
-    return (f"{verb} {slices_text(plan)}, an iteration is ", faster)
+    return (f"{verb} {slices_words(plan)}, an iteration is ", faster)
 
 
 def _reason(data: ReportData) -> str:
     plan, here = data.chosen.plan, data.chosen.timeline.breakdown
     if plan.strategy != "domino":
-        text = plan_text(plan)
+        text = plan_words(plan)
         return f"{text[:1].upper()}{text[1:]}."
     hidden = percent_text(here.hidden_comm_fraction)
     before = data.baseline.timeline.breakdown.hidden_comm_fraction
-    text = plan_text(plan)
+    text = plan_words(plan)
     named = (
         f"The rest of this page is about Domino's best cut, {text}."
         if _another_wins(data) else f"{text.capitalize()}."

@@ -6,7 +6,6 @@ from typing import Final
 
 from simulator.ops import Collective, Fused, Gemm, Pointwise, Signature
 from simulator.overlap import RIVAL_NAMES
-from simulator.plan import SlicePlan
 from simulator.schedule import Op
 from simulator.units import MS_PER_NS
 
@@ -22,20 +21,6 @@ STRATEGY_NAMES: Final = {
     "megatron": "Megatron-LM", "no_comm": "No communication", "domino": "Domino",
     **RIVAL_NAMES,
 }  # fmt: skip
-ORDER_WORDS: Final = {
-    "greedy": "greedy order",
-    "inter": "DeepSpeed's order (inter)",
-    "intra": "order inside the layer (intra)",
-    "paper": "the paper's order",
-}
-BALANCE_WORDS: Final = {
-    "balanced": "of equal work", "even": "of equal length", "front": "more work in the first",
-}  # fmt: skip
-WGRAD_WORDS: Final = {
-    "fill": "weight gradients fill the waits",
-    "eager": "weight gradients at once",
-    "deferred": "weight gradients behind dgrad",
-}
 CHANGE_WORDS: Final = {"gpu_flops": "GPU FLOP/s", "tp": "tensor-parallel ranks"}
 
 
@@ -128,36 +113,3 @@ def percent_text(fraction: float) -> str:
 def times_text(ratio: float | None) -> str:
     """Return a ratio as text: ``1.014×``; a dash for none."""
     return "–" if ratio is None else f"{ratio:.3f}×"
-
-
-def plan_text(plan: SlicePlan) -> str:
-    """Return a plan in words."""
-    sharded = ", sequence parallel" if plan.sequence_parallel else ""
-    if plan.strategy == "megatron":
-        return f"one slice, nothing hides forward communication{sharded}"
-    if plan.strategy == "no_comm":
-        return "the same compute with communication for free"
-    if plan.strategy != "domino":
-        told = ", ".join(plan.tp_comm_overlap) or "every GEMM as usual"
-        return f"one slice, communication hidden GEMM by GEMM ({told}){sharded}"
-    parts = [slices_text(plan), ORDER_WORDS[plan.order], WGRAD_WORDS[plan.wgrad]]
-    if plan.merge_wgrad:
-        parts.append("weight gradients merged over slices")
-    if plan.comm_ctas:
-        parts.append(f"{plan.comm_ctas} CTAs for communication")
-    return ", ".join(parts) + sharded
-
-
-def slices_text(plan: SlicePlan) -> str:
-    """Return the slices: ``2 row slices``, with column slices and dgrad pieces if there are any."""
-    rows = f"{plan.row_slices} row slice{'s' * (plan.row_slices > 1)}"
-    if plan.slices_sequences:
-        rows += f" of each sequence, {BALANCE_WORDS[plan.slice_balance]}"
-    attn, mlp = plan.attn_col_slices, plan.mlp_col_slices
-    if (attn, mlp) != (1, 1):
-        count = f"{attn}" if attn == mlp else f"{attn}/{mlp}"
-        rows += f" × {count} column slices"
-    dgrad = (plan.attn_dgrad_slices, plan.mlp_dgrad_slices)
-    if dgrad != (attn, mlp):
-        rows += f", dgrad in {dgrad[0]}/{dgrad[1]}"
-    return rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from domino_tune.report.markup import Html, tag
-from domino_tune.report.names import plan_text
+from domino_tune.results.texts import plan_words
 from simulator.plan import SlicePlan
 
 KEY: Final = (
@@ -28,7 +28,7 @@ KEY: Final = (
 
 def plan_name(plan: SlicePlan, name: str = "") -> Html:
     """Return the plan's label, or ``name``, with its words as a tooltip."""
-    return tag("span", name or plan.label, title=plan_text(plan))
+    return tag("span", name or plan.label, title=plan_words(plan))
 
 
 def plan_key() -> Html:

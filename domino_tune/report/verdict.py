@@ -8,7 +8,8 @@ from typing import Final
 from domino_tune.report.data import ReportData
 from domino_tune.report.frontier import ticks_around
 from domino_tune.report.markup import Html, section, tag
-from domino_tune.report.names import STRATEGY_NAMES, ms_text, percent_text, plan_text
+from domino_tune.report.names import STRATEGY_NAMES, ms_text, percent_text
+from domino_tune.results.texts import plan_words
 from domino_tune.results.verdict import CLEAR, Contestant, Verdict, fits_words
 
 MARGIN: Final = 0.02
@@ -145,7 +146,7 @@ def _row(one: Contestant, low: float, span: float, best: bool) -> Html:
     return tag(
         "div",
         tag("span", tag("b", one.name), tag("small", *_flags_whole(one.runs_in)), class_="who",
-            title=plan_text(one.plan)),
+            title=plan_words(one.plan)),
         track,
         tag("span", f"{one.speedup:.2f}×", tag("small", f"{one.low:.2f} – {one.high:.2f}, "
             f"{ms_text(one.iteration_ms)} ms"), class_="value"),

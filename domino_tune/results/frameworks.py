@@ -44,5 +44,6 @@ def frameworks_table(frameworks: Sequence[RunsThere]) -> Table:
             )
             for one in frameworks
         ],
-        narrow=("iteration",),
+        narrow=("best plan there", "iteration"),
+        below="best plan there",
     )  # fmt: skip

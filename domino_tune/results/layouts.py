@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from domino_tune.base.tables import Table
@@ -11,7 +11,7 @@ from domino_tune.results.frameworks import RunsThere, frameworks_table
 from domino_tune.results.json_form import LabelledPlan, to_json
 from domino_tune.results.shown import Shown, frame
 from domino_tune.results.simulate import Simulated, SimulateResult
-from domino_tune.results.texts import ms, share
+from domino_tune.results.texts import ms, named, share
 from domino_tune.results.tune import stopped_words
 from simulator.usable import percent
 
@@ -57,7 +57,10 @@ class LayoutResult:
             f"{name} {size}" for name, size in sizes.items() if name in ("tp", "dp") or size > 1
         ]
         shown.append(f"micro-batch {self.micro_batch_size}")
-        return ", ".join([*shown, *(["recomputed"] if self.recompute != "none" else [])])
+        if self.recompute != "none":
+            layers = self.recompute_layers
+            shown.append(f"{layers} layers a stage recomputed" if layers else "recomputed")
+        return ", ".join(shown)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +101,9 @@ class Layouts(Shown):
         may not fit, and the best layouts."""
         shown = (frameworks_table(self.frameworks),) if self.frameworks else ()
         unsure = (_unsure(self),) if self.unsure_layouts else ()
-        return (*self.best.tables(), *shown, _frontier(self), *unsure, _layouts(self))
+        first, *others = self.best.tables()
+        first = replace(first, title=f"{_headline(self.layouts[0])} {first.title}")
+        return (first, *others, *shown, _frontier(self), *unsure, _layouts(self))
 
     def alerts(self) -> Sequence[str]:
         """Return the warnings of the best layout's prediction."""
@@ -123,10 +128,21 @@ class LayoutsResult(Layouts):
     best: SimulateResult
 
 
-def _row(one: LayoutResult) -> tuple[str, ...]:
+def _headline(best: LayoutResult) -> str:
     return (
-        str(one.tp), str(one.pp), str(one.vpp), str(one.cp), str(one.dp),
-        str(one.micro_batch_size), _recomputed(one), one.plan.label,
+        f"Train with {best.label}: {best.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, "
+        f"{best.peak_memory_gib:.0f} GiB of each."
+    )
+
+
+def _rows(layouts: Sequence[LayoutResult]) -> list[tuple[str, ...]]:
+    return [_row(number, one) for number, one in enumerate(layouts, 1)]
+
+
+def _row(number: int, one: LayoutResult) -> tuple[str, ...]:
+    return (
+        str(number), str(one.tp), str(one.pp), str(one.vpp), str(one.cp), str(one.dp),
+        str(one.micro_batch_size), _recomputed(one), named(one.plan),
         f"{one.tokens_per_second_per_gpu:,.0f}", share(one.mfu), ms(one.iteration_ms),
         f"{one.peak_memory_gib:.1f} GiB", percent(one.fits_chance), _gain(one.domino_gain),
         _gain(one.domino_gain_here),
@@ -143,9 +159,11 @@ def _gain(ratio: float | None) -> str:
 
 
 COLUMNS: Final = (
-    ">tp", ">pp", ">vpp", ">cp", ">dp", ">micro-batch", "recompute", "plan", ">tokens/s/GPU",
+    ">", ">tp", ">pp", ">vpp", ">cp", ">dp", ">micro-batch", "recompute", "plan", ">tokens/s/GPU",
     ">MFU", ">iteration", ">memory", ">fits", ">gain", ">gain here",
 )  # fmt: skip
+NARROW: Final = ("plan", "MFU", "gain here", "cp", "iteration", "vpp", "gain")
+"""Columns that are left out where there is no room, first to last."""
 
 
 def _layouts(result: Layouts) -> Table:
@@ -154,7 +172,7 @@ def _layouts(result: Layouts) -> Table:
         title=f"The best layouts of {result.best.model.name} on {result.gpus} GPUs, "
         f"{result.global_batch_size} sequences an iteration",
         columns=COLUMNS,
-        rows=[_row(one) for one in result.layouts],
+        rows=_rows(result.layouts),
         marked=(0,),
         notes=(
             _rival(result),
@@ -169,7 +187,7 @@ def _layouts(result: Layouts) -> Table:
                 else []
             ),
         ),
-        narrow=("vpp", "cp", "iteration", "MFU", "gain here"),
+        narrow=NARROW,
         below="plan",
     )  # fmt: skip
 
@@ -195,8 +213,8 @@ def _unsure(result: Layouts) -> Table:
     return Table(
         title="Faster, but not recommended: layouts that fit with a chance below 80 %",
         columns=COLUMNS,
-        rows=[_row(one) for one in result.unsure_layouts],
-        narrow=("vpp", "cp", "MFU", "gain here", "gain", "iteration"),
+        rows=_rows(result.unsure_layouts),
+        narrow=NARROW,
         below="plan",
     )  # fmt: skip
 
@@ -205,8 +223,8 @@ def _frontier(result: Layouts) -> Table:
     return Table(
         title="Less memory for more time: layouts that no other one looked at beats in both",
         columns=COLUMNS,
-        rows=[_row(one) for one in result.frontier],
+        rows=_rows(result.frontier),
         marked=(0,),
-        narrow=("vpp", "cp", "MFU", "gain", "gain here"),
+        narrow=NARROW,
         below="plan",
     )

@@ -135,8 +135,8 @@ class Simulated(Shown):
                 _confidence_line(self),
             ),
             narrow=(
-                "idle", "compute", "comm", "TFLOP/s/GPU", "hidden", "exposed", "tokens/s/GPU",
-                "memory", "fits", "plan",
+                "plan", "idle", "compute", "comm", "TFLOP/s/GPU", "hidden", "exposed",
+                "tokens/s/GPU", "memory", "fits",
             ),
             below="plan",
         )  # fmt: skip

@@ -4,7 +4,23 @@ from __future__ import annotations
 
 from typing import Final
 
+from simulator.plan import SlicePlan
+
 NONE: Final = "–"
+ORDER_WORDS: Final = {
+    "greedy": "greedy order",
+    "inter": "DeepSpeed's order (inter)",
+    "intra": "order inside the layer (intra)",
+    "paper": "the paper's order",
+}
+BALANCE_WORDS: Final = {
+    "balanced": "of equal work", "even": "of equal length", "front": "more work in the first",
+}  # fmt: skip
+WGRAD_WORDS: Final = {
+    "fill": "weight gradients fill the waits",
+    "eager": "weight gradients at once",
+    "deferred": "weight gradients after the dgrads",
+}
 
 
 def ms(value: float) -> str:
@@ -30,3 +46,42 @@ def share(value: float | None) -> str:
 def memory(gib: float) -> str:
     """Return an amount of memory in GiB as text."""
     return f"{gib:.2f} GiB" if gib >= 1 else f"{1024 * gib:,.1f} MiB"
+
+
+def plan_words(plan: SlicePlan) -> str:
+    """Return a plan in words."""
+    sharded = ", sequence parallel" if plan.sequence_parallel else ""
+    if plan.strategy == "megatron":
+        return f"unsliced{sharded}"
+    if plan.strategy == "no_comm":
+        return "unsliced, communication for free"
+    if plan.strategy != "domino":
+        told = ", ".join(plan.tp_comm_overlap) or "every GEMM as usual"
+        return f"unsliced, communication hidden GEMM by GEMM ({told}){sharded}"
+    parts = [slices_words(plan), ORDER_WORDS[plan.order], WGRAD_WORDS[plan.wgrad]]
+    if plan.merge_wgrad:
+        parts.append("merged over slices")
+    if plan.comm_ctas:
+        parts.append(f"{plan.comm_ctas} CTAs for communication")
+    return ", ".join(parts) + sharded
+
+
+def slices_words(plan: SlicePlan) -> str:
+    """Return the slices: ``2 row slices``, with column slices and dgrad pieces if there are any."""
+    rows = f"{plan.row_slices} row slice{'s' * (plan.row_slices > 1)}"
+    if plan.slices_sequences:
+        rows += f" of each sequence, {BALANCE_WORDS[plan.slice_balance]}"
+    attn, mlp = plan.attn_col_slices, plan.mlp_col_slices
+    if (attn, mlp) != (1, 1):
+        count = f"{attn}" if attn == mlp else f"{attn}/{mlp}"
+        rows += f" × {count} column slices"
+    dgrad = (plan.attn_dgrad_slices, plan.mlp_dgrad_slices)
+    if dgrad != (attn, mlp):
+        rows += f", dgrad in {dgrad[0]}/{dgrad[1]}"
+    return rows
+
+
+def named(plan: SlicePlan) -> str:
+    """Return a plan in words with its exact label; a rival's label says it all."""
+    label = plan.label
+    return f"{plan_words(plan)} ({label})" if plan.strategy == "domino" else label

@@ -184,7 +184,7 @@ def _rivals(result: Tuned) -> Table:
         ],
         marked=[i for i, trial in enumerate(ranked) if _is_best(trial, result)],
         notes=[_search_line(result), *_contention_lines(result.contention)],
-        narrow=("micro-batch", "memory", "plan"),
+        narrow=("plan", "micro-batch", "memory"),
         below="plan",
     )  # fmt: skip
 

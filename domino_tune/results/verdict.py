@@ -7,7 +7,7 @@ from typing import Final
 
 from domino_tune.base.tables import Table
 from domino_tune.results.json_form import LabelledPlan
-from domino_tune.results.texts import ms
+from domino_tune.results.texts import ms, named
 from simulator.usable import SURE, percent
 
 CLEAR: Final = 0.6
@@ -79,7 +79,7 @@ class Verdict:
                 "speed-up unsure: "
                 f"{', '.join(worst) or 'nothing'}.",
             ),
-            narrow=("runs in", "iteration"),
+            narrow=("runs in", "plan", "iteration"),
             below="plan",
         )  # fmt: skip
 
@@ -91,7 +91,7 @@ def _chance(one: Contestant) -> float:
 def _row(one: Contestant) -> tuple[str, ...]:
     chance = f"{one.chance:.0%}" if one.recommended else fits_words(one)
     return (
-        one.name, one.plan.label, ms(one.iteration_ms), f"{one.speedup:.3f}x",
+        one.name, named(one.plan), ms(one.iteration_ms), f"{one.speedup:.3f}x",
         f"{one.low:.2f}–{one.high:.2f}", chance, one.runs_in,
     )  # fmt: skip
 

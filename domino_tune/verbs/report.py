@@ -23,12 +23,13 @@ from domino_tune.report.data import (
     Sweep,
 )
 from domino_tune.report.html import write_report, write_scale
-from domino_tune.report.names import STRATEGY_NAMES, plan_text
+from domino_tune.report.names import STRATEGY_NAMES
 from domino_tune.requests.command_line import command_line, simulate_request
 from domino_tune.requests.outputs import TuneOutputs
 from domino_tune.results.layouts import LayoutsResult
 from domino_tune.results.scale import ScaleResult
 from domino_tune.results.simulate import SimulateResult, workload_line
+from domino_tune.results.texts import plan_words
 from domino_tune.results.tune import TuneResult, found_words
 from domino_tune.results.whatif import WhatIfPoint, WhatIfResult
 from domino_tune.search.problem import piece_count
@@ -89,7 +90,7 @@ def tuning_page(
                 row_slices=cell.row_slices,
                 col_slices=cell.col_slices,
                 iteration_ms=cell.iteration_ms,
-                note=f"{cell.plan.label}: {plan_text(cell.plan)}" if cell.plan else cell.reason,
+                note=f"{cell.plan.label}: {plan_words(cell.plan)}" if cell.plan else cell.reason,
             )
             for cell in result.grid
         ),

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from domino_tune.base.cores import Ahead, in_turn
-from domino_tune.results.verdict import CLEAR, Contestant, Verdict, fits_words
+from domino_tune.results.texts import slices_words
+from domino_tune.results.verdict import CLEAR, Contestant, Verdict
 from domino_tune.search.rivals import rival_plans
 from domino_tune.verbs.resolve import Chosen, baseline_plan
 from simulator.case import Case
@@ -25,7 +26,7 @@ from simulator.plan import SlicePlan
 from simulator.predict import played, predict
 from simulator.units import MS_PER_NS
 from simulator.unknowns import unknowns_of
-from simulator.usable import Usable
+from simulator.usable import Usable, percent
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -262,13 +263,9 @@ def _name(plan: SlicePlan) -> str:
     return name + " with sequence parallelism" * sharded
 
 
-def _times(one: Contestant) -> str:
-    return f"{one.speedup:.2f}x ({one.low:.2f}–{one.high:.2f})"
-
-
 def _text(contestants: Sequence[Contestant]) -> str:
-    """Return the answer in words: the strategy that is most often the fastest, then Domino if it is
-    another one, and the next best.
+    """Return the answer in words: what to do, what it is worth, and what comes next: Domino, if the
+    fastest is another one, and the next best.
     """
     baseline, *others = contestants
     fit = [one for one in contestants if one.recommended]
@@ -278,24 +275,28 @@ def _text(contestants: Sequence[Contestant]) -> str:
     rest = sorted((one for one in others if one is not best and one.recommended), key=_by_chance)
     told = [one for one in rest if one.strategy == "domino"]
     told += [one for one in rest if one not in told][: 2 - len(told)]
-    next_ones = "".join(f"; {one.name} {one.speedup:.2f}x ({one.chance:.0%})" for one in told)
-    return f"{_first(best, baseline)}{next_ones}."
+    next_ones = ", ".join(f"{one.name} {one.speedup:.2f}x ({one.chance:.0%})" for one in told)
+    return f"{_first(best, baseline)}" + (f" Next: {next_ones}." if next_ones else "")
 
 
 def _first(best: Contestant, baseline: Contestant) -> str:
-    """Return the strategy that is most often the fastest, and how sure that is."""
+    """Return the strategy that is most often the fastest, what it is worth, and how sure that
+    is.
+    """
     clear, chance = best.chance >= CLEAR, f"{best.chance:.0%}"
-    if best is baseline and clear:
-        return f"Not here; {best.name} is fastest with {chance}"
-    sure = f"fastest with {chance}" if clear else f"who is fastest is open ({chance})"
     if best is baseline:
-        return f"{best.name} leads; {sure}"
-    over = (
-        f" over {baseline.name}"
-        if baseline.recommended
-        else f"; {baseline.name} {fits_words(baseline)}"
-    )
-    return f"{best.name} {_times(best)}{over}; {sure}"
+        fastest = f"{best.name} is the fastest in {chance} of draws"
+        return f"{'Do not use Domino here' if clear else 'Nothing is clearly faster'}: {fastest}."
+    name = best.name
+    if best.strategy == "domino":
+        name += f" in {slices_words(best.plan)}"
+    worth = f"{best.speedup:.2f} times as fast as {baseline.name} ({best.low:.2f}–{best.high:.2f})"
+    if not baseline.recommended:
+        chance_to_fit = f"fits with a chance of {percent(baseline.fits_chance)}"
+        worth += f", which {chance_to_fit if baseline.fits else 'does not fit'}"
+    if clear:
+        return f"Use {name}: {worth}, the fastest in {chance} of draws."
+    return f"It is open which is fastest. {name}: {worth}, ahead in {chance} of draws."
 
 
 def _by_chance(one: Contestant) -> tuple[float, float]:

@@ -44,9 +44,9 @@ def test_what_matters_is_never_cut(monkeypatch: pytest.MonkeyPatch, width: int) 
 def test_the_least_important_columns_go_first_and_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert "A wider" not in _printed(monkeypatch, 100)
-    assert "A wider terminal also shows: idle." in _printed(monkeypatch, 75)
-    assert "A wider terminal also shows: idle, memory." in _printed(monkeypatch, 65)
+    assert "a wider" not in _printed(monkeypatch, 100)
+    assert "a wider terminal also shows: idle." in _printed(monkeypatch, 75)
+    assert "a wider terminal also shows: idle, memory." in _printed(monkeypatch, 65)
 
 
 def test_with_the_plan_below_there_is_room_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,17 +12,16 @@ from domino_tune.report.data import Crossover, HeatCell, Numbers, PlanRow, Shown
 from domino_tune.report.heat import heat_map
 from domino_tune.report.markup import Html, tag, text
 from domino_tune.report.names import (
-    ORDER_WORDS,
     gib_text,
     ms_text,
     percent_text,
-    plan_text,
     role_label,
     shape_text,
     size_text,
 )
 from domino_tune.report.plan_names import KEY, plan_name
 from domino_tune.report.ties import TIE
+from domino_tune.results.texts import ORDER_WORDS, plan_words
 from domino_tune.search.problem import TIE_PERCENT
 from simulator.errors import InputError
 from simulator.ops import Attention, Collective, Gemm, Pointwise
@@ -104,7 +103,7 @@ def test_every_part_of_a_plans_name_is_explained() -> None:
         assert [part for part in parts if part not in explained] == []
     for order in ORDER_WORDS:
         assert order in explained
-    assert plan_name(SLICED) == f'<span title="{plan_text(SLICED)}">{SLICED.label}</span>'.replace(
+    assert plan_name(SLICED) == f'<span title="{plan_words(SLICED)}">{SLICED.label}</span>'.replace(
         "'", "&#x27;"
     )
 
@@ -150,7 +149,7 @@ def test_names() -> None:
     assert shape_text(Pointwise("gelu", 1024, 1024)) == "2.0 KiB moved"
     assert shape_text(Attention(2, 8, 8, 1024, 64)) == "2 × 1,024 tokens · 8 heads of 64"
     plan = SlicePlan(attn_col_slices=2, mlp_dgrad_slices=4, merge_wgrad=True, comm_ctas=8)
-    assert plan_text(plan) == (
+    assert plan_words(plan) == (
         "2 row slices × 2/1 column slices, dgrad in 2/4, greedy order, weight gradients fill the "
-        "waits, weight gradients merged over slices, 8 CTAs for communication"
+        "waits, merged over slices, 8 CTAs for communication"
     )

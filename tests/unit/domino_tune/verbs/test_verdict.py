@@ -29,7 +29,7 @@ from simulator.draws import FAMILIES, PLAN_ERROR, Draw, Family
 from simulator.errors import InputError
 from simulator.ordering import order_of
 from simulator.peak import peak_bytes
-from simulator.plan import MEGATRON
+from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import predict
 from simulator.profile import Profile
 from simulator.provenance import Provenance
@@ -233,7 +233,10 @@ def test_the_baseline_as_the_chosen_plan_leaves_nothing_unsure() -> None:
     case = case_of(**ALONE)
     verdict = verdict_of(case, Chosen.of(case, baseline_plan(case)))
     assert [(one.strategy, one.chance) for one in verdict.contestants] == [("megatron", 1.0)]
-    assert verdict.text == "Not here; Megatron with sequence parallelism is fastest with 100%."
+    assert verdict.text == (
+        "Do not use Domino here: Megatron with sequence parallelism is the fastest in 100% of "
+        "draws."
+    )
     assert verdict.unsure == {}
 
 
@@ -276,7 +279,7 @@ def test_a_plan_that_does_not_fit_has_no_chance() -> None:
 
 def contestant(strategy: str, name: str, speedup: float, chance: float, **more: Any) -> Contestant:
     made = Contestant(
-        strategy=strategy, name=name, plan=MEGATRON, iteration_ms=100 / speedup, speedup=speedup,
+        strategy=strategy, name=name, plan=SlicePlan(), iteration_ms=100 / speedup, speedup=speedup,
         low=speedup - 0.02, high=speedup + 0.03, chance=chance, fits=True,
         fits_chance=1.0, runs_in="here",
     )  # fmt: skip
@@ -297,35 +300,38 @@ def field(megatron: float, domino: float, rival: float, **baseline: Any) -> list
     [
         (
             lambda: field(0.05, 0.75, 0.2),
-            "Domino 1.05x (1.03–1.08) over Megatron; fastest with 75%; userbuffers 1.08x (20%).",
+            "Use Domino in 2 row slices: 1.05 times as fast as Megatron (1.03–1.08), the fastest "
+            "in 75% of draws. Next: userbuffers 1.08x (20%).",
         ),
         (
             lambda: field(0.05, 0.25, 0.7),
-            "userbuffers 1.08x (1.06–1.11) over Megatron; fastest with 70%; Domino 1.05x (25%).",
+            "Use userbuffers: 1.08 times as fast as Megatron (1.06–1.11), the fastest in 70% of "
+            "draws. Next: Domino 1.05x (25%).",
         ),
         (
             lambda: field(0.05, 0.4, 0.55),
-            "userbuffers 1.08x (1.06–1.11) over Megatron; who is fastest is open (55%); "
-            "Domino 1.05x (40%).",
+            "It is open which is fastest. userbuffers: 1.08 times as fast as Megatron (1.06–1.11), "
+            "ahead in 55% of draws. Next: Domino 1.05x (40%).",
         ),
         (
             lambda: field(0.8, 0.15, 0.05),
-            "Not here; Megatron is fastest with 80%; Domino 1.05x (15%); userbuffers 1.08x (5%).",
+            "Do not use Domino here: Megatron is the fastest in 80% of draws. Next: "
+            "Domino 1.05x (15%), userbuffers 1.08x (5%).",
         ),
         (
             lambda: field(0.45, 0.3, 0.25),
-            "Megatron leads; who is fastest is open (45%); Domino 1.05x (30%); "
-            "userbuffers 1.08x (25%).",
+            "Nothing is clearly faster: Megatron is the fastest in 45% of draws. Next: "
+            "Domino 1.05x (30%), userbuffers 1.08x (25%).",
         ),
         (
             lambda: field(0.0, 0.9, 0.1, fits=False, fits_chance=0.0),
-            "Domino 1.05x (1.03–1.08); Megatron does not fit; fastest with 90%; "
-            "userbuffers 1.08x (10%).",
+            "Use Domino in 2 row slices: 1.05 times as fast as Megatron (1.03–1.08), which does "
+            "not fit, the fastest in 90% of draws. Next: userbuffers 1.08x (10%).",
         ),
         (
             lambda: field(0.0, 0.9, 0.1, fits_chance=0.799),
-            "Domino 1.05x (1.03–1.08); Megatron fits: 79 %; fastest with 90%; "
-            "userbuffers 1.08x (10%).",
+            "Use Domino in 2 row slices: 1.05 times as fast as Megatron (1.03–1.08), which fits "
+            "with a chance of 79 %, the fastest in 90% of draws. Next: userbuffers 1.08x (10%).",
         ),
     ],
 )  # fmt: skip
@@ -335,15 +341,15 @@ def test_the_answer_in_words(made: Callable[[], list[Contestant]], said: str) ->
 
 def test_the_text_names_the_fastest() -> None:
     best = max(small().contestants, key=lambda one: one.chance)
-    assert small().text.startswith(best.name)
-    assert f"({best.low:.2f}–{best.high:.2f}) over Megatron with sequence" in small().text
+    worth = f"{best.name}: {best.speedup:.2f} times as fast as Megatron with sequence parallelism"
+    assert f"{worth} ({best.low:.2f}–{best.high:.2f})" in small().text
     domino = by_strategy(small())["domino"]
     assert f"Domino {domino.speedup:.2f}x ({domino.chance:.0%})" in small().text
 
 
 def test_the_baseline_wins_where_slices_cost_more_than_they_hide() -> None:
     verdict = judged(case_of(model="gpt3-1.3b", seq_length=256, tp=2, **ALONE, cuda_graph=True))
-    assert verdict.text.startswith("Not here; Megatron with sequence parallelism is fastest with ")
+    assert verdict.text.startswith("Do not use Domino here: Megatron with sequence parallelism is ")
     assert verdict.contestants[0].chance >= 0.6
 
 
