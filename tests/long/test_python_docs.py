@@ -11,4 +11,4 @@ from tests.support.python_docs import PAGE, page_with, printed
 
 def test_every_block_prints_what_the_page_shows(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    assert page_with(printed(PAGE, tmp_path)) == PAGE.read_text("utf-8")
+    assert page_with(PAGE, printed(PAGE, tmp_path)) == PAGE.read_text("utf-8")

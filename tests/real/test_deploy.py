@@ -203,10 +203,10 @@ def test_the_proxy_passes_events_on_as_they_come() -> None:
     assert not re.match(found[1], "/v1/jobs/job_0/files/plan")
 
 
-@pytest.mark.parametrize("name", ["docs/service.md", "README.md"])
+@pytest.mark.parametrize("name", ["docs/service.md", "docs/using.md", "README.md"])
 def test_documented_commands_are_taken(name: str) -> None:
     """Every `python -m domino_tune …`, and every command that runs in the image."""
-    starts = re.compile(r"python -m domino_tune |run --rm api ")
+    starts = re.compile(r"python -m domino_tune |^domino-tune |run --rm api ")
     after = [starts.split(line)[1] for line in documented(name) if starts.search(line)]
     asked = [shlex.split(words.partition("|")[0], comments=True) for words in after]
     assert len(asked) >= 2

@@ -1,17 +1,21 @@
-"""Python in documents: the first blocks run for real, and print what docs/python.md shows."""
+"""Python in documents: the tutorial and the first blocks of docs/python.md print what they show."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from tests.conftest import REPOSITORY
-from tests.support.python_docs import PAGE, printed, shown
+from tests.support.python_docs import PAGE, TUTORIAL, printed, shown
 
 FEW = 2
 
 
 def test_the_first_blocks_print_what_the_page_shows(tmp_path: Path) -> None:
-    assert printed(PAGE, tmp_path, FEW) == shown(FEW)
+    assert printed(PAGE, tmp_path, FEW) == shown(PAGE, FEW)
+
+
+def test_the_tutorial_prints_what_it_shows(tmp_path: Path) -> None:
+    assert printed(TUTORIAL, tmp_path) == shown(TUTORIAL)
 
 
 def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""Blocks of docs/python.md and what they print.
+"""Python blocks of pages and what they print.
 
-``python -m tests.support.python_docs`` renews the page.
+``python -m tests.support.python_docs`` renews the pages.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tests.conftest import REPOSITORY
 from tests.support.processes import PATIENCE_S
 
 PAGE: Final = REPOSITORY / "docs" / "python.md"
+TUTORIAL: Final = REPOSITORY / "docs" / "tutorial.md"
 BLOCK: Final = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text\n(?P<shown>.*?)```\n)?", re.S)
 MARK: Final = "---- end of a block ----"
 
@@ -37,14 +38,14 @@ def printed(page: Path, folder: Path, most: int | None = None) -> list[str]:
     return done.stdout.split(f"{MARK}\n")[:-1]
 
 
-def shown(most: int) -> list[str]:
-    """Return what the page shows under its first blocks."""
-    found = BLOCK.finditer(PAGE.read_text("utf-8"))
+def shown(page: Path, most: int | None = None) -> list[str]:
+    """Return what a page shows under its blocks, or under the first ``most``."""
+    found = BLOCK.finditer(page.read_text("utf-8"))
     return [match["shown"] or "" for match in islice(found, most)]
 
 
-def page_with(outputs: list[str]) -> str:
-    """Return the page with ``outputs`` under its blocks."""
+def page_with(page: Path, outputs: list[str]) -> str:
+    """Return a page with ``outputs`` under its blocks."""
     left = iter(outputs)
 
     def block(match: re.Match[str]) -> str:
@@ -52,9 +53,10 @@ def page_with(outputs: list[str]) -> str:
         shown = f"\n```text\n{out}```\n" if out else ""
         return f"```python\n{match['code']}```\n{shown}"
 
-    return BLOCK.sub(block, PAGE.read_text("utf-8"))
+    return BLOCK.sub(block, page.read_text("utf-8"))
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as place:
-        PAGE.write_text(page_with(printed(PAGE, Path(place))), "utf-8")
+    for page in (PAGE, TUTORIAL):
+        with tempfile.TemporaryDirectory() as place:
+            page.write_text(page_with(page, printed(page, Path(place))), "utf-8")

@@ -1,4 +1,4 @@
-"""What README says of the bundled profiles is what ``profiles check`` says."""
+"""What docs/accuracy.md says of the bundled profiles is what ``profiles check`` says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.conftest import REPOSITORY
 
 
 def line_of(name: str) -> str:
-    """README's line of a profile."""
+    """The page's line of a profile."""
 
     def cell(found: Trust) -> str:
         assert found.interval_ms is not None
@@ -32,7 +32,7 @@ def line_of(name: str) -> str:
 
 @pytest.mark.parametrize("name", bundled_names())
 def test_readme_says_of_a_profile_what_the_program_says(name: str) -> None:
-    assert line_of(name) in (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    assert line_of(name) in (REPOSITORY / "docs" / "accuracy.md").read_text(encoding="utf-8")
 
 
 def test_a_case_that_cannot_be_simulated_says_why(tmp_path: Path) -> None:
