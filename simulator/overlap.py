@@ -99,9 +99,9 @@ RIVAL_NAMES: Final = MappingProxyType(
 """Strategy -> its name in a sentence."""
 RUNS_IN: Final = MappingProxyType(
     {
-        "megatron": "Megatron-LM, NeMo, torchtitan, DeepSpeed, domino_tune's runtime",
+        "megatron": "Megatron-LM, Megatron-Bridge, torchtitan, DeepSpeed, domino_tune's runtime",
         "domino": "domino_tune's runtime",
-        "userbuffers": "Megatron-LM and NeMo with TransformerEngine (--tp-comm-overlap)",
+        "userbuffers": "Megatron-LM and Megatron-Bridge with TransformerEngine (--tp-comm-overlap)",
         "async-tp": "torchtitan and PyTorch's DTensor, compiled (enable_async_tensor_parallel)",
         "fused": "no training framework by itself: kernels like Flux's in your own model",
     }

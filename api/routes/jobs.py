@@ -90,7 +90,8 @@ File = Annotated[
     ),
 ]  # fmt: skip
 To = Annotated[
-    Literal["megatron", "deepspeed", "env", "te-userbuffers", "torchtitan", "nemo"] | None,
+    Literal["megatron", "megatron-bridge", "deepspeed", "env", "te-userbuffers", "torchtitan"]
+    | None,
     Query(description="A plan for this framework; none: the plan file itself."),
 ]
 

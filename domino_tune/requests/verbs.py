@@ -12,7 +12,9 @@ from simulator.specs import DTYPE_BYTES
 SEARCH_NAMES = ("exhaustive", "bayes", "random")
 TARGET_NAMES = ("deepspeed",)
 TUNE_ALSO = ("micro_batch_size", "tp_collectives")
-EXPORT_FORMATS = ("megatron", "deepspeed", "env", "te-userbuffers", "torchtitan", "nemo")
+EXPORT_FORMATS = (
+    "megatron", "megatron-bridge", "deepspeed", "env", "te-userbuffers", "torchtitan",
+)  # fmt: skip
 OBJECTIVES = ("simulate", "measure")
 
 

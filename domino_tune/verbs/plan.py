@@ -19,7 +19,7 @@ from domino_tune.store.formats.megatron import (
     training_arguments,
     userbuffers_arguments,
 )
-from domino_tune.store.formats.nemo import nemo_notes, nemo_overrides
+from domino_tune.store.formats.megatron_bridge import bridge_notes, bridge_python
 from domino_tune.store.formats.te_userbuffers import userbuffers_notes, userbuffers_yaml
 from domino_tune.store.formats.torchtitan import torchtitan_notes, torchtitan_toml
 from domino_tune.store.plans import PlanFile, load_plan
@@ -31,14 +31,14 @@ from simulator.plan import SlicePlan
 from simulator.predict import predict
 from simulator.units import MS_PER_NS
 
-DOCUMENTS: Final = ("te-userbuffers", "torchtitan")
+DOCUMENTS: Final = ("te-userbuffers", "torchtitan", "megatron-bridge")
 """Formats that are a file which the framework reads."""
 RUNS: Final = MappingProxyType(
     {
         "megatron": ("Megatron-LM", ("megatron", "userbuffers", "domino")),
         "te-userbuffers": ("TransformerEngine's userbuffers", ("userbuffers",)),
         "torchtitan": ("torchtitan", ("megatron", "async-tp", "domino")),
-        "nemo": ("NeMo", ("megatron", "userbuffers")),
+        "megatron-bridge": ("Megatron-Bridge", ("megatron", "userbuffers")),
     }
 )
 """Format -> the framework, and the strategies that are exported to it."""
@@ -46,7 +46,6 @@ _SCRIPTS: Final = MappingProxyType(
     {
         "megatron": "Megatron-LM's pretrain_gpt.py",
         "deepspeed": "pretrain_gpt.py of DeepSpeedExamples' training/DeepSpeed-Domino",
-        "nemo": "NeMo's megatron_gpt_pretraining.py",
     }
 )
 """Format -> what takes its arguments."""
@@ -210,14 +209,14 @@ def _torchtitan(plan_file: PlanFile, made: _Export) -> None:
     made.notes += [*_unsliced_notes(plan_file, "torchtitan"), *torchtitan_notes(plan_file)]
 
 
-def _nemo(plan_file: PlanFile, made: _Export) -> None:
-    made.arguments = nemo_overrides(plan_file)
-    made.notes += nemo_notes(plan_file)
+def _megatron_bridge(plan_file: PlanFile, made: _Export) -> None:
+    made.document = bridge_python(plan_file)
+    made.notes += bridge_notes(plan_file)
 
 
 _MAKERS: Final[dict[str, Callable[[PlanFile, _Export], None]]] = {
     "megatron": _megatron, "te-userbuffers": _te_userbuffers, "torchtitan": _torchtitan,
-    "nemo": _nemo,
+    "megatron-bridge": _megatron_bridge,
 }  # fmt: skip
 
 

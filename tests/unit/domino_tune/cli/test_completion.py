@@ -47,7 +47,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
         ("domino-tune tune --search ", ["exhaustive", "bayes", "random"]),
         ("domino-tune profiles diff h100-dgx h2", ["h200-sxm"]),
         ("domino-tune profiles import --into a", ["a100-sxm"]),
-        ("domino-tune plan export plan.json --to m", ["megatron"]),
+        ("domino-tune plan export plan.json --to m", ["megatron", "megatron-bridge"]),
     ],
 )
 def test_bash_gets_commands_options_choices_and_names(

@@ -137,7 +137,7 @@ def test_deepspeed_cannot_run_other_cuts(plan: SlicePlan) -> None:
 def test_every_format_writes_what_the_verb_and_json_say(run: Runner) -> None:
     path = run.folder / "rival.json"
     for plan, formats in (
-        (USERBUFFERS, ("megatron", "env", "te-userbuffers", "nemo")),
+        (USERBUFFERS, ("megatron", "env", "te-userbuffers", "megatron-bridge")),
         (SHARDED, ("torchtitan",)),
     ):
         save_plan(plan_file(plan), path)
