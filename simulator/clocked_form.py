@@ -77,7 +77,7 @@ def closed_form(case: Case, layers: Layers | None = None) -> Form | ClockedForm:
 
 
 class ClockedForm:
-    """Bound and estimate for the plans of one case, all of strategy ``domino``."""
+    """Bound and estimate for the plans of one case."""
 
     def __init__(self, case: Case, law: PowerSection, layers: Layers) -> None:
         self.case = case

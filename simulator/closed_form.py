@@ -27,6 +27,7 @@ mostly a little low.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Final, Literal, NamedTuple
 
@@ -44,6 +45,7 @@ from simulator.issue_order import (
     backward_fragments,
 )
 from simulator.ops import Signature
+from simulator.overlap import RIVALS
 from simulator.plan import SlicePlan
 from simulator.recipes import Recipe, Recipes, mode_of
 from simulator.specs import Workload
@@ -198,24 +200,29 @@ class ClosedForm:
         return self._passes[key]
 
     def _pass_bound(self, plan: SlicePlan, which: Pass) -> PassBound:
-        waits, beside = waits_for_gathers(plan), NO_EDGES
-        if joins_edges(plan):
-            beside = self.edges(plan).family_ns
-        slow, device, host, drawn_j = self._slowdowns(plan, which), 0.0, 0, 0.0
+        beside = self.edges(plan).family_ns if joins_edges(plan) else NO_EDGES
+        device, host, drawn_j = 0.0, 0, 0.0
         for layers, one in self._kinds(plan, which):
-            device += least_ns(one, *slow, waits=waits, layers=layers, edges_ns=beside)
+            device += self._least_ns(plan, which, one, layers, beside)
             host += layers * sum(work.launch_ns for work in one.blocks)
             drawn_j += layers * sum(work.drawn_j for work in one.blocks)
         return PassBound(device, host, drawn_j)
 
+    def _least_ns(
+        self, plan: SlicePlan, which: Pass, one: Stretch, layers: int = 1,
+        beside: Mapping[str, int] = NO_EDGES,
+    ) -> float:  # fmt: skip
+        """Return the least time of ``layers`` equal passes; that of a rival, which may hide all its
+        communication, is its compute."""
+        if plan.strategy in RIVALS:
+            return float(layers * one.compute_ns)
+        slow, waits = self._slowdowns(plan, which), waits_for_gathers(plan)
+        return least_ns(one, *slow, waits=waits, layers=layers, edges_ns=beside)
+
     def least_pass_ns(self, plan: SlicePlan) -> tuple[float, float]:
         """Return the least times of a layer's forward and backward."""
-        waits = waits_for_gathers(plan)
         forward, backward = (
-            min(
-                least_ns(one, *self._slowdowns(plan, which), waits=waits)
-                for _, one in self._kinds(plan, which)
-            )
+            min(self._least_ns(plan, which, one) for _, one in self._kinds(plan, which))
             for which in PASSES
         )
         return forward, backward

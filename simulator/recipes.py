@@ -195,4 +195,5 @@ def mode_of(plan: SlicePlan) -> tuple[object, ...]:
     """Return the fields that determine a plan's ops, besides the numbers of slices and the
     merging."""
     slicing = plan.slice_dim, plan.slice_balance
-    return plan.strategy, plan.comm_ctas, plan.sequence_parallel, *slicing
+    strategy = plan.strategy, plan.tp_comm_overlap
+    return *strategy, plan.comm_ctas, plan.sequence_parallel, *slicing

@@ -11,8 +11,9 @@ from domino_tune.results.frameworks import RunsThere, frameworks_table
 from domino_tune.results.json_form import LabelledPlan, to_json
 from domino_tune.results.shown import Shown, frame
 from domino_tune.results.simulate import Simulated, SimulateResult
-from domino_tune.results.texts import ms, named, share
+from domino_tune.results.texts import ms, named, plan_words, share
 from domino_tune.results.tune import stopped_words
+from simulator.overlap import RIVAL_NAMES
 from simulator.usable import percent
 
 if TYPE_CHECKING:
@@ -68,11 +69,11 @@ class Layouts(Shown):
     """The best layouts of those that fit with a chance of 80 % or more, fastest first, and how they
     were found.
 
-    ``best``: the first one, simulated in full. ``best_without_domino``: the fastest layout whose
-    plan slices nothing: plain Megatron-LM in any layout, or a strategy that the verdict compares in
-    the best one. ``unsure_layouts``: faster ones that fit with less chance, each with one plan.
-    ``not_searched``: what may be faster, as no search looked at it. ``frontier``:
-    layouts that no other beats in both time and memory, of those that were looked at.
+    ``best``: the best cut of the first one, simulated in full. ``best_without_domino``: the fastest
+    layout whose plan slices nothing: plain Megatron-LM or a rival. ``unsure_layouts``: faster ones
+    that fit with less chance, each with one plan. ``not_searched``: what may be faster, as no
+    search looked at it. ``frontier``: layouts that no other beats in both time and memory, of those
+    that were looked at.
     ``candidates``: layouts whose weights fit, with ``plans`` in all; ``evaluations``: plans that
     were simulated. ``infeasible`` counts layouts by reason. ``stopped_by``: as in a tune; then
     nothing is known of the best layout without Domino. ``frameworks``: of the best layout, as in a
@@ -129,8 +130,9 @@ class LayoutsResult(Layouts):
 
 
 def _headline(best: LayoutResult) -> str:
+    how = RIVAL_NAMES.get(best.plan.strategy) or plan_words(best.plan)
     return (
-        f"Train with {best.label}: {best.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, "
+        f"Train with {best.label}, {how}: {best.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, "
         f"{best.peak_memory_gib:.0f} GiB of each."
     )
 
@@ -178,7 +180,7 @@ def _layouts(result: Layouts) -> Table:
             _rival(result),
             "gain: over that; gain here: over the same layout in plain Megatron-LM.",
             f"{_sure(result)} of {result.candidates:,} layouts with {result.plans:,} plans of "
-            f"Megatron-LM and Domino, {result.evaluations:,} simulated, the rest "
+            f"Megatron-LM, Domino and its rivals, {result.evaluations:,} simulated, the rest "
             f"{'not looked at' if result.stopped_by else 'ruled out by a bound'}; layouts that "
             f"cannot run: {infeasible or 'none'}; {result.seconds:.1f} s.",
             *(

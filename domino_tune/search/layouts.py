@@ -88,7 +88,7 @@ def recomputing(case: Case, choices: range, again: int) -> Case:
 
 @dataclass(kw_only=True, eq=False)
 class Candidate:
-    """A layout as a case, with the plans that slice it and those that do not.
+    """A layout as a case, with the plans that slice it, those that do not, and those of rivals.
 
     A plan is timed with the fewest recomputed layers with which it can be recommended, of the
     numbers ``again`` (of a virtual stage); ``case``, of the bounds, has the fewest with which any
@@ -102,6 +102,7 @@ class Candidate:
     again: range = NO_CHOICE
     sliced: Sequence[SlicePlan]
     unsliced: Sequence[SlicePlan]
+    rivals: Sequence[SlicePlan] = ()
     layers: Layers
     kept: KeptBytes
     timed: dict[SlicePlan, Timed | None] = field(default_factory=dict)
@@ -119,7 +120,17 @@ class Candidate:
     @property
     def plans(self) -> tuple[SlicePlan, ...]:
         """All plans."""
+        return (*self.own, *self.rivals)
+
+    @property
+    def own(self) -> tuple[SlicePlan, ...]:
+        """The plans that slice the layout or leave it whole."""
         return (*self.sliced, *self.unsliced)
+
+    @property
+    def others(self) -> tuple[SlicePlan, ...]:
+        """The plans without slices: Megatron-LM's and rivals'."""
+        return (*self.unsliced, *self.rivals)
 
     @cached_property
     def quick_ns(self) -> dict[SlicePlan, int]:
@@ -269,13 +280,14 @@ class LayoutSearch:
 
     def run(self) -> None:
         """Find the KEPT best layouts, and the best without slices; then time each kept layout
-        unsliced.
+        unsliced, and find the best cut of the first.
         """
         numbers = range(len(self.candidates))
         self._search(numbers, lambda one: one.plans, self._last_kept_ns)
-        self._search(numbers, lambda one: one.unsliced, self._best_unsliced_ns)
+        self._search(numbers, lambda one: one.others, self._best_unsliced_ns)
         kept = [self.candidates.index(one) for one in self.kept()]
         self._search(kept, lambda one: one.unsliced, lambda: FOREVER_NS)
+        self._search(kept[:1], lambda one: one.own, lambda: FOREVER_NS)
 
     def _search(self, numbers: Iterable[int], plans_of: Plans, limit_ns: Callable[[], int]) -> None:
         """Time the plans that may beat both the limit and the best of their candidate's plans so
@@ -360,7 +372,7 @@ class LayoutSearch:
 
     def _best_unsliced_ns(self) -> int:
         timed = (self.candidates[number] for number in self._best_ns)
-        return min((one.best_ns(one.unsliced) for one in timed), default=FOREVER_NS)
+        return min((one.best_ns(one.others) for one in timed), default=FOREVER_NS)
 
     def kept(self) -> list[Candidate]:
         """Return the best candidates, fastest first."""
@@ -369,8 +381,8 @@ class LayoutSearch:
 
     def best_unsliced(self) -> Candidate | None:
         """Return the candidate that is fastest without slices, or None."""
-        found = min(self.candidates, key=lambda one: one.best_ns(one.unsliced), default=None)
-        return found if found and found.best(found.unsliced) else None
+        found = min(self.candidates, key=lambda one: one.best_ns(one.others), default=None)
+        return found if found and found.best(found.others) else None
 
     def unsure(self, edge: Sequence[Candidate]) -> list[tuple[Candidate, Timed]]:
         """Return layouts that are faster than the best one but fit with less chance than is

@@ -22,6 +22,23 @@ def has_rivals(case: Case) -> bool:
     return inside and True in case.modes and case.profile.machine.backend == "nccl"
 
 
+def usual_rivals(case: Case) -> tuple[SlicePlan, ...]:
+    """Return each rival's plan with the methods that its framework has unless told otherwise, as
+    far as they divide the tokens; none where ``has_rivals`` is false."""
+    if not has_rivals(case):
+        return ()
+    tokens = case.workload.tokens // case.cluster.cp
+    return tuple(
+        _usual(strategy)
+        for strategy, methods in RIVALS.items()
+        if all(tokens % (max(1, how.num_splits) * case.cluster.tp) == 0 for how in methods.values())
+    )
+
+
+def _usual(strategy: str) -> SlicePlan:
+    return replace(MEGATRON, strategy=strategy, sequence_parallel=True)  # type: ignore[arg-type]
+
+
 def rival_plans(case: Case) -> dict[str, SlicePlan]:
     """Return each rival's best plan by name of its strategy; none where ``has_rivals`` is false."""
     if not has_rivals(case):
@@ -40,7 +57,7 @@ def tuned_rival(case: Case, strategy: str) -> SlicePlan:
 
     Raise InfeasiblePlanError where the strategy cannot run the workload.
     """
-    plan = replace(MEGATRON, strategy=strategy, sequence_parallel=True)  # type: ignore[arg-type]
+    plan = _usual(strategy)
     short = _short(case)
     best_ns = predict(short, plan).makespan_ns
     told: dict[str, str] = {}

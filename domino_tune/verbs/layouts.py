@@ -20,6 +20,7 @@ from domino_tune.results.frameworks import RunsThere
 from domino_tune.results.layouts import LayoutResult, LayoutsResult
 from domino_tune.results.simulate import SimulateResult
 from domino_tune.search.layouts import NO_CHOICE, Candidate, LayoutSearch, Timed, recomputing
+from domino_tune.search.rivals import usual_rivals
 from domino_tune.search.simulated import slicings_of
 from domino_tune.store.shelf import DISK, Shelf
 from domino_tune.verbs.advice import (
@@ -58,7 +59,7 @@ LEAST_CHUNK_TOKENS: Final = 1024
 ROW_SLICES: Final = (1, 2, 3, 4)
 COL_SLICES: Final = (1, 2, 4)
 NOT_SEARCHED: Final = {
-    "userbuffers, async-TP and tile fusion in other layouts than the best": "",
+    "other methods of userbuffers, async-TP and tile fusion, in other layouts than the best": "",
     "recomputation of single ops": "recompute",
     "stages more uneven than the layers make them": "",
     "tensor parallelism across nodes": "tp",
@@ -145,8 +146,8 @@ def conclude(
     base, candidates, kept = space.base, space.candidates, search.kept()
     if not kept:
         raise _nothing_fits(base, space.request)
-    best = kept[0].best()
-    assert best is not None
+    best = kept[0].best(kept[0].own)
+    assert best is not None, "rivals need more memory than an unsliced plan"
     case = kept[0].recomputing(best.again)
     chosen = Chosen(plan=best.plan, order=order_of(case, best.plan))
     looked = Counter(UNSURE if one.unsure else "memory" for one in candidates if one.fits_not)
@@ -182,13 +183,14 @@ def conclude(
 def _without_domino(
     search: LayoutSearch, first: Candidate, simulated: SimulateResult
 ) -> tuple[Candidate, Timed] | None:
-    """Return the layout and the plan that are the fastest without Domino: plain Megatron-LM in any
-    layout, or a rival of the verdict in the best one. Return None if none is recommended.
+    """Return the layout and the plan that are the fastest without Domino: plain Megatron-LM or a
+    rival in any layout, or one tuned for the verdict in the best. Return None if none is
+    recommended.
     """
-    best = first.best()
+    best = first.best(first.own)
     again = best.again if best else 0
     plain, case = search.best_unsliced(), first.recomputing(again)
-    found = [(plain, plain.best(plain.unsliced))] if plain else []
+    found = [(plain, plain.best(plain.others))] if plain else []
     for one in simulated.verdict.contestants if simulated.verdict else ():
         if one.recommended and one.strategy != "domino":
             time_ns = round(one.iteration_ms / MS_PER_NS)
@@ -376,6 +378,7 @@ def candidates_of(
             again=usable,
             sliced=tuple(_cuts(case)),
             unsliced=unsliced_plans(case),
+            rivals=usual_rivals(case),
             layers=layers[key],
             kept=kept[key],
         )

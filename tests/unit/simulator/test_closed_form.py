@@ -18,12 +18,15 @@ import pytest
 
 from domino_tune.search import Evaluation, SearchOptions, Space, SpaceSpec, enumerate_plans
 from domino_tune.search.exhaustive import search_exhaustive
+from domino_tune.search.rivals import usual_rivals
 from domino_tune.store.profiles import load_profile
 from lab.by_hand import totals
 from simulator.case import Case
+from simulator.clocked_form import closed_form
 from simulator.closed_form import ClosedForm, plays_again
 from simulator.cost import Changes
-from simulator.plan import Order, SlicePlan, WgradPlacement
+from simulator.implementation import IMPLEMENTATIONS
+from simulator.plan import MEGATRON, Order, SlicePlan, WgradPlacement
 from simulator.predict import played, predict
 from simulator.profile import Profile
 from simulator.specs import ClusterSpec, ModelSpec, Workload
@@ -306,3 +309,29 @@ class TestSearch:
         assert result.optimality == "proven"
         assert result.pruned > 0
         assert min(trial.iteration_ns for trial in result.trials) == fastest_ns
+
+
+@pytest.mark.parametrize("profile", ["h100-dgx", "a100-sxm"])
+@pytest.mark.parametrize(
+    "layout", [{}, {"pp": 2}, {"pp": 2, "vpp": 2}], ids=["no pipeline", "stages", "virtual stages"]
+)
+@pytest.mark.parametrize("recompute_layers", [0, 1, 2])
+def test_bounds_of_rivals_and_of_recomputed_layers_hold_at_the_clock_that_power_allows(
+    profile: str, layout: dict[str, int], recompute_layers: int
+) -> None:
+    again = {"recompute": "full", "recompute_layers": recompute_layers} if recompute_layers else {}
+    case = Case(
+        model=replace(LLAMA, num_hidden_layers=8),
+        workload=Workload(
+            seq_length=4096, micro_batch_size=2, grad_accumulation=4, **again,  # type: ignore[arg-type]
+            implementation=IMPLEMENTATIONS["megatron-te"],
+        ),
+        cluster=ClusterSpec(tp=4, **layout),
+        profile=load_profile(profile),
+    )  # fmt: skip
+    form = closed_form(case)
+    plans = [*usual_rivals(case), replace(MEGATRON, sequence_parallel=True), SlicePlan()]
+    assert len(plans) == 5
+    for plan in plans:
+        for bound_ns in (form.quick_bound_ns(plan), form.lower_bound_ns(plan)):
+            assert 0 < bound_ns <= predict(case, plan).makespan_ns, plan.label

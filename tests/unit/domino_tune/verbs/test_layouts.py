@@ -96,7 +96,10 @@ def test_numbers_of_a_layout_agree_with_each_other() -> None:
     times = [one.iteration_ms for one in result.frontier]
     assert times == sorted(times)
     assert result.frontier[0].iteration_ms == result.layouts[0].iteration_ms
-    assert result.best.iteration_ms == pytest.approx(result.layouts[0].iteration_ms)
+    first = result.layouts[0]
+    assert first.iteration_ms <= result.best.iteration_ms + 1e-9  # a rival may be faster there
+    assert result.best.cluster.tp == first.tp
+    assert result.best.plan.strategy in ("domino", "megatron")
 
 
 def test_progress_tells_of_bounds_before_plans_are_done() -> None:
