@@ -326,7 +326,7 @@ def test_bounds_of_rivals_and_of_recomputed_layers_hold_at_the_clock_that_power_
             seq_length=4096, micro_batch_size=2, grad_accumulation=4, **again,  # type: ignore[arg-type]
             implementation=IMPLEMENTATIONS["megatron-te"],
         ),
-        cluster=ClusterSpec(tp=4, **layout),
+        cluster=ClusterSpec(tp=4, **layout),  # type: ignore[arg-type]
         profile=load_profile(profile),
     )  # fmt: skip
     form = closed_form(case)
