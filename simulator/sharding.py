@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Final
 
 from simulator.errors import InputError
 from simulator.specs import ClusterSpec, ModelSpec, Workload, require_divisible
+
+WORTH: Final = 0.01
+"""Share of the largest stage's work that makes uneven stages worth a look."""
 
 
 def _nearest_tp(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> list[int]:
@@ -142,12 +146,26 @@ def check_pipeline(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -
 
 
 def spread_layers(layers: int, stages: int) -> tuple[int, ...]:
-    """Return the layers of each virtual stage, where they do not divide: one less on the first and
-    on the last stage, which also have the embedding and the head, and on more from the ends."""
+    """Return the layers of each virtual stage, where they do not divide: one less on the last and
+    on the first stage, which also have the head and the embedding, and on more from the ends."""
     each, left_over = divmod(layers, stages)
     lacking = (stages - left_over) % stages
-    less = set(sorted(range(stages), key=lambda k: min(k, stages - 1 - k))[:lacking])
+    less = set(sorted(range(stages), key=lambda k: (min(k, stages - 1 - k), -k))[:lacking])
     return tuple(each + (left_over > 0) - (k in less) for k in range(stages))
+
+
+def balanced_layers(model: ModelSpec, stages: int) -> tuple[int, ...]:
+    """Return the layers of each virtual stage that make the largest number of multiplications
+    smallest, the head's included; () where that is an equal number, or hardly less."""
+    head = model.vocab_size * model.hidden_size / model.linear_parameters
+    load, counts = [*[1.0] * (stages - 1), 1.0 + head], [1] * stages
+    for _ in range(model.num_hidden_layers - stages):
+        lightest = min(range(stages), key=load.__getitem__)
+        load[lightest] += 1
+        counts[lightest] += 1
+    usual = spread_layers(model.num_hidden_layers, stages)
+    most = max(*usual, usual[-1] + head)
+    return tuple(counts) if max(load) < most * (1 - WORTH) else ()
 
 
 def check_context(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> None:

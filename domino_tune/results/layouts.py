@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from domino_tune.base.tables import Table
@@ -57,6 +58,8 @@ class LayoutResult:
         shown = [
             f"{name} {size}" for name, size in sizes.items() if name in ("tp", "dp") or size > 1
         ]
+        if self.pp_layers:
+            shown.append(stages_words(self.pp_layers))
         shown.append(f"micro-batch {self.micro_batch_size}")
         if self.recompute != "none":
             layers = self.recompute_layers
@@ -144,11 +147,23 @@ def _rows(layouts: Sequence[LayoutResult]) -> list[tuple[str, ...]]:
 def _row(number: int, one: LayoutResult) -> tuple[str, ...]:
     return (
         str(number), str(one.tp), str(one.pp), str(one.vpp), str(one.cp), str(one.dp),
-        str(one.micro_batch_size), _recomputed(one), named(one.plan),
+        str(one.micro_batch_size), _recomputed(one), _named(one),
         f"{one.tokens_per_second_per_gpu:,.0f}", share(one.mfu), ms(one.iteration_ms),
         f"{one.peak_memory_gib:.1f} GiB", percent(one.fits_chance), _gain(one.domino_gain),
         _gain(one.domino_gain_here),
     )  # fmt: skip
+
+
+def stages_words(layers: Sequence[int]) -> str:
+    """Return the layers of virtual stages: ``stages of 3 × 9, 5 layers``."""
+    runs = [(count, len(list(alike))) for count, alike in groupby(layers)]
+    told = (f"{times} × {count}" if times > 1 else str(count) for count, times in runs)
+    return f"stages of {', '.join(told)} layers"
+
+
+def _named(one: LayoutResult) -> str:
+    stages = f"; {stages_words(one.pp_layers)}" if one.pp_layers else ""
+    return f"{named(one.plan)}{stages}"
 
 
 def _recomputed(one: LayoutResult) -> str:

@@ -44,7 +44,8 @@ from simulator.ordering import order_of
 from simulator.peak import may_fit, peak_bytes, static_memory
 from simulator.pipeline.memory import KeptBytes
 from simulator.plan import SlicePlan, row_problem
-from simulator.sharding import spread_layers
+from simulator.sharding import balanced_layers, spread_layers
+from simulator.specs import ModelSpec
 from simulator.units import GIB, MS_PER_NS
 from simulator.usable import UNSURE
 
@@ -61,7 +62,7 @@ COL_SLICES: Final = (1, 2, 4)
 NOT_SEARCHED: Final = {
     "other methods of userbuffers, async-TP and tile fusion, in other layouts than the best": "",
     "recomputation of single ops": "recompute",
-    "stages more uneven than the layers make them": "",
+    "stages of other numbers of layers": "",
     "tensor parallelism across nodes": "tp",
     f"micro-batches above {MOST_MICRO_BATCH}": "micro_batch_size",
     f"vpp above {MOST_VPP}": "vpp",
@@ -82,6 +83,7 @@ class Layout(NamedTuple):
     vpp: int
     dp: int
     micro_batch_size: int
+    pp_layers: tuple[int, ...] = ()
 
     def micros(self, batch: int) -> int:
         """Return the micro-batches of one iteration of ``batch`` sequences."""
@@ -425,7 +427,8 @@ def layouts_of(base: Case, request: TuneRequest) -> Iterator[Layout]:
                 if rest or not dp or (request.dp and request.dp != dp):
                     continue
                 for vpp in _choices(request.vpp, _virtual(pp, layers)):
-                    yield from _batches(request, Layout(tp, cp, pp, vpp, dp, 0))
+                    for stages in _stages(base.model, pp * vpp):
+                        yield from _batches(request, Layout(tp, cp, pp, vpp, dp, 0, stages))
 
 
 def _batches(request: TuneRequest, layout: Layout) -> Iterator[Layout]:
@@ -439,16 +442,29 @@ def _batches(request: TuneRequest, layout: Layout) -> Iterator[Layout]:
             yield layout._replace(micro_batch_size=size)
 
 
+def _stages(model: ModelSpec, stages: int) -> Iterator[tuple[int, ...]]:
+    """Yield the layers of each virtual stage: () where they are equal, else as equal as they can
+    be; and with the head balanced by fewer layers, where that is worth it.
+    """
+    layers = model.num_hidden_layers
+    yield spread_layers(layers, stages) if layers % stages else ()
+    balanced = balanced_layers(model, stages) if stages > 1 else ()
+    if balanced:
+        yield balanced
+
+
 def _choices(given: int | None, usual: Iterator[int]) -> list[int]:
     return [given] if given else list(usual)
 
 
 def _virtual(pp: int, layers: int) -> Iterator[int]:
-    """Yield the virtual stages that leave no stage, or only the first and the last, uneven."""
+    """Yield the virtual stages that leave no stage, or only the first and the last, with fewer
+    layers.
+    """
     yield 1
     for vpp in range(2, MOST_VPP + 1) if pp > 1 else ():
         stages = pp * vpp
-        if stages <= layers and (layers % stages == 0 or (layers + 2) % stages == 0):
+        if stages <= layers and -layers % stages <= 2:
             yield vpp
 
 
@@ -462,10 +478,9 @@ def case_of(base: Case, request: TuneRequest, layout: Layout) -> Case:
         for name, usual in usual_sharing(cluster).items()
         if getattr(request, name) is None
     }
-    stages, layers = layout.pp * layout.vpp, base.model.num_hidden_layers
     workload = replace(
         base.workload,
-        pp_layers=spread_layers(layers, stages) if layers % stages else (),
+        pp_layers=layout.pp_layers,
         micro_batch_size=layout.micro_batch_size,
         grad_accumulation=layout.micros(_batch(request)),
         **shared,
