@@ -19,7 +19,6 @@ import pytest
 from domino_tune.search import Evaluation, SearchOptions, Space, SpaceSpec, enumerate_plans
 from domino_tune.search.exhaustive import search_exhaustive
 from domino_tune.store.profiles import load_profile
-from lab.by_hand import totals
 from simulator.case import Case
 from simulator.closed_form import ClosedForm, plays_again
 from simulator.cost import Changes
@@ -27,6 +26,7 @@ from simulator.plan import Order, SlicePlan, WgradPlacement
 from simulator.predict import played, predict
 from simulator.profile import Profile
 from simulator.specs import ClusterSpec, ModelSpec, Workload
+from tests.support.by_hand import totals
 from tests.unit.simulator.cases import bundled_profile, uneven_profile
 
 GPT = ModelSpec(
