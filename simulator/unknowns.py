@@ -48,8 +48,8 @@ HOST_OF_2022: Final = Unknown(
     "is assumed for a kernel, and plans differ by a factor of two (--cuda-graph leaves it out)",
 )
 """Assumed launches of a checkpointed layer add up to 0.31 ms. It took 1.6 ms in eager PyTorch
-(``scripts/bench host``), and 2.5 ms in our runtime, by the median of plans that differ by a factor
-of two, so 3.6 ms by the slowest (measurements/h200-sxm); hosts of 2022 were no faster."""
+(``scripts/bench runtime``), and 2.5 ms in our runtime, by the median of plans that differ by a
+factor of two, so 3.6 ms by the slowest (measurements/h200-sxm); hosts of 2022 were no faster."""
 NETWORK: Final = Unknown(
     "network",
     {"collective_between_nodes": 2.0},

@@ -34,7 +34,7 @@ RING_AND_TREE: Final = 3
 """Connections a channel: one of the ring, two of the tree."""
 PREDICTED_SD: Final = 0.0075
 """Of the logarithm of measured over predicted allocated bytes: data/published, 18 runs in nine
-layouts (``scripts/bench memory``)."""
+layouts (``scripts/bench published``)."""
 
 
 class Fragments(NamedTuple):

@@ -20,8 +20,8 @@ def find(part: str) -> Part:
 
 BENCHES: Final[dict[str, tuple[str, ...]]] = {
     "baselines": (
-        "Domino's gain over Megatron-LM: eight models at TP 2 to 8; slices of one long sequence",
-        "baselines.baselines", "baselines.sequence_slices",
+        "Domino's gain over Megatron-LM: eight models at TP 2 to 8, BF16 and FP8; long sequences",
+        "baselines.baselines", "baselines.sequence_slices", "baselines.formats",
     ),
     "power": ("what the power cap takes of that gain, at several caps", "power.power"),
     "admission": (
@@ -32,22 +32,9 @@ BENCHES: Final[dict[str, tuple[str, ...]]] = {
         "errors of look-ups of withheld rows, of the contention law, and of what borrows rows",
         "accuracy.accuracy", "accuracy.contention", "accuracy.constants",
     ),
-    "fp8": (
-        "NVIDIA's dense jobs on H100s in BF16 and in FP8, and the ratio of both; gains in both",
-        "fp8.fp8", "fp8.gains",
-    ),
     "published": (
-        "published runs of Megatron-LM, vLLM and Domino: iteration, memory, intervals",
-        "published.published",
-    ),
-    "memory": (
-        "published peaks beside predictions, what allocators reserve, and the chance to fit",
-        "memory.memory",
-    ),
-    "vtrain": ("107 runs of pipelines on A100s", "vtrain.vtrain"),
-    "coverage": (
-        "how many published runs lie in their intervals, by what is known of them",
-        "coverage.coverage",
+        "published runs beside predictions: times, intervals, memory, FP8 over BF16, 2022's hosts",
+        "published.published", "memory.memory",
     ),
     "rivals": (
         "published rivals (Flux, AsyncTP, userbuffers), and verdicts for usual models",

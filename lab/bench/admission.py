@@ -19,7 +19,6 @@ from domino_tune.store.profiles import load_profile
 from lab.bench.baselines import case_of
 from lab.bench.cases import time_ms
 from lab.bench.facts import REPOSITORY
-from lab.by_hand import record
 from lab.fits.common import records
 from lab.fits.contention import (
     FAMILIES,
@@ -41,6 +40,7 @@ from simulator.plan import MEGATRON, SlicePlan
 from simulator.program import FIRST, REST, WORK_UNIT, Loop, Program, Step
 from simulator.schedule import COMPUTE, TP, OpTemplate, Repeat, Schedule, Segment
 from simulator.waves import Waves, waves_of
+from tests.support.by_hand import record
 
 NAME: Final = "h200-sxm"
 LIMIT: Final = 0.05

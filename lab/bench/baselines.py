@@ -11,6 +11,7 @@ from itertools import product
 from typing import Final, NamedTuple
 
 from domino_tune.base.tables import Table
+from domino_tune.search.rivals import rival_plans
 from domino_tune.store.profiles import list_profiles, load_profile
 from domino_tune.verbs.resolve import baseline_no_sp, baseline_plan
 from lab.bench.cases import fastest, half_width, interval, spread
@@ -21,8 +22,7 @@ from simulator.plan import SlicePlan
 from simulator.predict import predict
 from simulator.presets import MODELS
 from simulator.slicing import SEQUENCE_ROW_SLICES, SLICE_BALANCES
-from simulator.specs import ClusterSpec, Workload
-from simulator.units import MS_PER_NS
+from simulator.specs import ClusterSpec, Fp8Recipe, Workload
 
 JOBS: Final = {
     "gpt3-6.7b": 2048, "gpt3-13b": 2048, "gpt3-175b": 2048, "llama2-7b": 4096,
@@ -36,6 +36,7 @@ TOKENS: Final = 16_384
 """Of one micro-batch: two sequences of the longest length, which row slices need."""
 LONG: Final = tuple(product(("llama3-8b", "llama3-70b", "llama3-405b"), (8_192, 32_768, 131_072)))
 """(model, tokens of the single sequence of a micro-batch)."""
+FORMATS_ON: Final = "h100-dgx"
 LAYERS: Final = 8
 """Of a long sequence's stack, instead of all. The embedding and the head, which are not sliced
 alike, weigh more in it than in the model: its gains are a little larger."""
@@ -125,94 +126,77 @@ def cuts(case: Case, mode: bool) -> list[SlicePlan]:
         for r, columns, merge, cta in product(rows, (1, 2), merges, case.comm_ctas_choices)
     ]  # fmt: skip
     inter = SlicePlan(order="inter", wgrad="deferred", sequence_parallel=mode)
-    return [*greedy, inter, *_columns(mode)]
-
-
-def _columns(mode: bool) -> list[SlicePlan]:
-    return [
+    columns = [
         SlicePlan(row_slices=1, attn_col_slices=c, mlp_col_slices=c, sequence_parallel=mode)
         for c in (2, 4)
     ]
+    return [*greedy, inter, *columns]
 
 
 # One sequence a micro-batch: only columns can be cut, or positions -------------------------------
 
 
-class Sliced(NamedTuple):
-    """One job. ``columns``, ``along``: the gain of the best plan without slices of the sequence,
-    and with them; ``plan``: the latter; ``width``: half of its interval, relative; ``exposed``: the
-    shares of the baseline's iteration and of the plan's."""
-
-    baseline_ns: int
-    columns: float
-    along: float
-    plan: SlicePlan
-    width: float
-    exposed: tuple[float, float]
-
-
 def sequence_slices() -> list[Table]:
-    """Return a summary a profile, then a row a job."""
-    found = {
-        (profile, *job): sliced(long_case(profile, *job)) for profile in PROFILES for job in LONG
-    }
+    """Return what slices of one long sequence gain, least, median and most of all jobs."""
     return [
         Table(
-            title=f"Gain with slices of the sequence at TP {TP}, of all jobs",
+            title=f"Gain with slices of the sequence at TP {TP}, of {len(LONG)} jobs: stacks of "
+            f"{LAYERS} layers, one sequence a micro-batch, both with SP",
             columns=("profile", ">least", ">median", ">most"),
             rows=[
-                (name, *(f"{one}x" for one in spread(gains, ".3f")))
-                for name in PROFILES
-                for gains in ([found[name, *job].along for job in LONG],)
-            ],
-        ),
-        Table(
-            title=f"Stacks of {LAYERS} layers, one sequence a micro-batch, TP {TP}, bf16, both "
-            "with SP",
-            columns=(
-                "profile", "model", ">tokens", ">baseline ms", ">exposed", ">columns only",
-                ">sequence", ">time ±", ">exposed", "best cut",
-            ),
-            rows=[
-                (
-                    profile, model, f"{length:,}", f"{one.baseline_ns * MS_PER_NS:,.1f}",
-                    f"{one.exposed[0]:.0%}", f"{one.columns:.3f}x", f"{one.along:.3f}x",
-                    f"{one.width:.0%}", f"{one.exposed[1]:.0%}", one.plan.label,
-                )
-                for (profile, model, length), one in found.items()
+                (profile, *(f"{one}x" for one in spread(gains, ".3f")))
+                for profile in PROFILES
+                for gains in ([sliced(long_case(profile, *job))[0] for job in LONG],)
             ],
             notes=[
-                "columns only, sequence: the baseline's time over the best cut's. The interval is "
-                "of that cut's iteration time; errors of look-ups move the baseline, too.",
                 "Attention behind earlier keys is assumed to take its share of the whole "
-                "sequence's.",
-                "No GPU has run slices of sequences yet.",
+                "sequence's. No GPU has run slices of sequences yet."
             ],
-        ),
-    ]  # fmt: skip
+        )
+    ]
 
 
-def sliced(case: Case) -> Sliced:
-    """Return what the usual cuts gain, over the profile's CTA counts."""
-    along = [
+def sliced(case: Case) -> tuple[float, SlicePlan]:
+    """Return what slices of the sequence gain, over the profile's CTA counts, and the best cut."""
+    plans = [
         SlicePlan(
             row_slices=rows, merge_wgrad=merge, sequence_parallel=True, slice_dim="sequence",
-            slice_balance=balance,
+            slice_balance=balance, comm_ctas=ctas,
         )
-        for rows, balance, merge in product(SEQUENCE_ROW_SLICES, SLICE_BALANCES, (False, True))
+        for rows, balance, merge, ctas in product(
+            SEQUENCE_ROW_SLICES, SLICE_BALANCES, (False, True), case.comm_ctas_choices
+        )
     ]  # fmt: skip
-    (columns_ns, _), (along_ns, plan) = (
-        fastest(
-            case, [replace(p, comm_ctas=ctas) for p in plans for ctas in case.comm_ctas_choices]
+    best_ns, plan = fastest(case, plans)
+    return predict(case, baseline_plan(case)).makespan_ns / best_ns, plan
+
+
+# Two formats -------------------------------------------------------------------------------------
+
+
+def formats() -> list[Table]:
+    """Return what Domino and the best rival gain for eight models, in BF16 and in FP8."""
+    return [
+        Table(
+            title=f"Speed-up over Megatron-LM with sequence parallelism on {FORMATS_ON}",
+            columns=("model", ">tp", ">Domino, BF16", ">best rival", ">Domino, FP8", ">best rival"),
+            rows=[
+                (model, str(tp), *_format(model, tp, "none"), *_format(model, tp, "tensorwise"))
+                for model, tp in product(JOBS, (4, 8))
+            ],
+            notes=[f"{TOKENS:,} tokens a micro-batch; FP8: one scale a tensor (tensorwise). ±: "
+                   "half of the interval of the iteration."],
         )
-        for plans in (_columns(True), along)
-    )
-    base, best = predict(case, baseline_plan(case)), predict(case, plan)
-    return Sliced(
-        baseline_ns=base.makespan_ns,
-        columns=base.makespan_ns / columns_ns,
-        along=base.makespan_ns / along_ns,
-        plan=plan,
-        width=half_width(interval(case, plan)),
-        exposed=(base.exposed_ns / base.makespan_ns, best.exposed_ns / best.makespan_ns),
-    )
+    ]  # fmt: skip
+
+
+def _format(model: str, tp: int, recipe: Fp8Recipe) -> tuple[str, str]:
+    """Return the cells of a job's linear layers in a recipe."""
+    plain = case_of(FORMATS_ON, model, tp)
+    case = replace(plain, workload=replace(plain.workload, fp8_recipe=recipe))
+    found, base = gain_of(case), predict(case, baseline_plan(case)).makespan_ns
+    rivals = {
+        name: base / predict(case, plan).makespan_ns for name, plan in rival_plans(case).items()
+    }
+    best = max(rivals, key=rivals.__getitem__)
+    return f"{found.gain:.2f} ±{half_width(found.known):.0%}", f"{rivals[best]:.2f} {best}"

@@ -12,7 +12,7 @@ from domino_tune.base.cores import on_all_cores
 from domino_tune.base.garbage import rare_collections
 from domino_tune.base.tables import Table
 from domino_tune.search.calibration import MeasuredRun, fit_runs, predicted_ms
-from lab.bench.runs import Run, b200_runs, vtrain_runs
+from lab.bench.runs import Run, runs
 from lab.verdict import Check, at_most, check_table, reported
 
 DRAWS: Final = 20
@@ -26,33 +26,33 @@ def calibrate() -> list[Table]:
         return [_b200(), _vtrain()]
 
 
-def _measured(runs: Sequence[Run]) -> list[MeasuredRun]:
+def _measured(ran: Sequence[Run]) -> list[MeasuredRun]:
     return [
         MeasuredRun(label=run.label, case=run.case, plan=run.plan, measured_ms=run.measured_ms)
-        for run in runs
+        for run in ran
     ]
 
 
 def _b200() -> Table:
-    runs = _measured([run for run in b200_runs() if run.case.cluster.cp == 1])
-    picks = list(combinations(range(len(runs)), 3))
+    mine = _measured([run for run in runs("simumax") if run.case.cluster.cp == 1])
+    picks = list(combinations(range(len(mine)), 3))
     return check_table(
-        f"B200 without context parallelism: {len(picks)} triples of {len(runs)} runs, the others",
-        _checks(runs, picks, "triple", 0.025),
+        f"B200 without context parallelism: {len(picks)} triples of {len(mine)} runs, the others",
+        _checks(mine, picks, "triple", 0.025),
     )
 
 
 def _vtrain() -> Table:
-    runs = _measured(vtrain_runs())
-    runs.sort(key=lambda run: (run.case.model.parameters, run.measured_ms))
-    ends = [number * len(runs) // PICKED for number in range(PICKED + 1)]
+    mine = _measured(runs("vtrain-single", "vtrain-multi"))
+    mine.sort(key=lambda run: (run.case.model.parameters, run.measured_ms))
+    ends = [number * len(mine) // PICKED for number in range(PICKED + 1)]
     picks = []
     for seed in range(DRAWS):
         drawn = random.Random(seed)
         picks.append([drawn.randrange(low, high) for low, high in pairwise(ends)])
     return check_table(
-        f"vTrain: {DRAWS} draws of {PICKED} of {len(runs)} runs, the others",
-        _checks(runs, picks, "draw", 0.08),
+        f"vTrain: {DRAWS} draws of {PICKED} of {len(mine)} runs, the others",
+        _checks(mine, picks, "draw", 0.08),
         [
             "The factors that explain all of the runs best leave 8.1 %: where hosts decide, tp 8 "
             "takes 25 % longer, and 2,048 wide at tp 4 20 % less, than one host of all tells."
@@ -61,13 +61,13 @@ def _vtrain() -> Table:
 
 
 def _checks(
-    runs: Sequence[MeasuredRun], picks: Sequence[Sequence[int]], name: str, limit: float
+    ran: Sequence[MeasuredRun], picks: Sequence[Sequence[int]], name: str, limit: float
 ) -> list[Check]:
     """Return how far the runs that were not picked are off, after a fit to those that were."""
     found, factors = [], dict[str, list[float]]()
     for picked in picks:
-        fitted = fit_runs([runs[number] for number in picked], on_all_cores)
-        others = [run for number, run in enumerate(runs) if number not in picked]
+        fitted = fit_runs([ran[number] for number in picked], on_all_cores)
+        others = [run for number, run in enumerate(ran) if number not in picked]
         times_ms = predicted_ms(others, fitted, on_all_cores)
         found.append(
             mean(abs(ms / one.measured_ms - 1) for ms, one in zip(times_ms, others, strict=True))

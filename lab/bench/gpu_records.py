@@ -28,16 +28,13 @@ from lab.fidelity.scores import Setting, score
 from lab.fits.common import records
 from lab.fits.contention import FULL_RATE
 from lab.fits.power import stage_exponent, stage_law, with_collectives
-from lab.gpu.played_plans import LAYERS, PLANS, TP, PlayedPlan
-from lab.gpu.step_breakdown import StepBreakdown
+from lab.gpu.cases import PLANS, PlayedPlan
 from lab.verdict import Check, SkippedError, at_most, check_table, reported
 from simulator.case import Case
 from simulator.cost import CostModel
 from simulator.power import PowerSection
 from simulator.predict import played
-from simulator.presets import MODELS
 from simulator.profile import Profile
-from simulator.specs import ClusterSpec
 
 Row = Mapping[str, Any]
 Ratios = defaultdict[tuple[str, ...], list[float]]
@@ -90,7 +87,7 @@ def tables_of(where: Path, profile: Profile) -> list[Table]:
         *(grouped_tables(grouped) if grouped else []),
         *([copies_table(copies)] if copies else []),
         *([variant_table(variants, profile)] if variants else []),
-        *proof_tables(proof, profile.machine.peak_tflops["bf16"]),
+        *proof_tables(proof),
     ]
 
 
@@ -160,9 +157,8 @@ def fitted_law(clocks: Sequence[Row], sustained: Sequence[Row], profile: Profile
 
 def case_of(one: PlayedPlan, profile: Profile) -> Case:
     """Return a played plan's step, as the simulator takes it."""
-    model = replace(MODELS[one.preset], num_hidden_layers=LAYERS, attention_dropout=0.0)
-    cluster = ClusterSpec(tp=TP, cuda_graph=True)
-    return Case(model=model, workload=one.workload, cluster=cluster, profile=profile)
+    cluster = replace(one.case.cluster, cuda_graph=True)
+    return Case(model=one.case.model, workload=one.case.workload, cluster=cluster, profile=profile)
 
 
 def sustained_table(rows: Sequence[Row], profile: Profile) -> Table:
@@ -276,18 +272,13 @@ def queue_table(rows: Sequence[Row]) -> Table:
 # Plans predicted and run -------------------------------------------------------------------------
 
 
-def proof_tables(rows: Sequence[Row], peak_tflops: float) -> list[Table]:
-    """Return the plans' targets and times, and what an iteration is made of."""
+def proof_tables(rows: Sequence[Row]) -> list[Table]:
+    """Return the plans' targets and times."""
     settings = [setting_from(row["setting"]) for row in rows if "setting" in row]
-    apart = [
-        (row["model"], StepBreakdown(**one)) for row in rows if "apart" in row
-        for one in row["apart"]
-    ]  # fmt: skip
-    return [
-        *([check_table("Emulated on one GPU", proof_checks(settings), [EMULATED]),
-           *detail(settings)] if settings else []),
-        *([apart_table(apart, peak_tflops)] if apart else []),
-    ]  # fmt: skip
+    if not settings:
+        return []
+    return [check_table("Emulated on one GPU", proof_checks(settings), [EMULATED]),
+            *detail(settings)]  # fmt: skip
 
 
 def proof_checks(settings: Sequence[Setting]) -> list[Check]:
@@ -301,26 +292,3 @@ def proof_checks(settings: Sequence[Setting]) -> list[Check]:
         *worst_errors(total),
         *choice_checks(total, PROOF_REGRET),
     ]
-
-
-def apart_table(found: Sequence[tuple[str, StepBreakdown]], peak_tflops: float) -> Table:
-    """Return the parts of an iteration without communication, by model and plan."""
-    return Table(
-        title="An iteration without communication",
-        columns=(
-            "model", "plan", *(f">{kind}" for kind in COMPUTE), ">outside", ">MFU", ">eager ms",
-            ">graph ms",
-        ),
-        rows=[
-            (
-                model, one.label, *(f"{one.share(kind):.1%}" for kind in COMPUTE),
-                f"{one.outside:.1%}", f"{one.mfu(peak_tflops):.1%}", f"{one.eager_us / 1e3:.2f}",
-                one.why_no_graph or f"{(one.graph_us or 0) / 1e3:.2f}",
-            )
-            for model, one in found
-        ],
-        notes=[
-            "Shares and MFU are of the faster way to launch. outside: waits for launches, and gaps "
-            f"between ops. MFU is relative to {peak_tflops:g} TFLOP/s.",
-        ],
-    )  # fmt: skip

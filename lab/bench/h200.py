@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import random
 import statistics
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final
 
 from domino_tune.base.tables import Table
 from domino_tune.requests import TuneRequest
@@ -16,7 +18,7 @@ from domino_tune.verbs.resolve import Chosen
 from domino_tune.verbs.tune import tune
 from lab.bench.facts import REPOSITORY, errors, read_measured
 from lab.fits.common import records
-from lab.fits.contention import Beside, beside_cells, fit_beside
+from lab.fits.contention import Beside, beside_cells
 from lab.fits.gemm import layout_fit
 from lab.fits.measured import GPU
 from lab.verdict import Check, at_most, check_table, reported, verdict
@@ -36,14 +38,10 @@ CONTENTION_LIMIT: Final = 0.03
 FOLDS: Final = 5
 A100_LAW: Final = (1.85, 1.108)
 """SMs that a CTA takes, and a factor on the time, as fitted on A100 (profiles/README.md)."""
-TUNED: Final = (
-    ("gpt3-1.3b", 2048, 16), ("gpt3-2.7b", 2048, 16), ("gpt3-6.7b", 2048, 8),
-    ("gpt3-13b", 2048, 8), ("gpt3-30b", 2048, 8), ("llama2-7b", 4096, 4),
-    ("llama2-13b", 4096, 4), ("llama2-70b", 4096, 1), ("llama3-8b", 8192, 2),
-    ("llama3-70b", 8192, 1),
-)  # fmt: skip
-"""Preset, sequence length and micro-batch size; those that fit 80 GB at TP 8 are tuned."""
-NEAR: Final = (0.95, 1.05)
+TOLD: Final[dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+)
+NEAR: Final = 0.05
 FLOPS_PER_CLOCK: Final = 4096
 """Dense bf16 FLOPs of an SM in a clock: 989.4 TFLOP/s of 132 SMs at 1,830 MHz (NVIDIA's paper)."""
 LASTING: Final = (666.0, 1470.0)
@@ -52,60 +50,21 @@ HEAVY_TFLOP: Final = 0.3
 Row = GemmRow | AttentionRow
 
 
-class Family(NamedTuple):
-    """Compute-bound rows of one kind from ``low`` to below ``high`` TFLOP, and the range that the
-    median ratio must lie in; ``because`` says why that is not ``NEAR``."""
-
-    name: str
-    kind: type[Row]
-    way: str
-    low: float
-    high: float = 1e9
-    expected: tuple[float, float] = NEAR
-    because: str = ""
-
-    def holds(self, row: Row) -> bool:
-        """Return whether a row belongs to it."""
-        way = row.layout if isinstance(row, GemmRow) else row.direction
-        return type(row) is self.kind and way == self.way and self.low <= _tflop(row) < self.high
-
-
-# Published GEMMs follow each other under a CUDA graph, ours ran on a GPU that had cooled. The law's
-# throttle, 1 + 0.23 g / (g + 2,325) at g GFLOP, is 1.12 at 2.5 TFLOP, about the largest shape here.
-POWER: Final = ((1.0, 1.12), "the power cap slows long published GEMMs")
-# Forward GEMMs of that size differ by up to 1.05. At 3,350 instead of 4,800 GB/s the 10 bytes an
-# element of C cost 2 % more at the median, and 7 % where C is large.
-MEMORY: Final = ((1.0, 1.12), "the forward law's difference; fp32 sums in slower memory")
-# The throttle, and the fp32 sums' 1 to 3 % of longer GEMMs.
-POWER_AND_MEMORY: Final = (
-    (1.0, 1.15), "the power cap slows long published GEMMs; fp32 sums in slower memory"
-)  # fmt: skip
-# Assumed, as no table has both kernels: page look-ups cost something, at most a third.
-SERVING: Final = ((1.1, 1.3), "published: serving kernels on paged KV; ours: the training kernel")
-FAMILIES: Final = (
-    Family("forward GEMM, 0.1 to 1 TFLOP", GemmRow, "forward", 0.1, 1.0),
-    Family("forward GEMM, above 1 TFLOP", GemmRow, "forward", 1.0, 1e9, *POWER),
-    Family("dgrad, 0.1 to 1 TFLOP", GemmRow, "dgrad", 0.1, 1.0),
-    Family("dgrad, above 1 TFLOP", GemmRow, "dgrad", 1.0, 1e9, *POWER),
-    Family("wgrad, 0.1 to 1 TFLOP", GemmRow, "wgrad", 0.1, 1.0, *MEMORY),
-    Family("wgrad, above 1 TFLOP", GemmRow, "wgrad", 1.0, 1e9, *POWER_AND_MEMORY),
-    Family("attention forward, above 0.3 TFLOP", AttentionRow, "forward", HEAVY_TFLOP, 1e9,
-           *SERVING),
-    Family("attention backward, above 0.3 TFLOP", AttentionRow, "backward", HEAVY_TFLOP),
-)  # fmt: skip
-
-
 def h200() -> Iterator[Table]:
     """Yield errors of look-ups and of the contention law, the published H100 beside it, the clocks
     that rates imply, and the tuned plans."""
     profile = load_profile(NAME)
     gemms: Sequence[GemmRow] = profile.section("gemm").rows
     yield _look_ups(profile)
-    yield _contention()
+    yield _contention(profile)
     yield _same_shapes(gemms)
     yield _agreement([*gemms, *profile.section("attention").rows])
     yield _clocks(gemms, profile.machine.sm_count * FLOPS_PER_CLOCK * 1e-6)
     yield _plans()
+
+
+def _way(row: Row) -> str:
+    return row.layout if isinstance(row, GemmRow) else row.direction
 
 
 def _tflop(row: Row) -> float:
@@ -153,18 +112,18 @@ def _shape(row: GemmRow) -> tuple[int, int, int, str]:
     return row.m, row.n, row.k, row.layout
 
 
-def _contention() -> Table:
-    measurements = beside_cells(records(REPOSITORY / f"measurements/{NAME}/contention.jsonl.gz"))
+def _contention(profile: Profile) -> Table:
+    """Return the errors of the laws of the profile, and of the one that was fitted on A100."""
+    measured = beside_cells(records(REPOSITORY / f"measurements/{NAME}/contention.jsonl.gz"))
     checks: list[Check] = []
-    for family in ("gemm", "attention", "pointwise"):
-        mine = [one for one in measurements if one.family == family]
-        fit = fit_beside(mine, sm_count=GPU.machine.sm_count)
+    for law in profile.section("contention").fit.compute:
+        mine = [one for one in measured if one.family == law.family]
         checks += [
-            at_most(f"{family}, {len(mine)} measurements, each op withheld", CONTENTION_LIMIT,
-                    fit.error),
+            at_most(f"{law.family}, {len(mine)} measurements, each op withheld", CONTENTION_LIMIT,
+                    law.error),
             reported(
                 "  SMs that a CTA takes, factor, µs an op loses by a CTA",
-                f"{fit.sms_per_cta:g}, {fit.factor:g}, {fit.us_per_cta:g}",
+                f"{law.sms_per_cta:g}, {law.factor:g}, {law.us_per_cta:g}",
             ),
             reported("  error of the law fitted on A100", f"{_a100_error(mine):.1%}"),
         ]  # fmt: skip
@@ -199,18 +158,20 @@ def _same_shapes(gemms: Sequence[GemmRow]) -> Table:
 def _agreement(rows: Sequence[Row]) -> Table:
     """Return the published profile's times of compute-bound shapes over ours."""
     published, lines = load_profile(PUBLISHED), []
-    tables: dict[type[Row], Any] = {
-        GemmRow: published.gemm_table(),
-        AttentionRow: published.attention_table(),
-    }
-    for family in FAMILIES:
-        look_up = tables[family.kind].estimate
-        mine = [row for row in rows if family.holds(row)]
+    tables = {"gemm": published.gemm_table(), "attention": published.attention_table()}
+    for family in TOLD["families"]:
+        (kind, way), (least, most), (low, high) = family["way"], family["size"], family["median"]
+        mine = [
+            row
+            for row in rows
+            if (row.signature.kind, _way(row)) == (kind, way) and least <= _tflop(row) < most
+        ]
+        look_up = tables[kind].estimate  # type: ignore[attr-defined]
         ratios = [look_up(row.signature).duration_us / row.median_us for row in mine]
-        median, (low, high) = statistics.quantiles(ratios, n=20)[9], family.expected
+        median = statistics.quantiles(ratios, n=20)[9]
         lines.append((
-            family.name, str(len(ratios)), *_ventiles(ratios, 5, 50, 95),
-            "yes" if abs(median - 1) <= NEAR[1] - 1 else "no", family.because,
+            family["name"], str(len(ratios)), *_ventiles(ratios, 5, 50, 95),
+            "yes" if abs(median - 1) <= NEAR else "no", family["because"],
             f"{low:.2f}–{high:.2f}", verdict(low <= median <= high),
         ))  # fmt: skip
     return Table(
@@ -255,7 +216,7 @@ def _clocks(gemms: Sequence[GemmRow], per_mhz: float) -> Table:
 
 def _plans() -> Table:
     rows = []
-    for model, seq, batch in TUNED:
+    for model, seq, batch in TOLD["tuned"]:
         requests = [
             TuneRequest(model=model, profile=name, tp=8, seq_length=seq, micro_batch_size=batch)
             for name in (NAME, PUBLISHED)

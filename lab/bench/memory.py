@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
 from statistics import mean, stdev
 from typing import Final
 
 from domino_tune.base.tables import Table
 from domino_tune.measure.importers.tables import Line
 from domino_tune.store.profiles import load_profile
-from lab.bench.runs import Run, b200_runs, ci_runs, megatron, rows
+from lab.bench.runs import Run, rows, runs
 from lab.verdict import Check, at_least, check_table, reported
 from simulator.case import Case
 from simulator.implementation import IMPLEMENTATIONS
@@ -33,19 +33,19 @@ WHY_FLAKY: Final = (
 
 
 def memory() -> list[Table]:
-    """Return published peaks and their chances, what was reserved, and torchtitan's figures."""
-    runs = [*b200_runs(), *ci_runs()]
-    return [_peaks(runs), _reserved(), _checks(runs), _torchtitan()]
+    """Return published peaks and their chances, their checks, and torchtitan's figures."""
+    ran = runs("simumax", "ci")
+    return [_peaks(ran), _checks(ran), _torchtitan()]
 
 
-def _peaks(runs: list[Run]) -> Table:
+def _peaks(ran: Sequence[Run]) -> Table:
     return Table(
         title="Peaks of jobs that ran, GiB a GPU",
         columns=(
             "profile", "run, micro-batches", ">published", ">predicted", ">error", ">reserved",
             ">usable", ">fits",
         ),
-        rows=[_peak(run) for run in runs],
+        rows=[_peak(run) for run in ran],
     )  # fmt: skip
 
 
@@ -59,26 +59,11 @@ def _peak(run: Run) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _reserved() -> Table:
-    return Table(
-        title="Reserved for what was allocated, in public threads",
-        columns=("family", "gpu", "job", ">allocated", ">reserved", ">ratio", "when", "source"),
-        rows=[
-            (
-                one["family"], one["gpu"], one["job"], one["allocated_gib"], one["reserved_gib"],
-                f"{_ratio(one):.3f}" if one["reserved_gib"] else "", one["when"], one["source"],
-            )
-            for one in rows("reserved_memory.csv")
-        ],
-        notes=[WHY_FLAKY],
-    )  # fmt: skip
-
-
 def _ratio(row: Line) -> float:
     return float(row["reserved_gib"]) / float(row["allocated_gib"])
 
 
-def _checks(runs: list[Run]) -> Table:
+def _checks(ran: Sequence[Run]) -> Table:
     """Return whether the stated distributions are those of the tables, and the chances that they
     give jobs that ran and one that often fails.
     """
@@ -93,9 +78,13 @@ def _checks(runs: list[Run]) -> Table:
         for family, name in STATED.items()
         for logs in [_logs(family)]
     ]
-    off = sorted({round(math.log(run.gib / _gib(run)), 4) for run in runs if run.gib})
+    peaks = [peak_bytes(run.case, run.plan) for run in ran]
+    off = sorted({
+        round(math.log(run.gib * GIB / peak), 4)
+        for run, peak in zip(ran, peaks, strict=True) if run.gib
+    })  # fmt: skip
     spread = math.sqrt(mean(one * one for one in off))
-    chances = [run.case.memory.chance(peak_bytes(run.case, run.plan)) for run in runs]
+    chances = [run.case.memory.chance(peak) for run, peak in zip(ran, peaks, strict=True)]
     model, cluster = FLAKY
     recipe = Case(
         model=MODELS[model], cluster=cluster, profile=load_profile("h100-dgx"),
@@ -115,7 +104,8 @@ def _checks(runs: list[Run]) -> Table:
         at_least("runs that ran: least chance to fit", SURE, min(chances)),
         reported("a recipe that runs in 40 to 70 % of tries", percent(said)),
     ]  # fmt: skip
-    return check_table("Distributions of the chance to fit, beside their tables", checks)
+    title = "Distributions of the chance to fit, beside their tables"
+    return check_table(title, checks, [WHY_FLAKY])
 
 
 def _logs(family: str) -> list[float]:
@@ -126,37 +116,18 @@ def _logs(family: str) -> list[float]:
     ]
 
 
-def _gib(run: Run) -> float:
-    return peak_bytes(run.case, run.plan) / GIB
-
-
 def _torchtitan() -> Table:
     found = []
-    for one in rows("torchtitan_reserved.csv"):
-        case = _titan(one)
-        peak = peak_bytes(case, megatron(sequence_parallel=case.cluster.tp > 1))
-        reserved = case.memory.reserved_bytes(peak) / GIB
-        told = float(one["reserved_gib"])
-        label = f"{one['model']} {case.cluster.levels}, {one['seq']} tokens"
+    for run in runs("torchtitan-memory"):
+        assert run.gib is not None
+        peak = peak_bytes(run.case, run.plan)
+        reserved = run.case.memory.reserved_bytes(peak) / GIB
         found.append((
-            label + ", AsyncTP" * (one["async_tp"] == "yes"), f"{told:.1f}", f"{peak / GIB:.1f}",
-            f"{reserved:.1f}", f"{reserved / told - 1:+.0%}",
+            run.label + ", AsyncTP" * (run.row["async_tp"] == "yes"), f"{run.gib:.1f}",
+            f"{peak / GIB:.1f}", f"{reserved:.1f}", f"{reserved / run.gib - 1:+.0%}",
         ))  # fmt: skip
     return Table(
         title="torchtitan's reserved memory, GiB a GPU (float8, which is not simulated)",
         columns=("job", ">reserved", ">predicted peak", ">predicted reserved", ">error"),
         rows=found,
     )
-
-
-def _titan(row: Line) -> Case:
-    dp, tp, cp = (int(row[name]) for name in ("fsdp", "tp", "cp"))
-    seq = int(row["seq"])
-    return Case(
-        model=replace(MODELS[row["model"]], max_position_embeddings=seq),
-        workload=Workload(
-            seq_length=seq, micro_batch_size=int(row["local_batch"]), recompute="full",
-            data_parallel="fsdp", implementation=IMPLEMENTATIONS["torch"],
-        ),
-        cluster=ClusterSpec(tp=tp, cp=cp, dp=dp), profile=load_profile("h100-dgx"),
-    )  # fmt: skip

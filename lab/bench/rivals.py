@@ -12,7 +12,7 @@ from domino_tune.search.rivals import tuned_rival
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.resolve import Chosen, resolve, unsliced
 from domino_tune.verbs.verdict import verdict_of
-from lab.bench.runs import async_tp_run, rows, userbuffers_runs
+from lab.bench.runs import rows, runs
 from lab.verdict import Check, at_most, check_table, reported
 from simulator.case import Case
 from simulator.cost import CostModel
@@ -67,7 +67,7 @@ def _flux() -> Table:
 def _async_tp() -> Table:
     (row,) = rows("asynctp_h100.csv")
     measured = [float(row[name]) for name in ("tp_tokens_s", "async_tp_tokens_s")]
-    case = async_tp_run().case
+    case = runs("torchtitan")[0].case
     found = [
         1e3 * case.tokens / case.cluster.world_size / _ms(case, unsliced(name, (), True))
         for name in ("megatron", "async-tp")
@@ -88,7 +88,7 @@ def _async_tp() -> Table:
 
 def _userbuffers() -> Table:
     checks = []
-    for run in userbuffers_runs():
+    for run in runs("nemo"):
         plain = _ms(run.case, run.plan)
         mine = _ms(run.case, unsliced("userbuffers", (), True))
         tuned = _ms(run.case, tuned_rival(run.case, "userbuffers"))

@@ -14,7 +14,8 @@ from typing import Any
 
 from domino_tune.base.tables import print_line
 from domino_tune.store.files import write_whole
-from lab.fidelity.scores import Cell, Setting
+from domino_tune.store.parsing import parse
+from lab.fidelity.scores import Setting
 from simulator.errors import InputError
 
 
@@ -43,10 +44,4 @@ def kept(
 
 def setting_from(plain: Mapping[str, Any]) -> Setting:
     """Return the setting from the JSON of its ``asdict``."""
-    cells = []
-    for cell in plain["cells"]:
-        values: dict[str, Any] = {
-            name: tuple(one) if isinstance(one, list) else one for name, one in cell.items()
-        }
-        cells.append(Cell(**values))
-    return Setting(**{**plain, "cells": tuple(cells)})
+    return parse(Setting, plain, source="a setting", error=InputError)

@@ -29,7 +29,6 @@ from lab.fits.power import capped_section
 from lab.fits.quantized import with_quantized
 from lab.fits.simumax import (
     COLLECTIVE_ERROR,
-    STREAMED,
     attention_fit,
     attention_rows,
     collective_fits,
@@ -134,7 +133,7 @@ def h200_profile(sources: Sources) -> Profile:
         attention=attention_section(ops),
         collectives=replace(collectives, provenance=taken),
         contention=ContentionSection(fit=fit, provenance=contention),
-        launch=launch_section(sources.ours("launch")),
+        launch=launch_section(H200, sources.ours("launch")),
         power=capped_section(H200, sources),
     )
     return with_quantized(made, sources)
@@ -144,7 +143,7 @@ def b200_profile(sources: Sources) -> Profile:
     """Return one node's op tables, which SimuMax published; the rest assumed."""
     h200, rows, machine = h200_ops(sources), gemm_rows(sources), B200.machine
     attention, gap_us = attention_fit(attention_rows(sources), machine.sm_count)
-    pointwise, like = pointwise_fits(sources, h200, machine, ASSUMED_ERROR)
+    pointwise, like = pointwise_fits(B200, sources, h200, ASSUMED_ERROR)
     faster = machine.memory_bandwidth_gb_s / h200.machine.memory_bandwidth_gb_s
     contention = assumed_law(
         _beside(sources), sm_count=machine.sm_count, attained_gb_s=attained_gb_s(h200) * faster
@@ -158,8 +157,8 @@ def b200_profile(sources: Sources) -> Profile:
         pointwise=PointwiseSection(
             fits=tuple(pointwise),
             provenance=B200.words(
-                "pointwise", POINTWISE_DEFAULT.error, streamed=", ".join(STREAMED),
-                fixed_us=like.fixed_us,
+                "pointwise", POINTWISE_DEFAULT.error, fixed_us=like.fixed_us,
+                streamed=", ".join(B200.told["pointwise"]["rates"]["default"]),
             ),
         ),
         collectives=CollectiveSection(

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
-from scipy.optimize import nnls
 
 from domino_tune.measure.importers.tables import collectives_csv, number, records
-from lab.fits.common import Floats, Gpu, Sources, mape, rounded
+from lab.fits.common import Floats, Gpu, Sources, mape, nonnegative, rounded
 from simulator.errors import InputError
 from simulator.lookup.collectives import MIB, CollectiveFit, CollectiveRow, GroupKey
 from simulator.ops import CollectiveKind
@@ -110,10 +109,7 @@ def _design(sizes: Floats, knots: Sequence[float]) -> Floats:
 
 def _solve(design: Floats, times: Floats) -> Floats:
     """Solve least squares of the relative error, without negative coefficients."""
-    scale = design.max(axis=0)
-    scale[scale == 0] = 1.0
-    coefficients, _ = nnls(design / scale / times[:, None], np.ones_like(times))
-    return np.asarray(coefficients / scale, dtype=np.float64)
+    return nonnegative(design, times, 1 / times)[0]
 
 
 def _leave_one_out(sizes: Floats, times: Floats, knots: Sequence[float]) -> float:

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
+from scipy.optimize import least_squares, nnls
 
 from simulator.errors import InputError
 from simulator.profile import Machine, Profile
@@ -28,14 +28,13 @@ TRANSFER_ERROR: Final = 0.05
 4 % on average (309 shapes, ``scripts/bench h200``)."""
 
 
-class Gpu:
-    """The description of a bundled profile's GPU: ``gpus/NAME.toml``, a table a section."""
+class Description:
+    """A description: ``gpus/NAME.toml``, a table a section."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         path = Path(__file__).parent / "gpus" / f"{name}.toml"
         self.told: dict[str, dict[str, Any]] = tomllib.loads(path.read_text(encoding="utf-8"))
-        self.machine = Machine(**self.told["machine"])
 
     def words(self, section: str, error: float | None = None, **facts: object) -> Provenance:
         """Return a section's provenance, with ``facts`` in the places that its texts leave."""
@@ -43,6 +42,14 @@ class Gpu:
         texts = {key: told[key].format(**facts) for key in ("source", "clock", "note")
                  if key in told}  # fmt: skip
         return Provenance(kind=told["kind"], error=told.get("error", error), **texts)
+
+
+class Gpu(Description):
+    """The description of a bundled profile's GPU."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.machine = Machine(**self.told["machine"])
 
     def profile(self, **sections: Any) -> Profile:
         """Return the profile of these sections."""
@@ -81,6 +88,16 @@ def rounded(value: float, digits: int = 4) -> float:
 def mape(predicted: Floats, measured: Floats) -> float:
     """Return the mean of |predicted/measured − 1|."""
     return float(np.mean(np.abs(predicted / measured - 1.0)))
+
+
+def nonnegative(design: Floats, times: Floats, weights: Floats) -> tuple[Floats, float]:
+    """Return the coefficients of least squares of weighted ``times``, none negative, and what is
+    left."""
+    weighted = design * weights[:, None]
+    scale = weighted.max(axis=0)
+    scale[scale == 0] = 1.0
+    found, left = nnls(weighted / scale, times * weights)
+    return np.asarray(found / scale, dtype=np.float64), float(left)
 
 
 def robust(

@@ -13,36 +13,11 @@ from lab.fits.common import Gpu, Sources
 from lab.fits.gemm import layout_fit
 from lab.fits.pointwise import like
 from simulator.lookup.gemm import GemmRow
-from simulator.lookup.pointwise import DEFAULT, PointwiseRow
+from simulator.lookup.pointwise import PointwiseRow
 from simulator.profile import AttentionSection, PointwiseSection, Profile
 
 GPU: Final = Gpu("h200-sxm")
 LAW_HEAD_DIM: Final = 128
-REWRITTEN: Final[dict[str, tuple[str, float]]] = {
-    "rmsnorm": ("layernorm", 1.0),
-    "rmsnorm_bwd": ("layernorm_bwd", 1.0),
-    "rope": ("gelu", 1.0),
-    "rope_bwd": ("gelu", 1.0),
-    "swiglu": ("gelu", 1.0),
-    "swiglu_bwd": ("gelu_bwd", 1.0),
-    "bias_dropout_add": ("bias_dropout_add", 0.7),
-    "bias_dropout_add_bwd": ("bias_dropout_add_bwd", 0.5),
-}
-"""Ops that became one kernel after the measurement -> the op whose measured time for as many bytes
-they are assumed to take, and the share of it. Dropout's shares follow from its remaining passes
-over memory: drawing the mask (about half of the time) stays, of the others 7 of 19 bytes per
-element stay, and backward 5 of 9."""
-ALIKE: Final[dict[str, tuple[str, float]]] = {
-    "relu": ("gelu", 1.0),
-    "relu_bwd": ("gelu_bwd", 1.0),
-    "copy": ("gelu", 1.0),
-    DEFAULT: ("gelu", 1.0),
-    "fused_cross_entropy": ("gelu", 1 / 0.42),
-    "unfused_cross_entropy": ("gelu", 1 / 0.49),
-}
-"""Ops that were never measured -> the op that streams as they do, and how much longer they take.
-Both cross-entropies by their rates on a B200 beside that of streams, SimuMax's ce_fusion and ce
-(data/measured/b200/memory_bound.csv)."""
 BEYOND_L2_BYTES: Final = 1.5e9
 """An op that moves more finds at most 3 % of it in the L2."""
 
@@ -114,12 +89,16 @@ def _moved_only(rows: Sequence[PointwiseRow]) -> tuple[PointwiseRow, ...]:
 
 def _rewritten(section: PointwiseSection) -> PointwiseSection:
     """Replace the rows of ops whose kernels have changed by assumed laws."""
-    alike = {**ALIKE, **REWRITTEN}.items()
+    told = GPU.told["pointwise"]
+    rewritten, alike = told["rewritten"], told["alike"]
     return replace(
         section,
-        rows=tuple(row for row in section.rows if row.name not in REWRITTEN),
-        fits=tuple(like(section.rows, name, other, factor) for name, (other, factor) in alike),
+        rows=tuple(row for row in section.rows if row.name not in rewritten),
+        fits=tuple(
+            like(section.rows, name, other, factor)
+            for name, (other, factor) in {**alike, **rewritten}.items()
+        ),
         provenance=GPU.words(
-            "pointwise", rewritten=", ".join(sorted(REWRITTEN)), alike=", ".join(sorted(ALIKE))
+            "pointwise", rewritten=", ".join(sorted(rewritten)), alike=", ".join(sorted(alike))
         ),
     )

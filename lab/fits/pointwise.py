@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
-from scipy.optimize import nnls
 
-from lab.fits.common import TRANSFER_ERROR, Floats, mape, rounded
+from lab.fits.common import TRANSFER_ERROR, Floats, mape, nonnegative, rounded
 from simulator.errors import InputError
 from simulator.lookup.pointwise import PointwiseFit, PointwiseRow
 from simulator.profile import Machine, Profile
@@ -84,17 +83,12 @@ def _design(sizes: Floats, knee: float) -> Floats:
 
 def _solve(sizes: Floats, times: Floats) -> tuple[int, Floats]:
     """Return the best knee and (fixed us, us per MB below it, us per MB above it)."""
-    weights = 1 / (times + _RESOLUTION_US)
-    best: tuple[float, int, Floats] | None = None
-    for knee in KNEES_MB:
-        design = _design(sizes, knee) * weights[:, None]
-        scale = design.max(axis=0)
-        scale[scale == 0] = 1.0
-        found, residual = nnls(design / scale, times * weights)
-        if best is None or residual < best[0]:
-            best = (float(residual), knee, np.asarray(found / scale))
-    assert best is not None
-    return best[1], best[2]
+    tried = {
+        knee: nonnegative(_design(sizes, knee), times, 1 / (times + _RESOLUTION_US))
+        for knee in KNEES_MB
+    }
+    best = min(tried, key=lambda knee: tried[knee][1])
+    return best, tried[best][0]
 
 
 def _withheld_error(sizes: Floats, times: Floats) -> float:

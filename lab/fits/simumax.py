@@ -8,14 +8,14 @@ from typing import Final
 
 from domino_tune.measure.importers.tables import Line, count, microseconds, number, records
 from lab.fits.attention import fit_attention
-from lab.fits.common import Sources, rounded
+from lab.fits.common import Gpu, Sources, rounded
 from lab.fits.pointwise import transferred
 from simulator.lookup.attention import AttentionFit, AttentionRow
 from simulator.lookup.collectives import MIB, CollectiveFit
 from simulator.lookup.expected import COLLECTIVE_RELATED, POINTWISE_DEFAULT
 from simulator.lookup.gemm import GemmRow
-from simulator.lookup.pointwise import DEFAULT, PointwiseFit
-from simulator.profile import Machine, Profile
+from simulator.lookup.pointwise import PointwiseFit
+from simulator.profile import Profile
 
 GIB: Final = 1 << 30
 GEMM_SCATTER: Final = 0.04
@@ -26,18 +26,6 @@ RUNS: Final = 2
 ADDS_TO: Final = {"fp32": True, "bf16": False}
 """Type of a weight gradient's C -> whether we count it as adding. One that adds to bf16 reads and
 writes as many bytes as one that writes fp32 once: it stands for those that overwrite."""
-STREAMED: Final = (
-    "add", "copy", DEFAULT, "gelu", "gelu_bwd", "layernorm", "layernorm_bwd", "relu", "relu_bwd",
-    "rmsnorm", "rmsnorm_bwd", "rope", "rope_bwd", "swiglu", "swiglu_bwd",
-)  # fmt: skip
-"""Ops of the table's rate ``default``: norms, activations, adds."""
-RATES: Final = (
-    (STREAMED, "default"),
-    (("fused_cross_entropy",), "ce_fusion"),
-    (("unfused_cross_entropy",), "ce"),
-)
-"""Ops -> name of their rate. TransformerEngine's fused cross entropy: SimuMax counts 8 bytes a
-logit for it, as our three passes move. Megatron-LM's own: it counts 52, we 56."""
 LIKE: Final = "copy"
 """Op whose fixed cost and range on our H200 those of RATES get."""
 RANKS: Final = (2, 4, 8)
@@ -116,21 +104,22 @@ def rates_gb_s(sources: Sources) -> dict[str, float]:
 
 
 def pointwise_fits(
-    sources: Sources, h200: Profile, machine: Machine, least_error: float
+    gpu: Gpu, sources: Sources, h200: Profile, least_error: float
 ) -> tuple[list[PointwiseFit], PointwiseFit]:
     """Return laws of the table's rates, and our H200's of other ops; and the op that gives the
     first ones their fixed cost."""
     rates = rates_gb_s(sources)
-    laws = {law.names[0]: law for law in transferred(h200, machine, least_error=least_error)}
+    laws = {law.names[0]: law for law in transferred(h200, gpu.machine, least_error=least_error)}
     like = laws[LIKE]
     own = [
         replace(
-            like, names=names, kind="fitted", small_gb_s=rates[rate], knee_bytes=1,
+            like, names=tuple(names), kind="fitted", small_gb_s=rates[rate], knee_bytes=1,
             large_gb_s=rates[rate], error=POINTWISE_DEFAULT.error,
         )
-        for names, rate in RATES
+        for rate, names in gpu.told["pointwise"]["rates"].items()
     ]  # fmt: skip
-    others = [law for name, law in laws.items() if not any(name in names for names, _ in RATES)]
+    known = {name for law in own for name in law.names}
+    others = [law for name, law in laws.items() if name not in known]
     return sorted((*own, *others), key=lambda law: law.names), like
 
 

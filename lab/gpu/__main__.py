@@ -29,7 +29,7 @@ from lab.gpu.ops import op_cases, training_cases
 from lab.gpu.proof import proof_cases
 from lab.gpu.queues import queue_cases
 from lab.gpu.rehearsal import rehearsal_cases
-from lab.gpu.stage import GpuCase, Stage, gpu_name
+from lab.gpu.stage import GpuCase, Stage, smi
 from lab.gpu.sustained import sustained_cases
 from lab.gpu.variants import variant_cases
 
@@ -75,8 +75,8 @@ def main(arguments: list[str]) -> int:
         "--stage", choices=STAGES, action="append", help="only these, in this order"
     )
     options = parser.parse_args(arguments)
-    name = gpu_name()
-    if name is None:
+    name = "".join(smi("name"))
+    if not name:
         print("No GPU: nvidia-smi lists none here.", file=sys.stderr)
         return 2
     profile = next((of for part, of in PROFILES.items() if part in name), "this-gpu")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable
+from functools import cache
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -14,6 +14,7 @@ from domino_tune.measure.gpu.events import Work, recorded, since_ns, ticks_aroun
 from domino_tune.measure.gpu.works import NamedWork
 from domino_tune.runtime.clock import empty_ns
 from domino_tune.runtime.head_start import HeadStart
+from lab.gpu.timing import took_ns
 
 OPS_NS: Final = 2_500_000
 """Time of the ops that are played together, alone."""
@@ -166,26 +167,10 @@ Timed = Callable[[Work], float]
 """Returns the ns of one call."""
 
 
-def median_ns(arena: Callable[[], Arena], device: torch.device, work: Work) -> float:
-    """Return the median ns of a call with calls back to back, without what events add. On a CPU,
-    which only rehearses, return that of one call."""
-    if device.type == "cuda":
-        return arena().ops_alone(work) - empty_ns(device)
-    begun = time.perf_counter_ns()
-    work(0)
-    return float(time.perf_counter_ns() - begun)
-
-
-def each_ns(
-    timed: Timed, makers: Mapping[str, Callable[[], Work]]
-) -> tuple[dict[str, float], dict[str, str]]:
-    """Return the ns of each work, and the error of each that cannot be made or played here: a build
-    or a GPU may have no such kernel."""
-    found: dict[str, float] = {}
-    failed: dict[str, str] = {}
-    for name, make in makers.items():
-        try:
-            found[name] = timed(make())
-        except Exception as error:
-            failed[name] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-    return found, failed
+def ops_timer(device: torch.device) -> Timed:
+    """Return what times a call with calls back to back, without what events add; on a CPU, which
+    only rehearses, one call."""
+    arena = cache(Arena)  # made on the GPU, with the first case
+    if device.type != "cuda":
+        return lambda work: took_ns(device, lambda: work(0))
+    return lambda work: arena().ops_alone(work) - empty_ns(device)

@@ -7,21 +7,21 @@ TransformerEngine. Weight gradients come out in fp32; that they add to a sum is 
 
 from __future__ import annotations
 
-import statistics
+import math
 import time
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from domino_tune.measure.gpu.events import Work
-from domino_tune.measure.gpu.loads import REST_S, settled
-from domino_tune.measure.gpu.replays import back_to_back, captured
-from domino_tune.measure.gpu.sampler import Sampler, nvml_meter
-from lab.gpu.arena import Arena, Timed, each_ns, median_ns
+from domino_tune.measure.gpu.loads import REST_S
+from domino_tune.measure.gpu.replays import captured
+from lab.gpu.arena import Timed, ops_timer
 from lab.gpu.stage import GpuCase, Row, Stage
+from lab.gpu.timing import each_ns, lasting
 
 Shape = tuple[int, int, int]
 SHAPES: Final[tuple[Shape, ...]] = (
@@ -34,7 +34,6 @@ SHAPES: Final[tuple[Shape, ...]] = (
 CAST_SHAPES: Final = ((16384, 5120), (8192, 16384), (8192, 3584), (2048, 5120))
 LASTING: Final[Shape] = (8192, 7168, 8192)
 LASTING_S: Final = 9.0
-SETTLED_S: Final = 4.0
 BLOCK: Final = 128
 SETS: Final = 3
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -60,14 +59,13 @@ def fp8_cases(
     casts: tuple[tuple[int, int], ...] = CAST_SHAPES,
 ) -> Iterator[GpuCase]:
     """Yield the loads that last, the casts, then the GEMMs of each shape in all recipes."""
-    arena = cache(Arena)
     if stage.device.type == "cuda":
         for recipe in ("bf16", "tensorwise", "blockwise"):
             yield GpuCase(
                 name=f"lasting {recipe}", seconds=LASTING_S + REST_S + 1,
                 measure=partial(_lasting, stage, recipe),
             )  # fmt: skip
-    timed = partial(median_ns, arena, stage.device)
+    timed = ops_timer(stage.device)
     for rows, columns in casts:
         yield GpuCase(
             name=f"casts {rows}x{columns}", seconds=1.5,
@@ -152,7 +150,7 @@ def _gemms(timed: Timed, device: torch.device, shape: Shape) -> Row:
         for recipe in RECIPES for layout in LAYOUTS
     }  # fmt: skip
     found, failed = each_ns(timed, makers)
-    flop = 2 * shape[0] * shape[1] * shape[2]
+    flop = 2 * math.prod(shape)
     told = ", ".join(f"{name} {flop / ns / 1e3:.0f}" for name, ns in found.items())
     return {"shape": list(shape), "ns": found, "failed": failed, "told": f"TFLOP/s: {told}"}
 
@@ -205,16 +203,10 @@ def _lasting(stage: Stage, recipe: str) -> Row:
     replay = captured(lambda: play)
     torch.cuda.synchronize()
     time.sleep(REST_S)
-    with Sampler(nvml_meter(stage.device)) as sampler:
-        begun_ns = time.perf_counter_ns()
-        ran = back_to_back([replay], LASTING_S)
-    steady_ns = begun_ns + round(1e9 * SETTLED_S)
-    late = settled(sampler.samples, steady_ns)
-    late_ns = [one.took_ns for one in ran if one.at_ns >= steady_ns]
-    flop = 2 * 3 * SETS * LASTING[0] * LASTING[1] * LASTING[2]
-    rate = flop / statistics.median(late_ns) / 1e3
-    told = f"{late['clock_mhz']:.0f} MHz, {late['power_w']:.0f} W, {rate:.0f} TFLOP/s"
+    row = lasting(stage.device, replay, LASTING_S)
+    lasting_ns = 1e6 * row["step_ms"]
+    rate = 2 * 3 * SETS * math.prod(LASTING) / lasting_ns / 1e3
     return {
-        "shape": list(LASTING), "calls": 3 * SETS, **late, "first_ns": ran[1].took_ns,
-        "lasting_ns": statistics.median(late_ns), "samples": sampler.since(begun_ns), "told": told,
+        **row, "shape": list(LASTING), "calls": 3 * SETS, "first_ns": row["step_ns"][1],
+        "lasting_ns": lasting_ns, "told": f"{row['told']}, {rate:.0f} TFLOP/s",
     }  # fmt: skip

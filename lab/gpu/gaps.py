@@ -4,8 +4,8 @@ its ops' bursts, with every kernel's begin and end; and chains of one kernel."""
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final
@@ -14,20 +14,20 @@ import torch
 import torch.nn.functional as F
 from torch._C._autograd import DeviceType
 
-from domino_tune.measure.gpu.events import recorded, since_ns
 from domino_tune.measure.gpu.replays import captured
 from domino_tune.measure.gpu.works import random_bf16
+from domino_tune.measure.power_law import COMPUTE as FAMILIES
+from domino_tune.measure.probes.compute import Samples
 from domino_tune.runtime.clock import NoClock
 from domino_tune.runtime.head_start import HeadStart
 from domino_tune.runtime.session import Session
-from lab.gpu.played_plans import TP
-from lab.gpu.single_gpu_rank import single_gpu_session
+from lab.gpu.cases import RankCase
+from lab.gpu.ops import play_plan
 from lab.gpu.stage import GpuCase, Row, Stage
 from lab.gpu.steps import captured_step
-from lab.gpu.taken_apart import break_down
+from lab.gpu.timing import median_ns
 from simulator.plan import MEGATRON
-from simulator.presets import MODELS
-from simulator.specs import ClusterSpec, Workload
+from simulator.schedule import COMPUTE
 
 SHAPES: Final = (
     ("gpt3-13b", 2048, 4), ("llama2-13b", 4096, 2), ("llama2-13b", 2048, 1), ("gpt3-1.3b", 2048, 1),
@@ -36,6 +36,7 @@ LAYERS: Final = (2, 6)
 STEPS: Final = 10
 REPLAYS: Final = 3
 CHAIN: Final = 200
+REPEATS: Final = 5
 CHAIN_GEMMS: Final = ((64, 64, 64), (256, 1024, 1024), (2048, 2560, 5120))
 
 Kernels = list[tuple[int, int, str]]
@@ -54,39 +55,46 @@ def gap_cases(stage: Stage) -> Iterator[GpuCase]:
 
 
 def _step(stage: Stage, preset: str, seq: int, batch: int, layers: int) -> Row:
-    model = replace(MODELS[preset], num_hidden_layers=layers)
-    workload = Workload(seq_length=seq, micro_batch_size=batch, dtype="bf16")
-    session = single_gpu_session(model, workload, ClusterSpec(tp=TP), stage.device)
-    whole = asdict(break_down(session, MEGATRON, STEPS))
-    graph, eager = _graph_kernels(session), _eager_kernels(session)
+    session = RankCase.of(preset, seq, batch, layers=layers).session(stage.device)
+    executor, ahead = session.executor(MEGATRON, None), HeadStart(spin_ns=30_000_000)
+    replay = captured_step(session, executor).replay.graph.replay
+
+    def launched() -> None:
+        executor.play(*session.batch, NoClock())
+
+    def launched_ahead() -> None:
+        ahead.give()
+        launched()
+
+    eager, graph = profiled(launched_ahead), profiled(replay)
+    bursts_us = burst_us(session)
+    eager_us, graph_us = (median_ns(stage.device, play, STEPS) / 1e3 for play in (launched, replay))
     told = (
-        f"graph {whole['graph_us']:.0f}, eager {whole['eager_us']:.0f}, ops "
-        f"{sum(whole['by_kind_us'].values()):.0f} us; gap {gap_ns(graph):.0f} ns of {len(graph)} "
-        f"kernels in a graph, {gap_ns(eager):.0f} of launches"
+        f"graph {graph_us:.0f}, eager {eager_us:.0f}, ops {sum(bursts_us.values()):.0f} us; "
+        f"gap {gap_ns(graph):.0f} ns of {len(graph)} kernels in a graph, {gap_ns(eager):.0f} of "
+        "launches"
     )
-    return {**whole, "graph_kernels": graph, "eager_kernels": eager, "told": told}
+    return {
+        "label": MEGATRON.label, "by_kind_us": bursts_us, "eager_us": eager_us,
+        "graph_us": graph_us, "graph_kernels": graph, "eager_kernels": eager, "told": told,
+    }  # fmt: skip
+
+
+def burst_us(session: Session) -> dict[str, float]:
+    """Return by family what the ops of an unsliced step take, each its median between events."""
+    found: Samples = defaultdict(list)
+    play_plan(session, MEGATRON, found)
+    sums = dict.fromkeys(FAMILIES, 0.0)
+    for op in session.executor(MEGATRON, None).ops:
+        if op.lane == COMPUTE:
+            sums[op.signature.kind] += statistics.median(found[op.signature]) / 1e3
+    return sums
 
 
 def gap_ns(kernels: Kernels) -> float:
     """Return the median ns between a kernel's end and the next one's begin; 0 without kernels."""
     found = [after[0] - before[0] - before[1] for before, after in pairwise(kernels)]
     return float(statistics.median(found)) if found else 0.0
-
-
-def _graph_kernels(session: Session) -> Kernels:
-    step = captured_step(session, session.executor(MEGATRON, None))
-    return profiled(step.replay.graph.replay)
-
-
-def _eager_kernels(session: Session) -> Kernels:
-    executor, ahead = session.executor(MEGATRON, None), HeadStart(spin_ns=30_000_000)
-    executor.run_step(*session.batch)
-
-    def play() -> None:
-        ahead.give()
-        executor.play(*session.batch, NoClock())
-
-    return profiled(play)
 
 
 def profiled(play: Callable[[], object]) -> Kernels:
@@ -131,35 +139,12 @@ def _chain(work: Callable[[], object]) -> dict[str, float]:
         for _ in range(CHAIN):
             work()
 
-    graph = captured(lambda: play).graph
-    ahead = HeadStart(spin_ns=20_000_000)
-
-    def launched() -> float:
-        ahead.give()
-        start = recorded()
-        play()
-        end = recorded()
-        ahead.check()
-        torch.cuda.synchronize()
-        return since_ns(start, end)
-
+    graph, device = captured(lambda: play).graph, torch.device("cuda")
     kernels = profiled(graph.replay)
+    ahead = HeadStart(spin_ns=20_000_000)
     return {
-        "graph_ns": _median(lambda: _spent(graph.replay)) / CHAIN,
-        "launch_ns": _median(launched) / CHAIN,
+        "graph_ns": median_ns(device, graph.replay, REPEATS) / CHAIN,
+        "launch_ns": median_ns(device, play, REPEATS, ahead) / CHAIN,
         "kernel_ns": float(statistics.median([took for _, took, _ in kernels] or [0])),
         "gap_ns": gap_ns(kernels),
     }
-
-
-def _spent(play: Callable[[], object]) -> float:
-    start = recorded()
-    play()
-    end = recorded()
-    torch.cuda.synchronize()
-    return since_ns(start, end)
-
-
-def _median(time_ns: Callable[[], float]) -> float:
-    found: Sequence[float] = [time_ns() for _ in range(5)]
-    return statistics.median(found)

@@ -7,14 +7,15 @@ shared out evenly, or by weights 1, 2, …; beside them one GEMM of as many rows
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import torch
 
 from domino_tune.measure.gpu.events import Work
-from lab.gpu.arena import Arena, Timed, each_ns, median_ns
+from lab.gpu.arena import Timed, ops_timer
 from lab.gpu.stage import GpuCase, Row, Stage
+from lab.gpu.timing import each_ns
 
 BF16: Final = torch.bfloat16
 ALIGNED_ROWS: Final = 16
@@ -45,8 +46,7 @@ def grouped_cases(
     tokens: int = TOKENS,
 ) -> Iterator[GpuCase]:  # fmt: skip
     """Yield the GEMMs of each model, then its permutations."""
-    arena = cache(Arena)
-    timed = partial(median_ns, arena, stage.device)
+    timed = ops_timer(stage.device)
     for one in experts:
         for count in rows:
             if count * one.local * max(2 * one.inner, one.hidden) > 2**31:

@@ -2,8 +2,7 @@
 
 First the plans' ops and their launches are measured here. Then the plans run with emulated
 collectives, which take the durations of a profile: this tests how ops add up to an iteration, and
-how ops and communication slow each other. Last, an iteration is taken apart into families of ops
-and the time outside them.
+how ops and communication slow each other.
 """
 
 from __future__ import annotations
@@ -21,21 +20,15 @@ from domino_tune.requests import WorkloadFields
 from domino_tune.runtime.lanes.emulated import EmulatedStreamLane
 from domino_tune.runtime.lanes.pace import Pace
 from domino_tune.runtime.launch_spec import Backend, LaunchSpec
-from domino_tune.runtime.session import Session
 from domino_tune.store.profiles import load_profile, save_profile
 from domino_tune.verbs.here_and_now import as_emulated
 from domino_tune.verbs.resolve import resolve
 from lab.fidelity.loop import model_file, plans_of, run_emulated, setting_of
 from lab.fidelity.settings import KINDS
-from lab.gpu.ops import OpsCase, joining, slice_plans
+from lab.gpu.cases import TWO_SLICES, RankCase, slice_plans
+from lab.gpu.ops import joining
 from lab.gpu.own_profile import laid_over, with_launch
-from lab.gpu.played_plans import TP, TWO_SLICES
-from lab.gpu.single_gpu_rank import single_gpu_session
 from lab.gpu.stage import GpuCase, Row, Stage
-from lab.gpu.taken_apart import break_down
-from simulator.plan import MEGATRON, SlicePlan
-from simulator.presets import MODELS
-from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 BASE: Final = "h200-sxm"
 """Profile whose collectives and contention are taken for this GPU's."""
@@ -45,48 +38,34 @@ SHAPES: Final = (
 )  # fmt: skip
 """Preset, sequence length, micro-batch size, and whether it runs as a CUDA graph, else eager."""
 ROUNDS: Final = 10
-STEPS: Final = 10
-APART: Final = (
-    MEGATRON,
-    TWO_SLICES,
-    SlicePlan(row_slices=2, attn_col_slices=2, mlp_col_slices=2, order="intra", wgrad="eager"),
-)
 PACE: Final = Pace(duration_ns=20_000, ctas=16)
 """Pace of the collectives whose launches are timed."""
 SECONDS: Final = 25.0
 
 
 class ProofCase(NamedTuple):
-    """Some layers of a model on one rank of ``tp``."""
+    """Some layers of a model on one rank, in every slicing of the workload."""
 
-    model: ModelSpec
-    workload: Workload
+    ops: RankCase
     cuda_graph: bool
-    tp: int = TP
     rounds: int = ROUNDS
     backend: Backend = "nccl"
 
     @property
     def spec(self) -> LaunchSpec:
         """Return the launch of a single rank."""
-        return LaunchSpec(tp=self.tp, backend=self.backend, single_rank=True)
+        return LaunchSpec(tp=self.ops.tp, backend=self.backend, single_rank=True)
 
     @property
     def launch(self) -> str:
         """Return how ops are launched: ``eager`` or ``graph``."""
         return "graph" if self.cuda_graph else "eager"
 
-    @property
-    def ops(self) -> OpsCase:
-        """Return every slicing of the workload."""
-        plans = slice_plans(self.workload.micro_batch_size)
-        return OpsCase(model=self.model, workload=self.workload, tp=self.tp, plans=plans)
-
     def fields(self, profile: Path) -> WorkloadFields:
         """Return the case as the fields of a request."""
-        work = self.workload
+        work = self.ops.workload
         return WorkloadFields(
-            model=str(model_file(self.model)), profile=str(profile), tp=self.tp,
+            model=str(model_file(self.ops.model)), profile=str(profile), tp=self.ops.tp,
             seq_length=work.seq_length, micro_batch_size=work.micro_batch_size, dtype=work.dtype,
             cuda_graph=self.cuda_graph, implementation=work.implementation.name,
             sequence_parallel=False,
@@ -94,16 +73,12 @@ class ProofCase(NamedTuple):
 
 
 def proof_cases(stage: Stage) -> Iterator[GpuCase]:
-    """Yield the ops of all plans, then the plans, the larger batches first, then the parts of an
-    iteration."""
+    """Yield the ops of all plans, then the plans, the larger batches first."""
     proofs = []
     for preset, seq, batch, cuda_graph in SHAPES:
-        model = replace(
-            MODELS[preset], name=f"{preset}-{LAYERS}-layers", num_hidden_layers=LAYERS,
-            attention_dropout=0.0,
-        )  # fmt: skip
-        workload = Workload(seq_length=seq, micro_batch_size=batch, dtype="bf16")
-        proofs.append(ProofCase(model, workload, cuda_graph))
+        case = RankCase.of(preset, seq, batch, layers=LAYERS, plans=slice_plans(batch))
+        named = replace(case.model, name=f"{preset}-{LAYERS}-layers")
+        proofs.append(ProofCase(replace(case, model=named), cuda_graph))
     return cases_of(stage, proofs)
 
 
@@ -117,20 +92,12 @@ def cases_of(stage: Stage, proofs: Sequence[ProofCase]) -> Iterator[GpuCase]:
             name=f"plans {proof.ops.name} {proof.launch}", seconds=SECONDS,
             measure=partial(_plans, stage, proof, list(shapes)),
         )  # fmt: skip
-    for proof in {proof.model.name: proof for proof in reversed(proofs)}.values():
-        yield GpuCase(
-            name=f"apart {proof.model.name}", seconds=SECONDS, measure=partial(_apart, stage, proof)
-        )
-
-
-def _session(stage: Stage, proof: ProofCase) -> Session:
-    return single_gpu_session(proof.model, proof.workload, ClusterSpec(tp=proof.tp), stage.device)
 
 
 def _ops(stage: Stage, proof: ProofCase) -> Row:
     """Return the ops that the profile lacked, and on a GPU the launch costs. Raise RunError for a
     plan that cannot run."""
-    session = _session(stage, proof)
+    session = proof.ops.session(stage.device)
     row = joining(stage, session, proof.ops)
     if row["failed"]:
         raise RunError(f"Ops could not be measured: {row['failed']}. Is the GPU free?")
@@ -145,12 +112,12 @@ def _ops(stage: Stage, proof: ProofCase) -> Row:
 def profile_of(stage: Stage, proof: ProofCase, shapes: Sequence[str]) -> Path:
     """Return the file of the model's profile: ``BASE`` with ops and launches measured here. It is
     written once. Raise RunError before all of the model's ``shapes`` are measured."""
-    path = stage.rows_file.with_name(f"proof-{proof.model.name}.json")
+    path = stage.rows_file.with_name(f"proof-{proof.ops.model.name}.json")
     if not path.exists():
-        needed = {f"ops {name}" for name in shapes if name.startswith(f"{proof.model.name}/")}
+        needed = {f"ops {name}" for name in shapes if name.startswith(f"{proof.ops.model.name}/")}
         rows = {row["case"]: row for row in stage.rows() if row.get("complete")}
         if not needed <= rows.keys():
-            raise RunError(f"Ops of {proof.model.name} are not measured yet.")
+            raise RunError(f"Ops of {proof.ops.model.name} are not measured yet.")
         costs_us = [rows[name]["cost_us"] for name in sorted(needed) if "cost_us" in rows[name]]
         save_profile(laid_over(load_profile(BASE), with_launch(stage.profile, costs_us)), path)
     return path
@@ -169,11 +136,3 @@ def _plans(stage: Stage, proof: ProofCase, shapes: Sequence[str]) -> Row:
         profile_s=time.monotonic() - began,
     )  # fmt: skip
     return {"setting": asdict(setting)}
-
-
-def _apart(stage: Stage, proof: ProofCase) -> Row:
-    """Return the parts of an iteration under each plan. Raise RunError where the host was slow."""
-    session = _session(stage, proof)
-    plans = [plan for plan in APART if plan.row_slices <= proof.workload.micro_batch_size]
-    found = [asdict(break_down(session, plan, STEPS)) for plan in plans]
-    return {"model": proof.model.name, "apart": found}

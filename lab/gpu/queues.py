@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -27,7 +25,6 @@ import torch
 import torch.nn.functional as F
 
 from domino_tune.base.errors import RunError
-from domino_tune.measure.gpu.events import recorded, since_ns
 from domino_tune.measure.gpu.replays import CaptureError, captured
 from domino_tune.runtime.head_start import HeadStart
 from domino_tune.runtime.lanes.call import all_reduce
@@ -37,6 +34,7 @@ from domino_tune.runtime.lanes.pace import Pace
 from domino_tune.runtime.lanes.streams import StreamQueue
 from domino_tune.runtime.launch_spec import QUEUES_SETTING
 from lab.gpu.stage import GpuCase, Row, Stage
+from lab.gpu.timing import median_ns
 
 QUEUES: Final = {"one queue": "1", "usual queues": ""}
 """Case -> the value of QUEUES_SETTING; empty: not set."""
@@ -217,33 +215,11 @@ def _wire() -> Wire:
 
 def _took_ns(cell: Cell, device: torch.device, play: Callable[[], object]) -> float:
     """Return the median time of a row, which runs once before."""
-    if device.type != "cuda":
-        return statistics.median(_host_ns(play) for _ in range(REPEATS))
     if cell.launch == "graph":
-        replay = captured(lambda: play)
-        return statistics.median(_device_ns(replay.graph.replay) for _ in range(REPEATS))
+        return median_ns(device, captured(lambda: play).graph.replay, REPEATS)
     play()
-    ahead = HeadStart(spin_ns=20_000_000)
-    return statistics.median(_device_ns(play, ahead) for _ in range(REPEATS))
-
-
-def _device_ns(play: Callable[[], object], ahead: HeadStart | None = None) -> float:
-    torch.cuda.synchronize()
-    if ahead:
-        ahead.give()
-    start = recorded()
-    play()
-    end = recorded()
-    if ahead:
-        ahead.check()
-    torch.cuda.synchronize()
-    return since_ns(start, end)
-
-
-def _host_ns(play: Callable[[], object]) -> float:
-    begun = time.perf_counter_ns()
-    play()
-    return float(time.perf_counter_ns() - begun)
+    ahead = HeadStart(spin_ns=20_000_000) if device.type == "cuda" else None
+    return median_ns(device, play, REPEATS, ahead)
 
 
 if __name__ == "__main__":

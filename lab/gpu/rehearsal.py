@@ -8,7 +8,6 @@ spends on events.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +19,7 @@ from torch import nn
 from domino_tune.measure.gpu.events import spans_ns, ticks_around
 from domino_tune.runtime.ops.pointwise import pointwise_for
 from lab.gpu.stage import GpuCase, Row, Stage
+from lab.gpu.timing import median_ns
 
 CALLS: Final = 20
 SECONDS: Final = 12.0
@@ -49,24 +49,17 @@ def rehearsal_cases(stage: Stage, sizes: Sizes | None = None) -> Iterator[GpuCas
 
 
 def _row(make: Callable[[Sizes, torch.device], Ways], sizes: Sizes, device: torch.device) -> Row:
-    timed = _device_ns if device.type == "cuda" else _host_ns
-    return {f"{way}_ns": timed(work) for way, work in make(sizes, device).items()}
+    return {f"{way}_ns": _timed(work, device) for way, work in make(sizes, device).items()}
 
 
-def _device_ns(work: Callable[[], object]) -> float:
+def _timed(work: Callable[[], object], device: torch.device) -> float:
+    """Return the median ns of calls that are launched one behind the other."""
+    if device.type != "cuda":
+        return median_ns(device, work, CALLS)
     work()
     ticks = ticks_around(lambda _: work(), CALLS)
     torch.cuda.synchronize()
     return statistics.median(spans_ns(ticks))
-
-
-def _host_ns(work: Callable[[], object]) -> float:
-    spans = []
-    for _ in range(CALLS):
-        begun = time.perf_counter_ns()
-        work()
-        spans.append(time.perf_counter_ns() - begun)
-    return statistics.median(spans)
 
 
 def optimizers(sizes: Sizes, device: torch.device) -> Ways:

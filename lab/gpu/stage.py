@@ -30,31 +30,21 @@ _FIELDS: Final = (
 )  # fmt: skip
 
 
+def smi(*fields: str) -> list[str]:
+    """Return fields of the first GPU by nvidia-smi, which leaves CUDA alone; none without one."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = subprocess.run(
+        ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    lines = query.stdout.splitlines()
+    return [] if query.returncode or not lines else [one.strip() for one in lines[0].split(",")]
+
+
 def gpu_state() -> dict[str, str]:
-    """Return clocks (MHz), power (W), temperature and the reasons for the clock; empty without
-    nvidia-smi."""
-    if shutil.which("nvidia-smi") is None:
-        return {}
-    query = subprocess.run(
-        ["nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if query.returncode:
-        return {}
-    values = query.stdout.splitlines()[0].split(",")
-    return {name: value.strip() for name, value in zip(_FIELDS, values, strict=False)}
-
-
-def gpu_name() -> str | None:
-    """Return the first GPU's name by nvidia-smi, which leaves CUDA alone; None without one."""
-    if shutil.which("nvidia-smi") is None:
-        return None
-    query = subprocess.run(
-        ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    names = query.stdout.splitlines()
-    return names[0].strip() if names and not query.returncode else None
+    """Return clocks (MHz), power (W), temperature and the reasons for the clock, if known."""
+    return dict(zip(_FIELDS, smi(*_FIELDS), strict=False))
 
 
 def release_memory(device: torch.device) -> None:

@@ -26,10 +26,10 @@ from domino_tune.measure.gpu.loads import (
 from domino_tune.measure.gpu.replays import captured
 from domino_tune.measure.gpu.sampler import Sample, Sampler, nvml_meter
 from domino_tune.measure.power_law import COMPUTE
+from domino_tune.measure.probes.compute import SHORTEST_NS
 from domino_tune.runtime.session import Session
-from lab.gpu.ops import SHORTEST_NS, OpsCase, memory_bytes, op_row, ops_cases
-from lab.gpu.played_plans import TP, TWO_SLICES
-from lab.gpu.single_gpu_rank import single_gpu_session
+from lab.gpu.cases import TP, TWO_SLICES, RankCase, preset_cases
+from lab.gpu.ops import memory_bytes, op_row
 from lab.gpu.stage import GpuCase, Row, Stage
 from lab.gpu.steps import MarkClock, Step, captured_step, timed_replays
 from simulator.ops import Signature
@@ -46,7 +46,7 @@ Moments = list[tuple[int, list[float]]]
 
 def sustained_cases(stage: Stage) -> Iterator[GpuCase]:
     """Yield the batches of the first presets at TP 8, unsliced and in two slices."""
-    cases = (case for case in ops_cases(memory_bytes(stage.device)) if case.tp == TP)
+    cases = (case for case in preset_cases(memory_bytes(stage.device)) if case.tp == TP)
     for case in islice(cases, PRESETS):
         for plan in PLANS:
             yield GpuCase(
@@ -55,8 +55,8 @@ def sustained_cases(stage: Stage) -> Iterator[GpuCase]:
             )  # fmt: skip
 
 
-def _sustained(stage: Stage, case: OpsCase, plan: SlicePlan) -> Row:
-    session = single_gpu_session(case.model, case.workload, case.cluster, stage.device)
+def _sustained(stage: Stage, case: RankCase, plan: SlicePlan) -> Row:
+    session = case.session(stage.device)
     steps = marked_steps(session, plan)
     empty_ns, least = marks_ns(), torch.zeros(1, device=stage.device)
     least_ns = marks_ns(lambda: least.add_(1))

@@ -20,9 +20,10 @@ import torch
 from domino_tune.measure.gpu.events import Work
 from domino_tune.runtime.clock import empty_ns
 from lab.gpu.arena import Arena
-from lab.gpu.ops import OpsCase, op_row, ops_cases
-from lab.gpu.played_plans import TP
+from lab.gpu.cases import TP, RankCase, preset_cases
+from lab.gpu.ops import op_row
 from lab.gpu.stage import GpuCase, Row, Stage
+from lab.gpu.timing import reason
 from lab.gpu.variant_works import MAKERS, Sizes
 from simulator.build import build_schedule
 from simulator.implementation import IMPLEMENTATIONS, Implementation
@@ -50,7 +51,7 @@ class Variant(NamedTuple):
 def variant_cases(stage: Stage) -> Iterator[GpuCase]:
     """Yield a case per preset, and one of queries that end where keys do."""
     arena = cache(Arena)  # made on the GPU, with the first case
-    for case in ops_cases(float("inf")):
+    for case in preset_cases(float("inf")):
         if case.tp == TP and case.model.name in PRESETS:
             yield GpuCase(
                 name=case.name, seconds=SECONDS,
@@ -62,7 +63,7 @@ def variant_cases(stage: Stage) -> Iterator[GpuCase]:
     )  # fmt: skip
 
 
-def preset_variants(case: OpsCase) -> list[Variant]:
+def preset_variants(case: RankCase) -> list[Variant]:
     """Return the ops that only the other implementations launch for a step of the case."""
     ours = set(_signatures(case, IMPLEMENTATIONS["domino-tune"]))
     sizes = Sizes(
@@ -108,7 +109,7 @@ def _maker_name(signature: Signature, role: str) -> str:
     return f"{name} {role}" if "cross_entropy" in name else name
 
 
-def _signatures(case: OpsCase, implementation: Implementation) -> dict[Signature, str]:
+def _signatures(case: RankCase, implementation: Implementation) -> dict[Signature, str]:
     """Return the compute signatures of an unsliced step, each with a role that has it."""
     workload = replace(case.workload, implementation=implementation)
     schedule = build_schedule(case.model, workload, case.cluster, MEGATRON)
@@ -134,7 +135,7 @@ def measured(arena: Arena, variants: list[Variant]) -> Row:
         try:
             found = arena.calls_alone(make())
         except Exception as error:  # out of memory, or no compiler: continue with the others
-            failed[str(signature)] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            failed[str(signature)] = reason(error)
             continue
         row = op_row(signature, [max(1.0, took - empty) for took in found])
         rows.append({**row, "late": arena.was_late})

@@ -22,8 +22,7 @@ from typing import Final, NamedTuple
 
 from domino_tune.base.tables import Table, print_line, print_table
 from lab.markdown import markdown_section
-from lab.mutants.areas import AREAS, MUTATED, area_of, sources
-from lab.mutants.equivalents import EQUIVALENT
+from lab.mutants.areas import AREAS, EQUIVALENT, MUTATED, area_of, sources
 from lab.mutants.faults import Fault, sample
 from lab.mutants.trees import Fate, Tree
 from lab.verdict import at_least, at_most, check_table, missed

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from lab.load import mixed
+from lab.load.loads import growth
 from lab.load.memory import limited
 from lab.load.process import process_tree, resident_bytes
 
@@ -25,8 +25,8 @@ def test_a_service_has_the_memory_of_a_container() -> None:
 
 
 def test_growth_ignores_the_warm_up() -> None:
-    assert mixed.growth([1, 50, 100, 100, 100, 100, 100, 100, 100, 104]) == pytest.approx(0.04)
-    assert mixed.growth([100]) == 0
+    assert growth([1, 50, 100, 100, 100, 100, 100, 100, 100, 104]) == pytest.approx(0.04)
+    assert growth([100]) == 0
 
 
 def test_descendants_are_found_with_their_memory() -> None:

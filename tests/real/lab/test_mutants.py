@@ -12,8 +12,7 @@ import pytest
 
 from lab.mutants import __main__ as script
 from lab.mutants import trees
-from lab.mutants.areas import AREAS, GPU_FILES, MUTATED, RINGS, TESTS, area_of, area_tests, sources
-from lab.mutants.equivalents import EQUIVALENT
+from lab.mutants.areas import AREAS, EQUIVALENT, MUTATED, TESTS, TOLD, area_of, area_tests, sources
 from lab.mutants.faults import Fault, faults_of, sample
 from lab.mutants.nearest import ordered_tests
 from lab.mutants.trees import Tree
@@ -167,7 +166,7 @@ def test_each_area_has_code_and_tests() -> None:
         for part in parts:
             assert [*REPOSITORY.glob(f"tests/{part}"), *REPOSITORY.glob(f"tests/*/{part}")], part
         assert area_tests(REPOSITORY, area)
-    for file in GPU_FILES:
+    for file in TOLD["gpu_files"]:
         assert (REPOSITORY / file).is_file()
 
 
@@ -273,7 +272,7 @@ def test_tests_that_reach_a_file_through_their_own_modules_are_near(tmp_path: Pa
     nearest, others = ordered_tests(tmp_path, "domino_tune/runtime/far.py")
     names = [[Path(file).name for file in files] for files in (nearest, others)]
     assert names == [["test_ranks.py", "test_played.py"], ["test_b.py", "test_a.py"]]
-    assert "long" not in RINGS
+    assert "long" not in TOLD["rings"]
 
 
 def test_the_script_prints_a_verdict(

@@ -13,7 +13,6 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
-from lab.by_hand import totals
 from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.closed_form import ClosedForm
@@ -26,6 +25,7 @@ from simulator.plan import MEGATRON, Order, SlicePlan
 from simulator.predict import predict, simulate
 from simulator.schedule import COMPUTE, Op, Schedule, check_order, is_weight
 from simulator.timeline import Timeline
+from tests.support.by_hand import totals
 from tests.unit.simulator.cases import cost_model, random_case, random_cost, random_plan, with_cost
 
 FIXED_ORDERS: Final[tuple[Order, ...]] = ("intra", "inter", "paper")

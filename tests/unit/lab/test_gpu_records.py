@@ -10,7 +10,7 @@ import pytest
 
 from domino_tune.store.profiles import load_profile
 from lab.bench.gpu_records import NAME, case_of, clock_tables, fitted_law
-from lab.gpu.played_plans import PLANS
+from lab.gpu.cases import PLANS
 from lab.verdict import count_verdicts
 from simulator.power import PowerSection
 from simulator.predict import played

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lab.by_hand import record, totals
 from simulator.compiler import compile_program
 from simulator.contention import Contention
 from simulator.engine import play
@@ -16,6 +15,7 @@ from simulator.repriced import repriced
 from simulator.schedule import COMPUTE, Op, Schedule, Segment
 from simulator.timeline import Timeline
 from simulator.totals import Totals
+from tests.support.by_hand import record, totals
 from tests.unit.simulator.admission_scheduler import admission_schedule
 from tests.unit.simulator.dags import random_dag
 from tests.unit.simulator.list_scheduler import Placed, covered_ns, list_schedule

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-from lab.by_hand import totals
 from simulator.build import build_schedule
 from simulator.compiler import compile_program
 from simulator.cost import CostModel
@@ -12,6 +11,7 @@ from simulator.engine import play
 from simulator.launch import Launch
 from simulator.ordering import order_of
 from simulator.program import REST
+from tests.support.by_hand import totals
 from tests.unit.simulator.cases import KINDS, random_case, random_cost, random_plan
 
 

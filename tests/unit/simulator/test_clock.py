@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from lab.by_hand import totals
 from simulator.case import Case
 from simulator.clock import Burden
 from simulator.compiler import compile_program
@@ -20,6 +19,7 @@ from simulator.presets import MODELS
 from simulator.profile import Profile
 from simulator.repriced import Repriced
 from simulator.specs import ClusterSpec, Workload
+from tests.support.by_hand import totals
 from tests.unit.simulator.cases import bundled_profile, hot_profile, uneven_profile
 
 SLICED = SlicePlan(row_slices=2, sequence_parallel=True)

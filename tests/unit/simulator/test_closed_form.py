@@ -20,7 +20,6 @@ from domino_tune.search import Evaluation, SearchOptions, Space, SpaceSpec, enum
 from domino_tune.search.exhaustive import search_exhaustive
 from domino_tune.search.rivals import usual_rivals
 from domino_tune.store.profiles import load_profile
-from lab.by_hand import totals
 from simulator.case import Case
 from simulator.clocked_form import closed_form
 from simulator.closed_form import ClosedForm, plays_again
@@ -30,6 +29,7 @@ from simulator.plan import MEGATRON, Order, SlicePlan, WgradPlacement
 from simulator.predict import played, predict
 from simulator.profile import Profile
 from simulator.specs import ClusterSpec, ModelSpec, Workload
+from tests.support.by_hand import totals
 from tests.unit.simulator.cases import bundled_profile, uneven_profile
 
 GPT = ModelSpec(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from lab.by_hand import totals
 from simulator.compiler import compile_program
 from simulator.contention import Contention
 from simulator.engine import play
@@ -14,6 +13,7 @@ from simulator.ops import Collective, Pointwise, Signature
 from simulator.program import WORK_UNIT
 from simulator.schedule import COMPUTE, DP, TP, OpTemplate, Ref, Repeat, Schedule, Segment
 from simulator.skew import SkewFit, SkewRow
+from tests.support.by_hand import totals
 from tests.unit.simulator.dags import TableCost
 from tests.unit.simulator.engine_checks import (
     check_admission,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from lab.by_hand import totals
 from simulator.build import build_schedule
 from simulator.compiler import compile_program
 from simulator.plan import SlicePlan
@@ -12,6 +11,7 @@ from simulator.presets import MODELS
 from simulator.program import Loop, Program
 from simulator.schedules import fixed_order
 from simulator.specs import ClusterSpec, Workload
+from tests.support.by_hand import totals
 from tests.unit.simulator.cases import cost_model
 from tests.unit.simulator.periodic_checks import check_shortcut_is_exact
 

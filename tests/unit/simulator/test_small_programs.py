@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from lab.by_hand import record, totals
 from simulator.contention import CollectiveFamily, ComputeFamily, Contention
 from simulator.engine import play
 from simulator.implementation import LaunchOrder
 from simulator.op_spans import spans_of_ops
 from simulator.program import FIRST, REST, WORK_UNIT, Loop, Program, Step
 from simulator.totals import Totals
+from tests.support.by_hand import record, totals
 from tests.unit.simulator.programs import program_schedule
 
 COMPUTE, TP, DP = 0, 1, 2

@@ -6,11 +6,18 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
+from domino_tune.measure.gpu.replays import Ran
 from domino_tune.measure.gpu.sampler import Sample
-from lab.gpu.clocks import late_step
-from lab.gpu.played_plans import PLANS
+from lab.gpu.cases import PLANS
+from lab.gpu.gaps import burst_us, gap_ns
+from lab.gpu.single_gpu_rank import single_gpu_session
 from lab.gpu.sustained import by_family, elasticities, op_rows
+from lab.gpu.timing import late_step
 from simulator.ops import Attention, Gemm, Pointwise
+from simulator.specs import ClusterSpec, Workload
+from tests.real.domino_tune.runtime.jobs import LLAMA
 
 GEMM, ATTENTION, COPY = Gemm(64, 64, 64), Attention(1, 2, 2, 64, 32), Pointwise("copy", 8, 8)
 OPS = (GEMM, COPY, ATTENTION, GEMM)
@@ -18,9 +25,16 @@ EMPTY_NS = 500.0
 
 
 def test_steps_on_a_warm_gpu_count() -> None:
-    found = late_step([1e9, 1e9, *[2.5e9] * 4], 695.0, 10.0)
-    assert found == {"step_ms": 2500, "step_j": 1737.5}
-    assert late_step([], 695.0, 10.0) == {}
+    ran = [Ran(0, 10**9 * at, 1e9 if at < 10 else 2.5e9) for at in range(8, 15)]
+    assert late_step(ran, 695.0, 10**10) == {"step_ms": 2500, "step_j": 1737.5}
+    assert late_step([], 695.0, 0) == {}
+
+
+def test_bursts_and_gaps_of_a_step() -> None:
+    workload = Workload(seq_length=9, micro_batch_size=2, dtype="fp32")
+    session = single_gpu_session(LLAMA, workload, ClusterSpec(tp=2), torch.device("cpu"))
+    assert all(took_us > 0 for took_us in burst_us(session).values())
+    assert gap_ns([(0, 10, "a"), (12, 5, "b"), (21, 5, "c")]) == 3.0
 
 
 def test_some_plans_are_withheld() -> None:

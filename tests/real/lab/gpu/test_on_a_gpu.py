@@ -17,8 +17,8 @@ from domino_tune.runtime.lanes.pace import Pace
 from lab.gpu.admission import MAKERS
 from lab.gpu.arena import Arena
 from lab.gpu.beside import SIZES, WAYS, Copies
+from lab.gpu.cases import PLANS, TWO_SLICES
 from lab.gpu.clocks import plan_step
-from lab.gpu.played_plans import PLANS, TWO_SLICES
 from lab.gpu.queues import CELLS, Sizes
 from lab.gpu.queues import measured as measured_queues
 from lab.gpu.single_gpu_rank import single_gpu_session

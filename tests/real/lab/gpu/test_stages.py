@@ -20,14 +20,8 @@ from domino_tune.measure.op_rows import measured_ops
 from domino_tune.store.profiles import load_profile
 from lab.gpu.__main__ import STAGES, Planned, archived, main, run_all
 from lab.gpu.beside import CELLS
-from lab.gpu.ops import (
-    TRAINING_PLANS,
-    OpsCase,
-    needed_signatures,
-    ops_cases,
-    played,
-    slice_plans,
-)
+from lab.gpu.cases import RankCase, preset_cases, slice_plans
+from lab.gpu.ops import TRAINING_PLANS, played
 from lab.gpu.single_gpu_rank import single_gpu_session
 from lab.gpu.stage import GpuCase, Stage
 from simulator.ops import Collective, Gemm
@@ -54,7 +48,7 @@ def test_a_single_rank_plays_its_shard() -> None:
 
 
 def test_cases_are_distinct_and_the_asked_for_come_first() -> None:
-    cases = list(ops_cases(MEMORY))
+    cases = list(preset_cases(MEMORY))
     assert len({case.name for case in cases}) == len(cases)
     assert [case.name for case in cases[:3]] == [
         "gpt3-13b/tp8/b8x2048",
@@ -64,11 +58,11 @@ def test_cases_are_distinct_and_the_asked_for_come_first() -> None:
     layouts = {
         op.layout
         for plan in cases[0].plans[:2]
-        for op in needed_signatures(cases[0], plan)
+        for op in cases[0].signatures(plan)
         if isinstance(op, Gemm)
     }
     assert layouts == {"forward", "dgrad", "wgrad"}
-    assert not any(isinstance(op, Collective) for op in needed_signatures(cases[0], MEGATRON))
+    assert not any(isinstance(op, Collective) for op in cases[0].signatures(MEGATRON))
 
 
 def test_contention_covers_every_family_once_a_cell() -> None:
@@ -83,14 +77,14 @@ def _stage(folder: Path) -> Stage:
 
 
 def test_what_does_not_fit_is_left_out() -> None:
-    names = [{case.name for case in ops_cases(gib * GIB)} for gib in (40, 100)]
+    names = [{case.name for case in preset_cases(gib * GIB)} for gib in (40, 100)]
     assert names[0] < names[1]
 
 
 def test_cases_are_played_once_and_leave_a_profile(tmp_path: Path) -> None:
     model = replace(LLAMA, num_hidden_layers=1)
     cases = [
-        OpsCase(
+        RankCase(
             model=model, workload=Workload(seq_length=seq, micro_batch_size=2, dtype="fp32"),
             tp=2, plans=slice_plans(2),
         )
@@ -104,7 +98,7 @@ def test_cases_are_played_once_and_leave_a_profile(tmp_path: Path) -> None:
     measured = measured_ops(load_profile(tmp_path / "h200-sxm.json"))
     for case in cases:
         for plan in case.plans:
-            assert needed_signatures(case, plan) <= measured
+            assert case.signatures(plan) <= measured
 
 
 def test_a_measured_gemm_is_known_again() -> None:
@@ -141,7 +135,7 @@ def test_every_stage_tells_its_cases_apart_and_how_long_they_take(
 def test_without_a_gpu_it_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lab.gpu.__main__.gpu_name", lambda: None)
+    monkeypatch.setattr("lab.gpu.__main__.smi", lambda *fields: [])
     assert main(["--out", str(tmp_path)]) == 2
     assert "No GPU" in capsys.readouterr().err
 
@@ -186,11 +180,11 @@ def test_training_adds_up_weight_gradients(tmp_path: Path) -> None:
     workload = Workload(
         seq_length=16, micro_batch_size=2, dtype="fp32", grad_accumulation=2, recompute="full"
     )
-    case = OpsCase(model=model, workload=workload, tp=2, plans=TRAINING_PLANS)
+    case = RankCase(model=model, workload=workload, tp=2, plans=TRAINING_PLANS)
     stage = _stage(tmp_path)
     stage.run(played(stage, [case]))
     measured = measured_ops(load_profile(tmp_path / "h200-sxm.json"))
     sums = [op for op in measured if isinstance(op, Gemm) and op.accumulate]
     assert {op.layout for op in sums} == {"wgrad"}
     for plan in TRAINING_PLANS:
-        assert needed_signatures(case, plan) <= measured
+        assert case.signatures(plan) <= measured

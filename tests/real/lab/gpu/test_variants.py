@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from lab.gpu import variant_works
-from lab.gpu.ops import ops_cases
+from lab.gpu.cases import preset_cases
 from lab.gpu.variant_works import MAKERS, Sizes
 from lab.gpu.variants import PRESETS, preset_variants, query_variants
 from simulator.ops import Attention, Gemm, Pointwise, Signature
@@ -47,7 +47,7 @@ ON_CPU: dict[str, Signature] = {
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_everything_that_others_launch_has_a_work(preset: str) -> None:
-    case = next(c for c in ops_cases(float("inf")) if c.tp == 8 and c.model.name == preset)
+    case = next(c for c in preset_cases(float("inf")) if c.tp == 8 and c.model.name == preset)
     variants = preset_variants(case)
     assert [v.signature for v in variants if v.make is None] == []
     assert any(isinstance(v.signature, Attention) and v.signature.deterministic for v in variants)

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lab.by_hand import arrays_of, totals
 from simulator.errors import InputError
 from simulator.kernels import clocks, load, periodic, player, program_arrays
 from simulator.kernels.program_arrays import MOST_NS
 from simulator.program import WORK_UNIT, Loop, Step
+from tests.support.by_hand import arrays_of, totals
 from tests.unit.simulator.programs import random_program
 
 

@@ -1,7 +1,7 @@
 """Golden predictions: answers of all verbs, to be equal to the byte after a change of the core.
 
-    python -m lab.golden                  print what differs from results/golden_predictions.json
-    python -m lab.golden --write          write the file anew
+    python -m tests.support.golden            print what differs from the file in results/
+    python -m tests.support.golden --write    write the file anew
 
 Each case is drawn from a seed. Of its answer the file holds the numbers that tell most, and the
 digest of its whole JSON. Refusals are answers too.
@@ -23,7 +23,7 @@ from domino_tune.base.tables import print_line
 from domino_tune.results.json_form import to_json
 from simulator.errors import DominoTuneError
 
-FILE: Final = Path(__file__).resolve().parents[1] / "results" / "golden_predictions.json"
+FILE: Final = Path(__file__).resolve().parents[2] / "results" / "golden_predictions.json"
 PROFILES: Final = ("h100-dgx", "a100-sxm", "h200-sxm", "b200-sxm")
 LONGEST: Final = {
     "gpt3-1.3b": 2048, "gpt3-6.7b": 2048, "gpt3-13b": 2048, "llama2-7b": 4096, "llama3-8b": 8192,
@@ -44,7 +44,7 @@ NUMBERS: Final = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare, or write. Return 1 where an answer differs."""
-    parser = argparse.ArgumentParser(prog="python -m lab.golden", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.support.golden", description=__doc__)
     parser.add_argument("--write", action="store_true", help="write the file anew")
     parser.add_argument("--only", metavar="VERB", choices=COUNTS, help="the cases of one verb")
     options = parser.parse_args(argv)

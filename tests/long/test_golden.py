@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lab.golden import FILE, answer, cases
+from tests.support.golden import FILE, answer, cases
 
 KNOWN = json.loads(FILE.read_text("utf-8"))
 

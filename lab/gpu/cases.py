@@ -1,0 +1,139 @@
+"""Cases: some layers of a preset on one rank of a tensor-parallel group, and plans for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from simulator.build import build_schedule
+from simulator.ops import Collective, Signature
+from simulator.plan import MEGATRON, NO_COMM, SlicePlan
+from simulator.presets import MODELS
+from simulator.slicing import SEQUENCE_ROW_SLICES
+from simulator.specs import ClusterSpec, ModelSpec, Workload
+
+if TYPE_CHECKING:
+    import torch
+
+    from domino_tune.runtime.session import Session
+
+TP: Final = 8
+LAYERS: Final = 2
+TWO_SLICES: Final = SlicePlan(row_slices=2, order="intra", wgrad="eager")
+FAMILIES: Final = (
+    ("gpt3-13b", 2048), ("llama2-7b", 4096), ("llama2-70b", 4096), ("llama2-13b", 4096),
+    ("gpt3-6.7b", 2048), ("gpt3-175b", 2048), ("llama3-8b", 8192), ("llama3-70b", 8192),
+    ("gpt3-1.3b", 2048), ("gpt3-2.7b", 2048), ("gpt3-30b", 2048), ("llama3-405b", 8192),
+)  # fmt: skip
+"""Presets with the sequence length of their training, most requested first."""
+TOKENS: Final = {8: 32_768, 4: 32_768, 2: 16_384, 1: 16_384}
+"""Most tokens of a batch, by degree: a step should take a fraction of a second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankCase:
+    """A model's layers on one rank of ``tp``, and the plans to play on it."""
+
+    model: ModelSpec
+    workload: Workload
+    tp: int = TP
+    plans: tuple[SlicePlan, ...] = (MEGATRON,)
+
+    @classmethod
+    def of(
+        cls, preset: str, seq: int, batch: int, *, layers: int = LAYERS, **changed: Any
+    ) -> RankCase:
+        """Return layers of a preset without attention dropout, which the runtime does not have."""
+        return cls(
+            model=replace(MODELS[preset], num_hidden_layers=layers, attention_dropout=0.0),
+            workload=Workload(seq_length=seq, micro_batch_size=batch, dtype="bf16"), **changed,
+        )  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        """Return a name for progress and for the record of finished cases."""
+        work = self.workload
+        return f"{self.model.name}/tp{self.tp}/b{work.micro_batch_size}x{work.seq_length}"
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        """Return the cluster that the rank is a part of, in its own view."""
+        return ClusterSpec(tp=self.tp)
+
+    def session(self, device: torch.device) -> Session:
+        """Return a session of the rank, alone on its device."""
+        from lab.gpu.single_gpu_rank import single_gpu_session
+
+        return single_gpu_session(self.model, self.workload, self.cluster, device)
+
+    def signatures(self, plan: SlicePlan) -> set[Signature]:
+        """Return the compute signatures of one plan."""
+        model = replace(self.model, attention_dropout=0.0)
+        ops = build_schedule(model, self.workload, self.cluster, plan).ops()
+        return {op.signature for op in ops if not isinstance(op.signature, Collective)}
+
+    @property
+    def needed_bytes(self) -> float:
+        """Return the rough bytes of parameters, optimizer states, logits and activations."""
+        m, tokens = self.model, self.workload.micro_batch_size * self.workload.seq_length
+        widths = m.qkv_size + m.attention_size + m.fc1_size + m.intermediate_size
+        tables = m.vocab_size * m.hidden_size * (1 if m.tie_word_embeddings else 2)
+        weights = 18.0 * (m.num_hidden_layers * m.hidden_size * widths + tables) / self.tp
+        logits = 12.0 * tokens * m.vocab_size / self.tp
+        kept = 10 * m.hidden_size + 2 * widths / self.tp
+        return weights + logits + 2.0 * tokens * m.num_hidden_layers * kept
+
+
+def preset_cases(memory_bytes: float) -> Iterator[RankCase]:
+    """Yield all presets at all degrees that fit in ``memory_bytes``, most useful first: TP 8 of
+    every preset, then TP 4, …"""
+    for tp, tokens in TOKENS.items():
+        for name, seq in FAMILIES:
+            batch = max(1, min(8, tokens // seq))
+            case = RankCase.of(name, seq, batch, tp=tp, plans=slice_plans(batch))
+            if case.needed_bytes <= memory_bytes:
+                yield case
+
+
+def slice_plans(batch: int) -> tuple[SlicePlan, ...]:
+    """Return plans with one to eight row slices, then with column pieces, with slices of sequences,
+    and with sequence parallelism."""
+    rows = [(count, 1) for count in (2, 4, 1, 3, 8, 5, 6, 7)]
+    sliced = [
+        replace(TWO_SLICES, row_slices=count, attn_col_slices=columns, mlp_col_slices=columns)
+        for count, columns in (*rows, (2, 2), (1, 2), (1, 4), (2, 4))
+        if count <= batch
+    ]
+    along = [
+        replace(TWO_SLICES, row_slices=count, slice_dim="sequence", slice_balance="even")
+        for count in SEQUENCE_ROW_SLICES
+    ]
+    sharded = [replace(plan, sequence_parallel=True) for plan in (MEGATRON, *sliced[:1], along[0])]
+    return (MEGATRON, *sliced, *along, *sharded)
+
+
+class PlayedPlan(NamedTuple):
+    """A case under a plan, whose power and clock are sampled. ``withheld``: no law is fitted to
+    it."""
+
+    case: RankCase
+    plan: SlicePlan
+    withheld: bool = False
+
+    @property
+    def name(self) -> str:
+        """Preset and plan."""
+        return f"{self.case.model.name} {self.plan.label}"
+
+    @property
+    def communicates(self) -> bool:
+        """Whether its steps have collectives."""
+        return self.plan.strategy != NO_COMM.strategy
+
+
+_GPT, _LLAMA = RankCase.of("gpt3-13b", 2048, 8), RankCase.of("llama2-13b", 4096, 4)
+PLANS: Final = (
+    PlayedPlan(_GPT, MEGATRON), PlayedPlan(_GPT, TWO_SLICES), PlayedPlan(_GPT, NO_COMM),
+    PlayedPlan(_LLAMA, MEGATRON, withheld=True), PlayedPlan(_LLAMA, TWO_SLICES, withheld=True),
+)  # fmt: skip
