@@ -47,7 +47,7 @@ from simulator.issue_order import (
 from simulator.ops import Signature
 from simulator.overlap import RIVALS
 from simulator.plan import SlicePlan
-from simulator.recipes import Recipe, Recipes, mode_of
+from simulator.recipes import Recipe, Recipes, mode_of, step_key
 from simulator.specs import Workload
 from simulator.stack import LayerKind, kinds
 from simulator.stretch import (
@@ -129,6 +129,7 @@ class ClosedForm:
         self._layers: dict[tuple[object, ...], Work] = like._layers if like else {}
         self._prices: dict[tuple[Signature, ...], Price] = like._prices if like else {}
         self._edges: dict[tuple[object, ...], EdgeWork] = {}
+        self._steps: dict[tuple[object, ...], tuple[Work, ...]] = {}
         self._micro_edges: dict[tuple[object, ...], tuple[Work, ...]] = (
             like._micro_edges if like else {}
         )
@@ -342,11 +343,12 @@ class ClosedForm:
         """Return an iteration's compute outside the layers."""
         key = mode_of(plan), plan.row_slices
         if key not in self._edges:
-            recipes, shared = self.recipes.edges(plan), self.recipes.edge_key(plan)
+            shared, once = self.recipes.edge_key(plan), step_key(plan)
             if shared not in self._micro_edges:
-                self._micro_edges[shared] = tuple(map(self._add_up, recipes[:2]))
-            first, later = self._micro_edges[shared]
-            clears, step = map(self._add_up, recipes[2:])
+                self._micro_edges[shared] = tuple(map(self._add_up, self.recipes.micros(plan)))
+            if once not in self._steps:
+                self._steps[once] = tuple(map(self._add_up, self.recipes.once(plan)))
+            (first, later), (clears, step) = self._micro_edges[shared], self._steps[once]
             more = self.case.workload.grad_accumulation - 1
             self._edges[key] = EdgeWork(
                 sum(one.family_ns.total() for one in (clears, first))

@@ -15,6 +15,7 @@ from simulator.case import Case
 from simulator.edges import Edges
 from simulator.fragments import Fragments
 from simulator.issue_order import (
+    AGAIN,
     ALL_SLICES,
     FORWARD_FRAGMENTS,
     BlockFragments,
@@ -44,16 +45,6 @@ class Recipe(NamedTuple):
 
     parts: tuple[Part, ...]
     last: Signature | None
-
-
-class EdgeRecipes(NamedTuple):
-    """Compute outside the layers: of the first micro-batch, of each later one, what clears the
-    gradients, and the step."""
-
-    first: Recipe
-    later: Recipe
-    clears: Recipe
-    step: Recipe
 
 
 class Recipes:
@@ -95,18 +86,15 @@ class Recipes:
         merged = kind == "dgrad" and plan.merge_wgrad
         return (self.kinds, mode_of(plan), plan.row_slices, merged, block, kind, *counts)
 
-    def edges(self, plan: SlicePlan) -> EdgeRecipes:
-        """Return the recipes outside the layers; later micro-batches add to the gradients that the
-        first one clears."""
-        return EdgeRecipes(*self._micros(plan), *self._once(plan))
-
     def edge_key(self, plan: SlicePlan) -> tuple[object, ...]:
         """Return the cache key of a micro-batch's recipe outside the layers."""
         chunk = self.case.chunk
         ends = (chunk.embedding, chunk.head) if chunk else (True, True)
         return (mode_of(plan), plan.row_slices, *ends)
 
-    def _micros(self, plan: SlicePlan) -> tuple[Recipe, Recipe]:
+    def micros(self, plan: SlicePlan) -> tuple[Recipe, Recipe]:
+        """Return the recipes of the compute outside the layers, of the first micro-batch and of a
+        later one, which adds to the gradients that the first one clears."""
         key = self.edge_key(plan)
         if key not in self._micro_edges:
             shapes = self.case.shapes(plan)
@@ -120,8 +108,9 @@ class Recipes:
             self._micro_edges[key] = first, later
         return self._micro_edges[key]
 
-    def _once(self, plan: SlicePlan) -> tuple[Recipe, Recipe]:
-        key = mode_of(plan)
+    def once(self, plan: SlicePlan) -> tuple[Recipe, Recipe]:
+        """Return the recipes of what clears the gradients, and of the optimizer's step."""
+        key = step_key(plan)
         if key not in self._steps:
             shapes = self.case.shapes(plan)
             t, stepped = Templates(shapes=shapes), 1 if shapes.reduces else shapes.rank_parameters
@@ -135,8 +124,15 @@ class Recipes:
     def _templates(
         self, plan: SlicePlan, block: str, fragments: BlockFragments
     ) -> Iterator[tuple[str, OpTemplate, int]]:
-        """Yield (fragment, op, times) of all slices. Column pieces but the first are alike."""
-        builder = Fragments(shapes=self.case.shapes(plan))
+        """Yield (fragment, op, times) of all slices. Column pieces but the first are alike.
+
+        A layer that is wholly recomputed has the ops of one that is not, and forward's again.
+        """
+        shapes, full = self.case.shapes(plan), self.case.workload.recompute == "full"
+        if full:
+            kept = replace(shapes.workload, recompute="none", recompute_layers=0)
+            shapes = replace(shapes, workload=kept)
+        builder = Fragments(shapes=shapes)
         each, alike = [(row, 1) for row in range(plan.row_slices)], self._alike(plan)
         for fragment in fragments[block]:
             count = pieces(plan, block, fragment) if is_cut(block, fragment) else 1
@@ -146,7 +142,8 @@ class Recipes:
                 continue
             positions = plan.slices_sequences and "core_attn" in fragment
             for row, times in each if positions else alike:
-                first = Token(block, fragment, row, 0 if is_cut(block, fragment) else -1)
+                made = fragment.removesuffix(AGAIN) if full else fragment
+                first = Token(block, made, row, 0 if is_cut(block, fragment) else -1)
                 yield from ((fragment, op, times) for op in builder.templates(first))
                 if count > 1:
                     more = builder.templates(first._replace(piece=1))
@@ -189,6 +186,11 @@ class Recipes:
         if op.slice > 0 and not uneven:
             return (adding,)
         return adding, signature._replace(accumulate=False)
+
+
+def step_key(plan: SlicePlan) -> tuple[object, ...]:
+    """Return the fields that determine the ops of a step outside its micro-batches."""
+    return plan.strategy == "no_comm", plan.comm_ctas, plan.sequence_parallel
 
 
 def mode_of(plan: SlicePlan) -> tuple[object, ...]:

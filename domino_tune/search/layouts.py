@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
@@ -84,6 +84,20 @@ def recomputing(case: Case, choices: range, again: int) -> Case:
     if (case.workload.recompute, case.workload.recompute_layers) == (kind, layers):
         return case
     return case.training(replace(case.workload, recompute=kind, recompute_layers=layers))
+
+
+def fewest(again: range, bytes_of: Callable[[int], int], limit_bytes: int) -> int:
+    """Return the fewest recomputed layers of ``again`` whose bytes keep the limit; the last where
+    none do. Each layer saves about as much, so the place is found by interpolation.
+    """
+    low, high = again[0], again[-1]
+    if bytes_of(low) <= limit_bytes:
+        return low
+    while high - low > 1 and bytes_of(high) <= limit_bytes:
+        over, saved = bytes_of(low) - limit_bytes, bytes_of(low) - bytes_of(high)
+        guess = min(max(low + -(-over * (high - low) // saved), low + 1), high - 1)
+        low, high = (low, guess) if bytes_of(guess) <= limit_bytes else (guess, high)
+    return high
 
 
 @dataclass(kw_only=True, eq=False)
@@ -188,33 +202,17 @@ class Candidate:
         memory = self.case.memory
         if self._least_bytes[plan.sequence_parallel] > memory.usable_bytes:
             return Found()
-        first = self._held(plan, self.again[0])
-        fits = first if first.peak_bytes <= memory.sure_bytes else self._fewest(plan, first)
+        peaks = cache(lambda again: self._peak_bytes(plan, again))
+        first = Held(peaks(self.again[0]), self.again[0])
+        again = fewest(self.again, peaks, memory.sure_bytes)
+        fits = Held(peaks(again), again)
         unsure = first if memory.sure_bytes < first.peak_bytes <= memory.usable_bytes else None
         if fits.peak_bytes > memory.sure_bytes:
             return Found(None, unsure or (fits if fits.peak_bytes <= memory.usable_bytes else None))
         return Found(self._timed(plan, fits), unsure)
 
-    def _fewest(self, plan: SlicePlan, first: Held) -> Held:
-        """Return what is held with the fewest recomputed layers with which ``plan`` is sure to fit,
-        or with all of them. What each layer holds is the same, so the place is found by
-        interpolation.
-        """
-        sure = self.case.memory.sure_bytes
-        low, high = first, self._last(plan)
-        while high.peak_bytes <= sure and high.again - low.again > 1:
-            steps, more = high.again - low.again, low.peak_bytes - high.peak_bytes
-            guess = low.again + -(-(low.peak_bytes - sure) * steps // more)
-            found = self._held(plan, min(max(guess, low.again + 1), high.again - 1))
-            low, high = (low, found) if found.peak_bytes <= sure else (found, high)
-        return high
-
-    def _last(self, plan: SlicePlan) -> Held:
-        return self._held(plan, self.again[-1])
-
-    def _held(self, plan: SlicePlan, again: int) -> Held:
-        case = self.recomputing(again)
-        return Held(peak_bytes(case, plan, self._order(plan, again)), again)
+    def _peak_bytes(self, plan: SlicePlan, again: int) -> int:
+        return peak_bytes(self.recomputing(again), plan, self._order(plan, again))
 
     def _timed(self, plan: SlicePlan, held: Held) -> Timed:
         case, order = self.recomputing(held.again), self._order(plan, held.again)
@@ -234,7 +232,11 @@ class Candidate:
         fits.
         """
         asked = [plan for plan in self.bounds_ns if plan in (self.unsure or self.plans)]
-        held = (self.unsure.get(plan) or self._last(plan) for plan in asked[:TRIED])
+        last = self.again[-1]
+        held = (
+            self.unsure.get(plan) or Held(self._peak_bytes(plan, last), last)
+            for plan in asked[:TRIED]
+        )
         usable = self.case.memory.usable_bytes
         timed = (
             self._timed(plan, one)

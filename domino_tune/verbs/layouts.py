@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from itertools import product
 from typing import Final, NamedTuple
 
@@ -19,7 +19,14 @@ from domino_tune.requests.verbs import NOT_OF_LAYOUTS
 from domino_tune.results.frameworks import RunsThere
 from domino_tune.results.layouts import LayoutResult, LayoutsResult
 from domino_tune.results.simulate import SimulateResult
-from domino_tune.search.layouts import NO_CHOICE, Candidate, LayoutSearch, Timed, recomputing
+from domino_tune.search.layouts import (
+    NO_CHOICE,
+    Candidate,
+    LayoutSearch,
+    Timed,
+    fewest,
+    recomputing,
+)
 from domino_tune.search.rivals import usual_rivals
 from domino_tune.search.simulated import slicings_of
 from domino_tune.store.shelf import DISK, Shelf
@@ -370,30 +377,36 @@ def candidates_of(
             infeasible[error.reason] += 1
             continue
         key = layout.tp, layout.cp, layout.micro_batch_size
-        again, memory = _again(case, request), case.memory
-        sure, usable = (
-            _fewest(case, again, kept[key], limit)
-            for limit in (memory.sure_bytes, memory.usable_bytes)
-        )
-        one = Candidate(
-            case=recomputing(case, again, sure[0]),
-            again=usable,
-            sliced=tuple(_cuts(case)),
-            unsliced=unsliced_plans(case),
-            rivals=usual_rivals(case),
-            layers=layers[key],
-            kept=kept[key],
-        )
+        one, memory = _candidate(case, _again(case, request), layers[key], kept[key]), case.memory
         static = sum(static_memory(case, one.unsliced[0]))
-        least = static if static > case.memory.usable_bytes else max(static, one.least_bytes)
-        if least <= case.memory.sure_bytes:
+        held = max(static, one.least_bytes)
+        if held <= memory.sure_bytes:
             found.append(one)
             continue
-        fits = least <= case.memory.usable_bytes
+        fits = held <= memory.usable_bytes
         infeasible[UNSURE if fits else "memory"] += 1
         if fits:
             edge.append(one)
     return found, infeasible, edge
+
+
+def _candidate(case: Case, again: range, layers: Layers, kept: KeptBytes) -> Candidate:
+    """Return a layout with the recomputation from which on it may fit."""
+
+    @cache
+    def least_bytes(count: int) -> int:
+        some = recomputing(case, again, count)
+        return min(kept.least_bytes(some, plan) for plan in unsliced_plans(some))
+
+    return Candidate(
+        case=recomputing(case, again, fewest(again, least_bytes, case.memory.sure_bytes)),
+        again=again[fewest(again, least_bytes, case.memory.usable_bytes) :],
+        sliced=tuple(_cuts(case)),
+        unsliced=unsliced_plans(case),
+        rivals=usual_rivals(case),
+        layers=layers,
+        kept=kept,
+    )
 
 
 def _again(case: Case, request: TuneRequest) -> range:
@@ -403,16 +416,6 @@ def _again(case: Case, request: TuneRequest) -> range:
     if request.recompute is not None:
         return NO_CHOICE
     return range(max(chunk.layers for rank in case.chunks for chunk in rank) + 1)
-
-
-def _fewest(case: Case, again: range, kept: KeptBytes, limit_bytes: int) -> range:
-    """Return ``again`` without the numbers with which no plan keeps the limit, but for the last."""
-
-    def may_fit(layers: int) -> bool:
-        one = recomputing(case, again, layers)
-        return any(kept.least_bytes(one, plan) <= limit_bytes for plan in unsliced_plans(one))
-
-    return again[min(bisect_left(again, True, key=may_fit), len(again) - 1) :]
 
 
 def layouts_of(base: Case, request: TuneRequest) -> Iterator[Layout]:
