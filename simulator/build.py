@@ -51,16 +51,21 @@ def build_schedule(
     cluster: ClusterSpec,
     plan: SlicePlan,
     order: LayerOrder | None = None,
+    *,
+    fp8_any_layout: bool = False,
 ) -> Schedule:
     """Return the schedule of one optimizer step.
 
     ``order`` is the explicit order of the plan (a greedy plan needs one; others have their own).
+    ``fp8_any_layout``: as the machine says.
     Raise InputError if the model does not shard, InfeasiblePlanError if the plan does not fit,
     ScheduleError if the order is not this plan's.
     """
     check_shardable(model, workload, cluster)
     check_plan_fits(plan, model, workload, cluster)
-    shapes = Shapes(model=model, workload=workload, cluster=cluster, plan=plan)
+    shapes = Shapes(
+        model=model, workload=workload, cluster=cluster, plan=plan, fp8_any_layout=fp8_any_layout
+    )
     return Builder(shapes, order or _own_order(plan, workload.recompute)).schedule()
 
 

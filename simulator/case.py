@@ -141,6 +141,7 @@ class Case:
         return Shapes(
             model=self.model, workload=self.workload, cluster=self.cluster, plan=plan,
             embedding=embedding, head=head,
+            fp8_any_layout=self.profile.machine.fp8_any_layout,
         )  # fmt: skip
 
     @cached_property

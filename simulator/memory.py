@@ -23,7 +23,7 @@ from simulator.op_table import Listing, listing_of
 from simulator.ordering import order_of
 from simulator.overlap import buffers_of
 from simulator.plan import MAX_ROW_SLICES, SlicePlan, row_problem
-from simulator.quantized import operand_bytes
+from simulator.quantized import one_copy, operand_bytes
 from simulator.schedule import Schedule
 from simulator.shapes import Shapes
 from simulator.slicing import SEQUENCE_ROW_SLICES, searched_slicings
@@ -81,11 +81,13 @@ def held_parameters(case: Case, shapes: Shapes) -> Memory:
 
 
 def _quantized_bytes(shapes: Shapes) -> int:
-    """Return the bytes of the weights' copies for fprop and dgrad, less those of the parameters in
-    BF16 where they are not kept."""
-    count = shapes.quantized_parameters
+    """Return the bytes of the weights' copies for fprop and dgrad, of gathered layers where
+    parameters are sharded, less those of the parameters in BF16 where they are not kept."""
+    count, copies = shapes.quantized_parameters, 1 if one_copy(shapes) else 2
+    if shapes.shards_parameters:
+        count = min(count, GATHERED_LAYERS * shapes.linear_parameters)
     kept = count * shapes.element if shapes.workload.fp8_param_gather else 0
-    return 2 * operand_bytes(shapes, count) - kept
+    return copies * operand_bytes(shapes, count) - kept
 
 
 def _buffer_bytes(case: Case, shapes: Shapes) -> int:
@@ -162,7 +164,10 @@ def _turned_bytes(case: Case, plan: SlicePlan, turn: Live) -> int:
 
 
 def _schedule(case: Case, plan: SlicePlan, order: LayerOrder) -> Schedule:
-    return built_once(case.model, case.workload, case.cluster, plan, order)
+    return built_once(
+        case.model, case.workload, case.cluster, plan, order,
+        fp8_any_layout=case.profile.machine.fp8_any_layout,
+    )  # fmt: skip
 
 
 def live_peaks(schedule: Schedule) -> tuple[Live, ...]:

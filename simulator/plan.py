@@ -214,10 +214,10 @@ def check_plan_fits(
     if problem:
         raise InfeasiblePlanError(problem, reason="rows")
     if plan.strategy in RIVALS and (cluster.tp == 1 or cluster.tp_group[0] > 1):
-        most = cluster.ranks_per_node
+        most, inside = cluster.domain, "NVLink domain" if cluster.ranks_per_domain else "node"
         fix = f"; use --tp {2 if most == 2 else f'2 … {most}'}" if most > 1 else ""
         raise InfeasiblePlanError(
-            f"Strategy {plan.strategy!r} needs a tensor-parallel group inside one node of {most} "
+            f"Strategy {plan.strategy!r} needs a tensor-parallel group inside one {inside} of {most} "
             f"rank{'s' * (most > 1)}, got tp = {cluster.tp}{fix}.",
             reason="strategy",
         )

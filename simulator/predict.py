@@ -43,7 +43,10 @@ def scheduled(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> S
     if case.cluster.pp > 1:
         return busiest_schedule(case, plan, order)
     chosen = order or order_of(case, plan)
-    return built_once(case.model, case.workload, case.cluster, plan, chosen)
+    return built_once(
+        case.model, case.workload, case.cluster, plan, chosen,
+        fp8_any_layout=case.profile.machine.fp8_any_layout,
+    )  # fmt: skip
 
 
 def plays_of(case: Case, plan: SlicePlan, order: LayerOrder | None, cost: CostModel) -> Repriced:

@@ -62,6 +62,9 @@ class Machine:
     ``peak_tflops`` is dense, by dtype; ``memory_bandwidth_gb_s`` in 1e9 bytes per second.
     ``l2_mb``: size of the L2 cache where a data sheet gives the peaks; 0 where they were measured.
     ``memory_reported``: whether ``gpu_memory_gib`` is what the driver reports, not the label's.
+    ``gpus_per_domain``: GPUs that NVLink connects where that are those of several nodes, else 0.
+    ``fp8_any_layout``: FP8 GEMMs with a scale a tensor take operands as they lie, transposed or not
+    (compute capability 10.0 and later; Hopper's want the summed dimension last in both).
     """
 
     gpu: str
@@ -73,6 +76,8 @@ class Machine:
     backend: str
     l2_mb: float = field(default=0.0, metadata=ABSENT_IF_EMPTY)
     memory_reported: bool = field(default=False, metadata=ABSENT_IF_EMPTY)
+    gpus_per_domain: int = field(default=0, metadata=ABSENT_IF_EMPTY)
+    fp8_any_layout: bool = field(default=False, metadata=ABSENT_IF_EMPTY)
     details: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -81,9 +86,20 @@ class Machine:
         for name in ("gpu_memory_gib", "memory_bandwidth_gb_s"):
             require_positive("machine", name, getattr(self, name))
         require_number("machine", "l2_mb", self.l2_mb)
+        require_count("machine", "gpus_per_domain", self.gpus_per_domain, low=0)
+        if self.gpus_per_domain % self.gpus_per_node:
+            raise ProfileError(
+                f"machine: gpus_per_domain must be 0 or whole nodes of {self.gpus_per_node} GPUs, "
+                f"got {self.gpus_per_domain}."
+            )
         for dtype, tflops in self.peak_tflops.items():
             require_positive("machine", f"peak_tflops[{dtype}]", tflops)
         check_values("machine", "machine", self)
+
+    @property
+    def domain(self) -> int:
+        """GPUs that NVLink connects."""
+        return self.gpus_per_domain or self.gpus_per_node
 
     @cached_property
     def peaks(self) -> dict[str, float]:
@@ -120,10 +136,16 @@ def gemm_key(row: GemmRow) -> tuple[int | str | bool | tuple[int, int, int], ...
 
 @dataclass(frozen=True, kw_only=True)
 class GemmSection:
-    """GEMM rows, sorted by signature, and laws by (layout, dtype, accumulate)."""
+    """GEMM rows, sorted by signature, and laws by (layout, dtype, accumulate).
+
+    ``disagreement``: by how much other sources of such timings differ from these, relative; no
+    look-up is surer. ``looped``: rows are of loops over one GEMM, which find in the L2 what fits.
+    """
 
     rows: tuple[GemmRow, ...] = ()
     fits: tuple[GemmFit, ...] = ()
+    disagreement: float = field(default=0.0, metadata=ABSENT_IF_EMPTY)
+    looped: bool = field(default=False, metadata=ABSENT_IF_EMPTY)
     provenance: Provenance
 
     def __post_init__(self) -> None:
@@ -133,6 +155,7 @@ class GemmSection:
                 require_count(owner, name, getattr(row, name))
             require_positive(owner, "median_us", row.median_us)
             require_number(owner, "spread_us", row.spread_us)
+        require_number("gemm", "disagreement", self.disagreement)
         require_sorted("gemm", [gemm_key(row) for row in self.rows])
         keys = [(fit.layout, fit.dtype, fit.accumulate) for fit in self.fits]
         if keys != sorted(set(keys)):
@@ -331,6 +354,8 @@ class Profile:
             fits=section.fits,
             peak_flops={dtype: 1e12 * rate for dtype, rate in machine.peaks.items()},
             times_bf16=machine.times_bf16,
+            disagreement=section.disagreement,
+            looped=section.looped,
             memory_bandwidth=1e9 * machine.memory_bandwidth_gb_s,
             sm_count=machine.sm_count,
             roof=machine.roof,

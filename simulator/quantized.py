@@ -4,6 +4,9 @@ A GEMM's operands are scaled along the dimension that it sums over. So a value t
 which sum over its columns and over its tokens, is cast to two copies: ``….q`` by rows, for fprop
 and dgrad, and ``….qt`` across, for wgrad. Tensor cores of Hopper want the summed dimension last in
 both operands, so the copy across is a transposed one; with a scale a tensor it is the same numbers.
+Blackwell's take operands of a scale a tensor as they lie, so that no copy across is made
+(``nvte_is_non_tn_fp8_gemm_supported``, TransformerEngine's common/gemm and quantizer.cpp); scales of
+blocks lie along one dimension, and such values keep both.
 
 With sequence parallelism a rank casts its share of the tokens, and the gather moves the copy by
 rows (TransformerEngine, torchtitan's float8). With one scale a tensor or a block of 128, the
@@ -28,6 +31,8 @@ from simulator.templates import Templates
 
 READS_TWICE: Final[frozenset[Fp8Recipe]] = frozenset({"tensorwise", "nvfp4"})
 """Recipes that read a value for its largest number before they cast it."""
+ONE_SCALE: Final[frozenset[Fp8Recipe]] = frozenset({"delayed", "tensorwise"})
+"""Recipes with one scale a tensor."""
 SCALES_ACROSS: Final[frozenset[Fp8Recipe]] = frozenset({"mxfp8", "nvfp4"})
 """Recipes whose copy across has scales of its own, so that it cannot be made of the other copy."""
 ROWS, ACROSS = ".q", ".qt"
@@ -44,14 +49,20 @@ def _reads(shapes: Shapes) -> int:
     return 2 if shapes.workload.fp8_recipe in READS_TWICE else 1
 
 
+def one_copy(shapes: Shapes) -> bool:
+    """Return whether all products read the same copy of a value."""
+    return shapes.fp8_any_layout and shapes.workload.fp8_recipe in ONE_SCALE
+
+
 def cast_weights(t: Templates) -> list[OpTemplate]:
     """Return the casts of all quantized weights, once a step; where parameters are gathered in FP8,
     the copies across alone."""
     s, count = t.shapes, t.shapes.quantized_parameters
-    if not count:
+    copy, kept, single = operand_bytes(s, count), s.workload.fp8_param_gather, one_copy(s)
+    if not count or (kept and single):
         return []
-    copy, kept = operand_bytes(s, count), s.workload.fp8_param_gather
-    read, written = (copy, copy) if kept else (_reads(s) * count * s.element, 2 * copy)
+    written = copy if kept or single else 2 * copy
+    read = copy if kept else _reads(s) * count * s.element
     return [t.op("cast_weights", -1, s.pointwise("fp8_cast", read, written), (), "w.cast", 0)]
 
 
@@ -80,6 +91,8 @@ class Quantized(Templates):
 
     def across_of(self, value: Ref, base: str = "") -> Ref:
         """Return what the wgrad reads of a value that ``cast`` gave both copies."""
+        if one_copy(self.shapes):
+            return self.rows_of(value, base)
         return Ref(0, (base or value.name) + ACROSS) if self.quantizes else value
 
     def cast(
@@ -91,7 +104,7 @@ class Quantized(Templates):
             return []
         s, base = self.shapes, base or value.name
         copy = operand_bytes(s, size // s.element)
-        both = not gathered or self.scales_across
+        both = (not gathered or self.scales_across) and not one_copy(s)
         signature = s.pointwise("fp8_cast", _reads(s) * size, (1 + both) * copy)
         role = f"{_role(base)}.cast"
         made = self.op(role, row, signature, (value,), base + ROWS, copy)
@@ -99,7 +112,7 @@ class Quantized(Templates):
 
     def transposed(self, row: int, value: Ref, elements: int) -> list[OpTemplate]:
         """Return the copy across of a value that arrived in FP8, none where it came, too."""
-        if not self.quantizes or self.scales_across:
+        if not self.quantizes or self.scales_across or one_copy(self.shapes):
             return []
         copy = operand_bytes(self.shapes, elements)
         signature = self.shapes.pointwise("fp8_transpose", copy, copy)

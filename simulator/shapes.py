@@ -24,6 +24,7 @@ class Shapes:
 
     ``embedding``, ``head``: whether the rank has the embedding, and the final norm, head and loss.
     In a pipeline only the first and the last stage do, and ``model`` has the stage's layers.
+    ``fp8_any_layout``: as the machine says.
     """
 
     model: ModelSpec
@@ -32,6 +33,7 @@ class Shapes:
     plan: SlicePlan
     embedding: bool = True
     head: bool = True
+    fp8_any_layout: bool = False
 
     @cached_property
     def rows(self) -> tuple[int, ...]:
@@ -274,7 +276,7 @@ class Shapes:
 
         Those ranks follow each other, so they share a node where they fit on one.
         """
-        copies, node = self.kv_copies, self.cluster.ranks_per_node
+        copies, node = self.kv_copies, self.cluster.domain
         per_node = copies if copies <= node else math.gcd(copies, node)
         size, dtype = self.copied_parameters * self.grad_bytes, self.workload.grad_dtype
         return Collective(

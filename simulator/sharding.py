@@ -15,11 +15,11 @@ WORTH: Final = 0.01
 
 def _nearest_tp(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> list[int]:
     """Return the nearest smaller and larger tp that work: they fit the job's other sizes and divide
-    its sequences. A tp beyond one node is returned only if the cluster's is."""
-    per_node, kv_heads = cluster.ranks_per_node, model.num_key_value_heads
+    its sequences. A tp beyond one NVLink domain is returned only if the cluster's is."""
+    domain, kv_heads = cluster.domain, model.num_key_value_heads
     common = math.gcd(model.num_attention_heads, model.intermediate_size)
     common = math.gcd(common, workload.seq_length // math.gcd(workload.seq_length, cluster.cp))
-    most = common if cluster.tp > per_node else min(common, per_node)
+    most = common if cluster.tp > domain else min(common, domain)
     works = [
         n for n in range(1, most + 1)
         if common % n == 0 and _shares_kv_heads(kv_heads, n) and _fits_nodes(cluster, n)

@@ -334,10 +334,12 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSpec:
-    """Ranks and their nodes. Ranks fill nodes in Megatron-LM's order: tp, cp, dp, pp, with
-    ``ranks_per_node`` on each node.
+    """Ranks, their nodes and NVLink domains. Ranks fill both in Megatron-LM's order: tp, cp, dp,
+    pp, with ``ranks_per_node`` on each node.
 
-    A group is written as (nodes, per_node): the nodes that it spans and its ranks on each.
+    ``ranks_per_domain``: ranks that NVLink connects, those of several nodes in a rack (NVL72); 0: a
+    node is a domain. A group is written as (domains, per_domain): the domains that it spans, which
+    are nodes as a rule, and its ranks on each. Between domains it uses the network.
     ``vpp``: virtual pipeline stages of a rank.
     ``power_cap_w``, ``clock_mhz``: limits that the GPUs are set to; 0 leaves them as they are.
     """
@@ -348,6 +350,7 @@ class ClusterSpec:
     vpp: int = 1
     cp: int = 1
     ranks_per_node: int = 8
+    ranks_per_domain: int = 0
     cuda_graph: bool = False
     power_cap_w: float = 0.0
     clock_mhz: int = 0
@@ -361,22 +364,36 @@ class ClusterSpec:
                 raise InputError(f"cluster.{name} must be from 0 to {MOST:g}, got {limit!r}.")
         if self.vpp > 1 and self.pp == 1:
             raise InputError(f"vpp = {self.vpp} needs a pipeline: give --pp 2 or more.")
-        if self.world_size > self.ranks_per_node:
+        if self.ranks_per_domain and self.ranks_per_domain % self.ranks_per_node:
+            raise InputError(
+                f"ranks_per_domain must be 0 or a multiple of ranks_per_node = "
+                f"{self.ranks_per_node}, got {self.ranks_per_domain}."
+            )
+        if self.world_size > self.domain:
             self._check_groups()
-        elif self.tp > self.ranks_per_node:
-            require_divisible("tp", self.tp, "ranks per node", self.ranks_per_node)
+        elif self.tp > self.domain:
+            require_divisible("tp", self.tp, self._ranks_per, self.domain)
+
+    @property
+    def domain(self) -> int:
+        """Ranks that NVLink connects."""
+        return self.ranks_per_domain or self.ranks_per_node
+
+    @property
+    def _ranks_per(self) -> str:
+        return "ranks per NVLink domain" if self.ranks_per_domain else "ranks per node"
 
     def _check_groups(self) -> None:
-        """Raise InputError unless each group fills a part of a node, or whole nodes."""
-        node, size, name = self.ranks_per_node, 1, ""
-        require_divisible(self.levels, self.world_size, "ranks per node", node)
+        """Raise InputError unless each group fills a part of a domain, or whole domains."""
+        domain, size, name = self.domain, 1, ""
+        require_divisible(self.levels, self.world_size, self._ranks_per, domain)
         for level in ("tp", "cp", "dp"):
             ranks = getattr(self, level)
             size, name = size * ranks, f"{name} × {level}" if name else level
-            if ranks > 1 and size <= node:
-                require_divisible("ranks per node", node, name, size)
+            if ranks > 1 and size <= domain:
+                require_divisible(self._ranks_per, domain, name, size)
             elif ranks > 1:
-                require_divisible(name, size, "ranks per node", node)
+                require_divisible(name, size, self._ranks_per, domain)
 
     @property
     def levels(self) -> str:
@@ -402,18 +419,23 @@ class ClusterSpec:
         return math.ceil(self.world_size / self.ranks_per_node)
 
     @property
+    def domains(self) -> int:
+        """Number of NVLink domains in use."""
+        return math.ceil(self.world_size / self.domain)
+
+    @property
     def tp_group(self) -> tuple[int, int]:
-        """(nodes, ranks per node) of one tensor-parallel group."""
+        """(domains, ranks on each) of one tensor-parallel group."""
         return self._group(self.tp, 1)
 
     @property
     def world_group(self) -> tuple[int, int]:
-        """(nodes, ranks per node) of all ranks."""
-        return self.nodes, self.world_size // self.nodes
+        """(domains, ranks on each) of all ranks."""
+        return self.domains, self.world_size // self.domains
 
     @property
     def cp_group(self) -> tuple[int, int]:
-        """(nodes, ranks per node) of one context-parallel group: every ``tp``-th rank."""
+        """(domains, ranks on each) of one context-parallel group: every ``tp``-th rank."""
         return self._group(self.cp, self.tp)
 
     @property
@@ -423,17 +445,17 @@ class ClusterSpec:
 
     @property
     def dp_group(self) -> tuple[int, int]:
-        """(nodes, ranks per node) of the ranks that hold the same parameters."""
+        """(domains, ranks on each) of the ranks that hold the same parameters."""
         return self._group(self.replicas, self.tp)
 
     def p2p_group(self, stage: int) -> tuple[int, int]:
-        """Return (nodes, ranks per node) of a rank of ``stage`` and its partner in the next stage;
+        """Return (domains, ranks on each) of a rank of ``stage`` and its partner in the next stage;
         the last stage's is in the first."""
-        node, ranks = self.ranks_per_node, self.stage_ranks
+        domain, ranks = self.domain, self.stage_ranks
         last = stage == self.pp - 1
-        crosses = self.nodes > 1 if last else ranks >= node or (stage + 1) * ranks % node == 0
+        crosses = self.domains > 1 if last else ranks >= domain or (stage + 1) * ranks % domain == 0
         return (2, 1) if crosses else (1, 2)
 
     def _group(self, ranks: int, stride: int) -> tuple[int, int]:
-        per_node = min(ranks, max(1, self.ranks_per_node // stride))
-        return ranks // per_node, per_node
+        per_domain = min(ranks, max(1, self.domain // stride))
+        return ranks // per_domain, per_domain

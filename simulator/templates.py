@@ -40,7 +40,7 @@ def shared_by(shapes: Shapes) -> dict[object, Any]:
     mode = plan.strategy, plan.comm_ctas, plan.sequence_parallel, plan.tp_comm_overlap
     slicing = plan.slice_dim, plan.slice_balance, plan.slices_sequences
     layer = _layer_of(shapes.model, shapes.workload, shapes.cluster)
-    return _shared_by((*layer, *mode, *slicing))
+    return _shared_by((*layer, *mode, *slicing, shapes.fp8_any_layout))
 
 
 @lru_cache(maxsize=1024)
@@ -49,7 +49,7 @@ def _layer_of(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> tup
     return (
         replace(model, num_hidden_layers=1),
         replace(workload, grad_accumulation=1, pp_layers=(), recompute_layers=0),
-        cluster.tp, cluster.cp, cluster.ranks_per_node,
+        cluster.tp, cluster.cp, cluster.domain,
     )  # fmt: skip
 
 

@@ -103,7 +103,7 @@ def unknowns_of(case: Case) -> tuple[Unknown, ...]:
 
 
 def _crosses_nodes(case: Case) -> bool:
-    return case.cluster.world_size > case.cluster.ranks_per_node
+    return case.cluster.domains > 1
 
 
 def _times_nodes(case: Case) -> bool:

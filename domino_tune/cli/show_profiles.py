@@ -39,6 +39,7 @@ def profile(result: ProfileResult) -> None:
     facts = [
         ("GPU", machine.gpu),
         ("GPUs a node", str(machine.gpus_per_node)),
+        *([("GPUs an NVLink domain", str(machine.domain))] if machine.gpus_per_domain else []),
         ("memory", f"{machine.gpu_memory_gib:g} GiB"),
         ("SMs", str(machine.sm_count)),
         ("peak", ", ".join(f"{k} {v:g} TFLOP/s" for k, v in machine.peak_tflops.items())),

@@ -157,8 +157,8 @@ def _with(case: Case, kind: DataParallel) -> Case:
 
 
 def _larger(case: Case) -> Iterator[Case]:
-    """Yield the case with more tensor-parallel ranks, up to a whole node."""
-    for tp in range(case.cluster.tp + 1, case.profile.machine.gpus_per_node + 1):
+    """Yield the case with more tensor-parallel ranks, up to all that NVLink connects."""
+    for tp in range(case.cluster.tp + 1, case.profile.machine.domain + 1):
         with suppress(InputError):  # it does not shard, or does not fill nodes evenly
             yield replace(case, cluster=replace(case.cluster, tp=tp))
 

@@ -40,7 +40,7 @@ from domino_tune.verbs.advice import (
     words_of,
 )
 from domino_tune.verbs.frameworks import frameworks_of
-from domino_tune.verbs.resolve import Chosen, place, resolve, usual_sharing
+from domino_tune.verbs.resolve import Chosen, in_domains, place, resolve, usual_sharing
 from domino_tune.verbs.simulate import simulate_plan
 from domino_tune.verbs.tune import divisors
 from simulator.case import Case
@@ -303,7 +303,7 @@ def _smallest_change(base: Case, request: TuneRequest) -> dict[str, object]:
             continue  # already searched
         with suppress(InputError, OutOfTimeError):
             asked = replace(request, **change)  # type: ignore[arg-type]
-            cluster = replace(base.cluster, dp=asked.gpus or gpus)
+            cluster = replace(base.cluster, dp=asked.gpus or gpus, ranks_per_domain=0)
             case = replace(base, cluster=place(cluster, base.profile, request.nodes))
             if _some_fits(case, asked, deadline):
                 return change
@@ -349,7 +349,8 @@ def base_of(request: TuneRequest, shelf: Shelf) -> Case:
     case = resolve(asked, shelf=shelf)
     if request.objective != "simulate":
         raise InputError("Layouts are searched by simulation: leave out --objective measure.")
-    cluster = place(replace(case.cluster, dp=request.gpus), case.profile, request.nodes)
+    cluster = replace(case.cluster, dp=request.gpus, ranks_per_domain=0)
+    cluster = place(cluster, case.profile, request.nodes)
     return replace(case, cluster=cluster, sequence_parallel=request.sequence_parallel)
 
 
@@ -421,8 +422,8 @@ def _again(case: Case, request: TuneRequest) -> range:
 def layouts_of(base: Case, request: TuneRequest) -> Iterator[Layout]:
     """Yield every layout of the request; sizes that it gives are fixed."""
     gpus, length = base.cluster.world_size, base.workload.seq_length
-    node, layers = base.profile.machine.gpus_per_node, base.model.num_hidden_layers
-    for tp in _choices(request.tp, (n for n in divisors(gpus) if n <= node)):
+    domain, layers = base.profile.machine.domain, base.model.num_hidden_layers
+    for tp in _choices(request.tp, (n for n in divisors(gpus) if n <= domain)):
         chunks = (n for n in divisors(gpus) if length >= 2 * n * LEAST_CHUNK_TOKENS or n == 1)
         for cp in _choices(request.cp, chunks):
             for pp in _choices(request.pp, (n for n in divisors(gpus) if n <= layers)):
@@ -474,8 +475,10 @@ def _virtual(pp: int, layers: int) -> Iterator[int]:
 def case_of(base: Case, request: TuneRequest, layout: Layout) -> Case:
     """Return the layout as a case. Raise InputError if it does not suit the model."""
     cluster = replace(
-        base.cluster, tp=layout.tp, cp=layout.cp, pp=layout.pp, vpp=layout.vpp, dp=layout.dp
-    )
+        base.cluster, tp=layout.tp, cp=layout.cp, pp=layout.pp, vpp=layout.vpp, dp=layout.dp,
+        ranks_per_node=2**30, ranks_per_domain=0,
+    )  # fmt: skip
+    cluster = in_domains(cluster, base.profile, base.cluster.ranks_per_node)
     shared = {
         name: usual
         for name, usual in usual_sharing(cluster).items()

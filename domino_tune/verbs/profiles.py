@@ -31,7 +31,7 @@ from domino_tune.store.profiles import (
     save_profile,
     user_profiles_dir,
 )
-from domino_tune.verbs.resolve import usual_implementation
+from domino_tune.verbs.resolve import place, usual_implementation
 from simulator.case import Case
 from simulator.confidence import confidence_of
 from simulator.errors import DominoTuneError, InputError, ProfileError
@@ -90,7 +90,7 @@ def _trust(profile: Profile, model: str, tp: int, seq_length: int, batch: int) -
                 micro_batch_size=batch,
                 implementation=usual_implementation(profile),
             ),
-            cluster=ClusterSpec(tp=tp, ranks_per_node=profile.machine.gpus_per_node),
+            cluster=place(ClusterSpec(tp=tp, ranks_per_node=2**30), profile, None),
             profile=profile,
         )
         run = played(case, SlicePlan(row_slices=2))

@@ -154,7 +154,7 @@ def place(cluster: ClusterSpec, profile: Profile, nodes: int | None) -> ClusterS
     """
     per_node, world = profile.machine.gpus_per_node, cluster.world_size
     if nodes is None:
-        return replace(cluster, ranks_per_node=per_node)
+        return in_domains(cluster, profile, per_node)
     least = math.ceil(world / per_node)
     if nodes < least:
         raise InputError(
@@ -166,7 +166,21 @@ def place(cluster: ClusterSpec, profile: Profile, nodes: int | None) -> ClusterS
             f"{world} ranks do not spread evenly over --nodes {nodes}; "
             f"{_nodes_hint(cluster, least)}."
         )
-    return replace(cluster, ranks_per_node=world // nodes)
+    return in_domains(cluster, profile, world // nodes)
+
+
+def in_domains(cluster: ClusterSpec, profile: Profile, per_node: int) -> ClusterSpec:
+    """Return ``cluster`` with ``per_node`` ranks on a node, and as many nodes in an NVLink domain
+    as its groups can fill.
+
+    Raise InputError if there is no such number.
+    """
+    most = profile.machine.gpus_per_domain
+    nodes = min(most // profile.machine.gpus_per_node, math.ceil(cluster.world_size / per_node))
+    for count in range(nodes, 1, -1):
+        with suppress(InputError):
+            return replace(cluster, ranks_per_node=per_node, ranks_per_domain=count * per_node)
+    return replace(cluster, ranks_per_node=per_node, ranks_per_domain=0)
 
 
 def _nodes_hint(cluster: ClusterSpec, least: int) -> str:

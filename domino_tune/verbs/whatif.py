@@ -116,7 +116,8 @@ def _workload(key: str) -> Apply:
 
 
 def _tp(case: Case, text: str) -> Case:
-    cluster = replace(case.cluster, tp=_count("tp", text, case.cluster.tp), ranks_per_node=2**30)
+    tp = _count("tp", text, case.cluster.tp)
+    cluster = replace(case.cluster, tp=tp, ranks_per_node=2**30, ranks_per_domain=0)
     return replace(case, cluster=place(cluster, case.profile, None))
 
 

@@ -6,9 +6,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from domino_tune.measure.importers.tables import attention_csv, attention_pair_csv, gemm_csv
+from lab.fits import blackwell
 from lab.fits.attention import assumed_on, fit_attention
 from lab.fits.collectives import collective_section, multimem_collectives
 from lab.fits.common import ASSUMED_ERROR, Gpu, Sources, rounded
@@ -24,7 +26,7 @@ from lab.fits.gemm import gemm_section
 from lab.fits.launch import launch_section
 from lab.fits.measured import GPU as H200
 from lab.fits.measured import attained_gb_s, attention_section, h200_ops
-from lab.fits.pointwise import transferred
+from lab.fits.pointwise import as_assumed, transferred
 from lab.fits.power import capped_section
 from lab.fits.quantized import with_quantized
 from lab.fits.simumax import (
@@ -177,9 +179,50 @@ def b200_profile(sources: Sources) -> Profile:
     )  # fmt: skip
 
 
+def blackwell_profile(gpu: Gpu, sources: Sources) -> Profile:
+    """Return a node or a rack of a GPU that an inference planner's tables time; the rest assumed,
+    as a B200's or our H200's."""
+    name, machine = gpu.name.partition("-")[0], gpu.machine
+    gemm = blackwell.gemms(name, sources, machine.sm_count)
+    attention = blackwell.attention(name, sources, machine.sm_count)
+    h200 = h200_ops(sources)
+    pointwise, _ = pointwise_fits(sources, h200, machine, ASSUMED_ERROR)
+    slower = machine.memory_bandwidth_gb_s / B200.machine.memory_bandwidth_gb_s
+    faster = machine.memory_bandwidth_gb_s / h200.machine.memory_bandwidth_gb_s
+    contention = assumed_law(
+        _beside(sources), sm_count=machine.sm_count, attained_gb_s=attained_gb_s(h200) * faster
+    )
+    made = gpu.profile(
+        gemm=GemmSection(
+            fits=(gemm.fit,), disagreement=gemm.apart,
+            provenance=gpu.words("gemm", gemm.fit.error, rows=gemm.rows, apart=gemm.apart),
+        ),
+        attention=AttentionSection(
+            fit=attention, provenance=gpu.words("attention", attention.error)
+        ),
+        pointwise=PointwiseSection(
+            fits=tuple(as_assumed(fit, slower) for fit in pointwise),
+            provenance=gpu.words("pointwise"),
+        ),
+        collectives=blackwell.collectives(gpu, sources),
+        contention=ContentionSection(
+            fit=contention,
+            provenance=gpu.words(
+                "contention", sms=machine.sm_count, ctas=contention.default_ctas,
+                off=contention.collective.error,
+            ),
+        ),
+        launch=launch_section(),
+        power=blackwell.power(gpu, sources, capped_section(gpu, sources)),
+    )  # fmt: skip
+    return with_quantized(made, sources)
+
+
 BUNDLED: Final[dict[str, Callable[[Sources], Profile]]] = {
     "h100-dgx": h100_profile, "a100-sxm": a100_profile, "b200-sxm": b200_profile,
     "h200-sxm": h200_profile,
+    **{name: partial(blackwell_profile, Gpu(name))
+       for name in ("gb200-nvl72", "gb300-nvl72", "b300-sxm")},
 }  # fmt: skip
 """Name → what makes the profile."""
 

@@ -28,13 +28,20 @@ TRANSFER_ERROR: Final = 0.05
 4 % on average (309 shapes, ``scripts/bench h200``)."""
 
 
+def _described(name: str) -> dict[str, dict[str, Any]]:
+    """Return a description; what it does not tell is that of the GPU that ``like`` names."""
+    path = Path(__file__).parent / "gpus" / f"{name}.toml"
+    told = tomllib.loads(path.read_text(encoding="utf-8"))
+    like = told.pop("like", "")
+    return {**_described(like), **told} if like else told
+
+
 class Description:
     """A description: ``gpus/NAME.toml``, a table a section."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        path = Path(__file__).parent / "gpus" / f"{name}.toml"
-        self.told: dict[str, dict[str, Any]] = tomllib.loads(path.read_text(encoding="utf-8"))
+        self.told = _described(name)
 
     def words(self, section: str, error: float | None = None, **facts: object) -> Provenance:
         """Return a section's provenance, with ``facts`` in the places that its texts leave."""

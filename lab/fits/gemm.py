@@ -25,6 +25,7 @@ from simulator.lookup.gemm_law import (
     fit_roofline,
     make_law,
 )  # fmt: skip
+from simulator.lookup.gemm_stored import StoredCurves, curves_of
 from simulator.lookup.gemm_table import GemmCurves
 from simulator.ops import Gemm
 from simulator.profile import GemmSection, Machine, Profile
@@ -127,16 +128,32 @@ def fit_gemm(
     ``error`` is the error on training shapes for a fifth of the (n, k) pairs, withheld from a fit
     of the others. Raise InputError below 200 rows: too few for the law's 21 numbers.
     """
-    table = _table(rows, MIN_ROWS)
+    made = _whole_fit(rows, sm_count, layout=layout, dtype=dtype, accumulate=accumulate)
     error = heldout_error(rows, sm_count, rounds=1)["training"]
+    return replace(made, error=rounded(error, 3))
+
+
+def fit_curves(rows: Sequence[Shape], sm_count: int, *, dtype: str = "bf16") -> GemmFit:
+    """Return the law of forward rows with their curves; ``error`` is that of curves left out."""
+    fit = _whole_fit(rows, sm_count, layout="forward", dtype=dtype, accumulate=False)
+    law = make_law(fit.law, fit.params, sm_count)
+    curves = curves_of(*_table(rows, MIN_ROWS).T, law)
+    left_out = StoredCurves(curves, law).leave_out_error
+    return replace(fit, curves=curves, error=rounded(left_out, 3))
+
+
+def _whole_fit(
+    rows: Sequence[Shape], sm_count: int, *, layout: str, dtype: str, accumulate: bool
+) -> GemmFit:
+    """Return the law of all rows; its error is not known yet."""
+    table = _table(rows, MIN_ROWS)
     ranges = {
         name: (int(table[:, column].min()), int(table[:, column].max()))
         for column, name in enumerate("mnk")
     }
     return GemmFit(
         law="tiled", layout=layout, dtype=dtype, accumulate=accumulate,
-        params=_params(_fit(table, sm_count)),
-        error=rounded(error, 3), ranges=ranges,
+        params=_params(_fit(table, sm_count)), error=0.0, ranges=ranges,
     )  # fmt: skip
 
 

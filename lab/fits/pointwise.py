@@ -41,6 +41,12 @@ def transferred(other: Profile, machine: Machine, *, least_error: float = 0) -> 
     return [replace(law, kind="assumed") for law in laws] if least_error else laws
 
 
+def as_assumed(fit: PointwiseFit, faster: float) -> PointwiseFit:
+    """Return the law of a GPU for one whose memory is ``faster`` times as fast."""
+    large = rounded(fit.large_gb_s * faster)
+    return replace(fit, kind="assumed", large_gb_s=large)
+
+
 def like(rows: Sequence[PointwiseRow], name: str, other: str, factor: float) -> PointwiseFit:
     """Return the law of the ``other`` op's whole rows, ``factor`` times as long, for ``name``."""
     scaled = [

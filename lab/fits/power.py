@@ -130,6 +130,16 @@ def _rates(rows: Iterable[GemmRow], from_us: Sequence[float]) -> list[float]:
     return rates
 
 
+LONG_US: Final = 100.0
+"""Calls that last longer show the power limit, and no launch."""
+
+
+def burst_over_lasting(timings: Iterable[tuple[float, float]]) -> float:
+    """Return how many times faster long calls run in a burst than repeated for a second, by the
+    median of (us in a burst, us repeated)."""
+    return statistics.median(lasting / burst for burst, lasting in timings if burst > LONG_US)
+
+
 def stage_law(clocks: Sequence[Row], sustained: Iterable[Row], known: PowerSection) -> PowerSection:
     """Return ``known`` updated by the records of stages ``clocks`` and ``sustained``; elasticities
     are medians over layers.

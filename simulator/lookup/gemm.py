@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, NamedTuple, cast, get_args
 
@@ -13,6 +13,7 @@ import numpy as np
 from simulator.errors import MissingSectionError, ProfileError
 from simulator.estimate import Estimate, Source
 from simulator.lookup import (
+    ABSENT_IF_EMPTY,
     FIT_KINDS,
     FitKind,
     expected,
@@ -32,6 +33,7 @@ from simulator.lookup.gemm_law import (
     make_law,
 )
 from simulator.lookup.gemm_points import MAX_POINTS, GemmPoints, way
+from simulator.lookup.gemm_stored import Curves, StoredCurves
 from simulator.lookup.gemm_table import GemmCurves
 from simulator.lookup.roof import NO_RATIOS, NO_ROOF, Roof
 from simulator.ops import Gemm, Layout
@@ -76,7 +78,8 @@ class GemmFit:
     """A law with its parameters, for one layout, dtype and way to write C.
 
     ``error`` is the mean relative error on (n, k) pairs held out of the fit; ``ranges``: least and
-    most m, n and k of the fitted rows. Raise ProfileError for impossible values.
+    most m, n and k of the fitted rows. ``curves``: those rows beside the law, where kernels differ
+    more than a law tells. Raise ProfileError for impossible values.
     """
 
     law: str
@@ -87,6 +90,7 @@ class GemmFit:
     error: float
     ranges: Ranges
     kind: FitKind = "fitted"
+    curves: Curves | None = field(default=None, metadata=ABSENT_IF_EMPTY)
 
     def __post_init__(self) -> None:
         owner = f"gemm fit of {self.layout} {self.dtype}"
@@ -148,11 +152,15 @@ class _Family:
     """The rows, the fit or both of one (layout, dtype, accumulate)."""
 
     def __init__(self, law: Law, rows: _Rows | None, fit: GemmFit | None) -> None:
-        self.law, self.fit, self._rows = law, fit, rows
+        self.law, self.fit = law, fit
+        stored = fit.curves if fit is not None and rows is None else None
+        self._curves = StoredCurves(stored, law) if stored else None
+        self._rows = rows
 
     @property
     def leave_out_error(self) -> float:
-        return self._rows.leave_out_error if self._rows is not None else 0.0
+        known = self._rows or self._curves
+        return known.leave_out_error if known else 0.0
 
     def estimate(self, gemm: Gemm) -> Estimate:
         beyond_rows = beyond_fit = math.inf
@@ -161,6 +169,9 @@ class _Family:
         if self._rows is not None:
             us, error = self._rows.predict(gemm)
             beyond_rows = _octaves_outside(gemm, self._rows.ranges)
+        elif self._curves is not None:
+            us, error = self._curves.predict(gemm.m, gemm.n, gemm.k)
+            beyond_fit = _octaves_outside(gemm, self._curves.ranges)
         else:
             assert self.fit is not None
             us, error = self.law.parts(gemm.m, gemm.n, gemm.k).total_us, self.fit.error
@@ -177,8 +188,9 @@ class GemmTable:
     """Look-up of GEMM times on one machine.
 
     ``peak_flops``: FLOP/s by dtype; ``memory_bandwidth``: bytes/s. ``times_bf16``: by dtype, how
-    many times as long as in bf16 FLOPs take, for dtypes that were not timed. Look-ups are pure: the
-    same signature always gives the same Estimate.
+    many times as long as in bf16 FLOPs take, for dtypes that were not timed. ``disagreement``: by
+    how much sources of the timings differ, the least error of any look-up. ``looped``: rows are of
+    loops over one GEMM. Look-ups are pure: the same signature always gives the same Estimate.
     """
 
     def __init__(
@@ -191,8 +203,11 @@ class GemmTable:
         sm_count: int,
         roof: Roof = NO_ROOF,
         times_bf16: Mapping[str, float] = NO_RATIOS,
+        disagreement: float = 0.0,
+        looped: bool = False,
     ) -> None:
         self._roof = roof
+        self._disagreement, self._looped = disagreement, looped
         self._times_bf16 = times_bf16
         self._peak_flops = dict(peak_flops)
         self._bandwidth = memory_bandwidth
@@ -223,13 +238,19 @@ class GemmTable:
     def estimate(self, gemm: Gemm) -> Estimate:
         """Return the duration of ``gemm``; raise MissingSectionError if its dtype is unknown."""
         found = self._looked_up(gemm)
+        if found.error < self._disagreement:
+            found = found._replace(error=self._disagreement)
         return self._roof.bounded(found, gemm.dtype, gemm.flops, moved_bytes(gemm))
 
     def _looked_up(self, gemm: Gemm) -> Estimate:
         for dtype in _dtypes(gemm.dtype):
             row = self._exact.get(gemm._replace(dtype=dtype))
             if row is not None:
-                return Estimate(row.median_us, "measured", row_error(row))
+                error = row_error(row)
+                if self._looped and in_l2(row, self._roof.l2_bytes):
+                    memory_us = 1e6 * moved_bytes(gemm) / self._bandwidth
+                    error = max(error, memory_us / row.median_us)
+                return Estimate(row.median_us, "measured", error)
         best = next(self._candidates(gemm), None)
         if best is not None:
             layout, accumulate, family = best
@@ -319,6 +340,11 @@ class GemmTable:
             fixed_us=0.0, flops_per_us=peak * 1e-6, bytes_per_us=self._bandwidth * 1e-6,
             element_bytes=MATH_BYTES[dtype],
         )  # fmt: skip
+
+
+def in_l2(row: GemmRow, l2_bytes: int) -> bool:
+    """Return whether the row's operands and product fit the L2, where a loop finds them."""
+    return moved_bytes(row.signature) <= l2_bytes
 
 
 def moved_bytes(gemm: Gemm) -> int:

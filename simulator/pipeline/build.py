@@ -48,14 +48,20 @@ class Piece(NamedTuple):
 def pieces_of(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Pieces:
     """Return the passes of a plan, which time, memory and drawn machines share."""
     order = order or order_of(case, plan)
-    return _pieces_of(case.model, case.workload, case.cluster, plan, order)
+    any_layout = case.profile.machine.fp8_any_layout
+    return _pieces_of(case.model, case.workload, case.cluster, plan, order, any_layout)
 
 
 @lru_cache(maxsize=16)
 def _pieces_of(
-    model: ModelSpec, workload: Workload, cluster: ClusterSpec, plan: SlicePlan, order: LayerOrder
+    model: ModelSpec,
+    workload: Workload,
+    cluster: ClusterSpec,
+    plan: SlicePlan,
+    order: LayerOrder,
+    fp8_any_layout: bool,
 ) -> Pieces:
-    return Pieces(model, workload, cluster, plan, order)
+    return Pieces(model, workload, cluster, plan, order, fp8_any_layout)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +73,7 @@ class Pieces:
     cluster: ClusterSpec
     plan: SlicePlan
     order: LayerOrder
+    fp8_any_layout: bool
     _made: dict[Piece, Schedule] = field(default_factory=dict)
     _steps: dict[Chunk, tuple[Schedule, Schedule]] = field(default_factory=dict)
     _passes: dict[int, Schedule] = field(default_factory=dict)
@@ -79,8 +86,9 @@ class Pieces:
         """Shapes of the whole model."""
         check_plan_fits(self.plan, self.model, self.workload, self.cluster)
         return Shapes(
-            model=self.model, workload=self.workload, cluster=self.cluster, plan=self.plan
-        )
+            model=self.model, workload=self.workload, cluster=self.cluster, plan=self.plan,
+            fp8_any_layout=self.fp8_any_layout,
+        )  # fmt: skip
 
     def shapes(self, chunk: Chunk) -> Shapes:
         """Return the shapes of a chunk."""
