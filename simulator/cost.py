@@ -367,7 +367,9 @@ class AtClock(CostModel):
         mhz = self._timed_mhz.get(signature)
         if mhz is None:
             timed_us = self.timed_cost.estimate(signature).duration_us
-            mhz = self._timed_mhz[signature] = self._power.timed_mhz(signature.kind, timed_us)
+            product = signature.dtype if isinstance(signature, Gemm) else ""
+            mhz = self._power.timed_mhz(signature.kind, timed_us, product)
+            self._timed_mhz[signature] = mhz
         return mhz
 
     def timed(self, signature: Signature) -> tuple[float, float, float, float]:

@@ -217,8 +217,8 @@ def check_plan_fits(
         most, inside = cluster.domain, "NVLink domain" if cluster.ranks_per_domain else "node"
         fix = f"; use --tp {2 if most == 2 else f'2 … {most}'}" if most > 1 else ""
         raise InfeasiblePlanError(
-            f"Strategy {plan.strategy!r} needs a tensor-parallel group inside one {inside} of {most} "
-            f"rank{'s' * (most > 1)}, got tp = {cluster.tp}{fix}.",
+            f"Strategy {plan.strategy!r} needs a tensor-parallel group inside one {inside} of "
+            f"{most} rank{'s' * (most > 1)}, got tp = {cluster.tp}{fix}.",
             reason="strategy",
         )
     for name in _COUNTS[1:]:

@@ -17,12 +17,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from simulator.errors import ProfileError
 from simulator.limits import check_values
-from simulator.lookup import require_choice, require_count, require_number, require_positive
+from simulator.lookup import (
+    ABSENT_IF_EMPTY,
+    require_choice,
+    require_count,
+    require_number,
+    require_positive,
+)
 from simulator.provenance import PROVENANCE_KINDS, Provenance, ProvenanceKind
 
 FAMILIES: Final = ("gemm", "attention", "pointwise", "collective")
@@ -73,6 +79,8 @@ class PowerSection:
     ``row_clocks``: the clock of the profile's timings, by family and duration, since a long op that
     is timed over and over already lowers it; between two durations above 0 it changes with the
     logarithm.
+    ``gemm_mhz``: the same of GEMMs, by what multiplies, where that is another one: FP8 at the power
+    limit has another clock than BF16.
     ``clock_spread``: by how much the slowest GPU of a node runs below the mean, relative.
     ``kinds``: how each of NUMBERS is known.
     """
@@ -85,10 +93,13 @@ class PowerSection:
     families: tuple[FamilyPower, ...]
     row_clocks: tuple[RowClock, ...]
     kinds: dict[str, ProvenanceKind]
+    gemm_mhz: dict[str, float] = field(default_factory=dict, metadata=ABSENT_IF_EMPTY)
     provenance: Provenance
 
     def __post_init__(self) -> None:
         require_count("power", "boost_mhz", self.boost_mhz)
+        for product, mhz in self.gemm_mhz.items():
+            require_positive("power", f"gemm_mhz[{product}]", mhz)
         for name in ("cap_w", "idle_w", "exponent"):
             require_positive("power", name, getattr(self, name))
         require_number("power", "clock_spread", self.clock_spread)
@@ -139,9 +150,11 @@ class PowerSection:
         slower = max(1.0, timed_mhz / clock_mhz)
         return 1.0 + self.family(family).elasticity * (slower - 1.0)
 
-    def timed_mhz(self, family: str, timed_us: float) -> float:
-        """Return the clock (MHz) at which ``timed_us`` was timed; boost if the family has no
-        rows."""
+    def timed_mhz(self, family: str, timed_us: float, product: str = "") -> float:
+        """Return the clock (MHz) at which ``timed_us`` was timed; boost if the family has no rows.
+        ``product``: in what a GEMM multiplies."""
+        if product in self.gemm_mhz:
+            return min(self.gemm_mhz[product], self.boost_mhz)
         rows = [row for row in self.row_clocks if row.family == family]
         return _clock_mhz(rows, timed_us) if rows else float(self.boost_mhz)
 

@@ -5,7 +5,7 @@ which sum over its columns and over its tokens, is cast to two copies: ``….q``
 and dgrad, and ``….qt`` across, for wgrad. Tensor cores of Hopper want the summed dimension last in
 both operands, so the copy across is a transposed one; with a scale a tensor it is the same numbers.
 Blackwell's take operands of a scale a tensor as they lie, so that no copy across is made
-(``nvte_is_non_tn_fp8_gemm_supported``, TransformerEngine's common/gemm and quantizer.cpp); scales of
+(TransformerEngine, pytorch/csrc/quantizer.cpp: ``nvte_is_non_tn_fp8_gemm_supported``); scales of
 blocks lie along one dimension, and such values keep both.
 
 With sequence parallelism a rank casts its share of the tokens, and the gather moves the copy by

@@ -10,10 +10,10 @@ from simulator.contention import ContentionFit
 from simulator.lookup.attention import AttentionFit
 from simulator.lookup.collectives import CollectiveFit
 from simulator.lookup.expected import EXPECTED
-from simulator.lookup.gemm import GemmFit
+from simulator.lookup.gemm import GemmFit, in_l2
 from simulator.lookup.pointwise import PointwiseFit
 from simulator.power import PowerSection
-from simulator.profile import SECTIONS, Profile
+from simulator.profile import SECTIONS, GemmSection, Profile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,8 @@ def assumptions(profile: Profile) -> list[Assumption]:
                 Assumption(where=name, what=f"all: {source}", error=section.provenance.error)
             )
         found += _in_section(name, section)
+        if name == "gemm":
+            found += _gemm(section, round(1e6 * profile.machine.l2_mb))
     look_ups = [one for one in EXPECTED if one.kind == "assumed"]
     return found + [
         Assumption(where="look-ups", what=f"{one.what} ({one.source})", error=one.error)
@@ -70,6 +72,20 @@ def _in_section(name: str, section: Any) -> Iterator[Assumption]:
         if isinstance(law, AttentionFit) and law.kind == "assumed":
             yield Assumption(where=name, what="the law between rows", error=law.error)
         yield from _fits(name, getattr(section, "fits", ()))
+
+
+def _gemm(section: GemmSection, l2_bytes: int) -> Iterator[Assumption]:
+    """Yield how far sources differ, and the rows that a loop read from the L2."""
+    if section.disagreement:
+        what = "sources of the same GEMMs differ; no look-up is surer (see the section's note)"
+        yield Assumption(where="gemm", what=what, error=section.disagreement)
+    if section.looped:
+        cached = sum(in_l2(row, l2_bytes) for row in section.rows)
+        what = (
+            f"{cached} of {len(section.rows)} rows fit the L2, where a loop finds their operands: "
+            "their time in memory counts as their error"
+        )
+        yield Assumption(where="gemm", what=what, error=None)
 
 
 def _power(law: PowerSection) -> Iterator[Assumption]:

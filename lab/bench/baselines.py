@@ -6,6 +6,7 @@ looked at: pipelines and replicas decide it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Final, NamedTuple
@@ -32,6 +33,7 @@ JOBS: Final = {
 DEGREES: Final = (2, 4, 8)
 TP: Final = 8
 PROFILES: Final = [found.name for found in list_profiles() if found.origin == "bundled"]
+MACHINES: Final = ("h100-dgx", "b200-sxm", "b300-sxm", "gb200-nvl72", "gb300-nvl72")
 TOKENS: Final = 16_384
 """Of one micro-batch: two sequences of the longest length, which row slices need."""
 LONG: Final = tuple(product(("llama3-8b", "llama3-70b", "llama3-405b"), (8_192, 32_768, 131_072)))
@@ -79,6 +81,28 @@ def baselines() -> list[Table]:
             notes=["Gains are predictions: no GPU has run Domino with sequence parallelism yet."],
         ),
     ]  # fmt: skip
+
+
+def machines() -> list[Table]:
+    """Return what a GPU of each machine trains of eight models, in BF16 and in FP8."""
+    return [
+        Table(
+            title=f"Tokens a second and GPU, BF16 and FP8 (tensorwise), TP {TP}, Megatron-LM",
+            columns=("model", *(f">{name}" for name in MACHINES)),
+            rows=[
+                (model, *(" ".join(_rates(name, model)) for name in MACHINES)) for model in JOBS
+            ],
+            notes=[f"{TOKENS:,} tokens a micro-batch, one replica, sequence parallelism."],
+        )
+    ]  # fmt: skip
+
+
+def _rates(profile: str, model: str) -> Iterator[str]:
+    for recipe in ("none", "tensorwise"):
+        plain = case_of(profile, model, TP)
+        case = replace(plain, workload=replace(plain.workload, fp8_recipe=recipe))
+        seconds = 1e-9 * predict(case, baseline_plan(case)).makespan_ns
+        yield f"{case.tokens / seconds / TP:,.0f}"
 
 
 def case_of(profile: str, model: str, tp: int) -> Case:

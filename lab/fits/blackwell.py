@@ -20,10 +20,10 @@ from lab.fits.collectives import fit_group
 from lab.fits.common import Floats, Gpu, Sources, rounded
 from lab.fits.gemm import fit_curves
 from lab.fits.power import burst_over_lasting
-from lab.fits.quantized import table_rows
+from lab.fits.quantized import Casts, table_rows
 from lab.fits.simumax import attention_rows
 from simulator.lookup.attention import AttentionFit, AttentionRow
-from simulator.lookup.collectives import CollectiveFit, CollectiveRow
+from simulator.lookup.collectives import MIB, CollectiveFit, CollectiveRow
 from simulator.lookup.gemm import GemmFit
 from simulator.power import PowerSection
 from simulator.profile import CollectiveSection
@@ -36,9 +36,12 @@ KERNEL: Final = "sgl"
 """Whose attention: TensorRT-LLM's rows write the cache, too."""
 LEAST_ROWS: Final = 16384
 """Query rows of all heads, below which a launch is most of the time."""
+LEAST_BACKWARD_US: Final = 300.0
+"""Of timings that show the kernel, not gaps on the host."""
 EXCHANGE_US: Final = (8, 12.0)
 """Ranks, and what a small all-to-all takes there with NCCL 2.29.2. The rack's rows are of a version
 that took 66 us."""
+EXCHANGE_ERROR: Final = 0.2
 NEIGHBOUR: Final = 0.1
 """Error of a rack's law on the GPUs of another one, behind the same NVLink."""
 COLLECTORS: Final = ("bf16_trt_us", "bf16_sgl_us")
@@ -66,7 +69,10 @@ def attention(gpu: str, sources: Sources, sm_count: int) -> AttentionFit:
     """Return the forward law of the GPU's rows; backward takes what TransformerEngine's took on a
     B200 over the same law there."""
     there = fit_attention(_attention("b200", sources), attention_rows(sources), sm_count=148)
-    backward = [row for row in attention_rows(sources) if row.direction == "backward"]
+    backward = [
+        row for row in attention_rows(sources)
+        if row.direction == "backward" and row.median_us > LEAST_BACKWARD_US
+    ]  # fmt: skip
     forward = [
         replace(
             row, direction="forward",
@@ -123,12 +129,17 @@ def _collectives(sources: Sources, table: str, gpu: str = "") -> Iterator[Collec
 
 
 def _exchange(fit: CollectiveFit) -> CollectiveFit:
-    """Return the law with the latency of a current all-to-all, which grows with the steps."""
+    """Return an all-to-all's law with the latency of a current one, which grows with the steps, and
+    the rate of the largest message, which no latency hides."""
     if fit.op != "all_to_all":
         return fit
     ranks, latency_us = EXCHANGE_US
     latency_us *= math.log2(fit.per_node) / math.log2(ranks)
-    return replace(fit, latency_us=rounded(latency_us), kind="assumed")
+    most_us = fit.latency_us + fit.transfer_us(fit.max_bytes)
+    return replace(
+        fit, latency_us=rounded(latency_us), knots_bytes=(), kind="assumed", error=EXCHANGE_ERROR,
+        us_per_mib=(rounded(most_us * MIB / fit.max_bytes),),
+    )  # fmt: skip
 
 
 def _neighbour(fit: CollectiveFit) -> CollectiveFit:
@@ -138,29 +149,56 @@ def _neighbour(fit: CollectiveFit) -> CollectiveFit:
 def power(gpu: Gpu, sources: Sources, section: PowerSection) -> PowerSection:
     """Return the section with the clock of the timings, bursts, by what calls that were repeated
     for a second took longer."""
-    told = gpu.told["power"]
-    slower = burst_over_lasting(_repeated(told["like"], sources))
-    clock = float(rounded(told["cap"]["lasting_mhz"] * slower))
+    clock = _burst_mhz(gpu, sources, BF16)
     rows = [
         row._replace(clock_mhz=clock) if row.family in ("gemm", "attention") else row
         for row in section.row_clocks
     ]
-    return replace(section, row_clocks=tuple(rows))
+    return replace(section, row_clocks=tuple(rows), gemm_mhz=gemm_mhz(gpu, sources))
 
 
-def _repeated(gpu: str, sources: Sources) -> Sequence[tuple[float, float]]:
-    """Return (us in a burst, us repeated) of the GPU's BF16 GEMMs by TensorRT-LLM."""
-    bursts: dict[tuple[Any, ...], float] = {
-        (row["m"], row["n"], row["k"]): float(row["bf16_trt_us"])
+def gemm_mhz(gpu: Gpu, sources: Sources) -> dict[str, float]:
+    """Return the clock of bursts in FP8 and NVFP4; all scalings of FP8 are alike."""
+    tensor, fp4 = (_burst_mhz(gpu, sources, one) for one in (FP8, NVFP4))
+    return {"fp8_tensor": tensor, "fp8_block": tensor, "mxfp8": tensor, "nvfp4": fp4}
+
+
+def _burst_mhz(gpu: Gpu, sources: Sources, how: Repeated) -> float:
+    told = gpu.told["power"]
+    slower = burst_over_lasting(_repeated(told["like"], sources, how))
+    return rounded(told["cap"]["lasting_mhz"] * slower)
+
+
+class Repeated(NamedTuple):
+    """TensorRT-LLM's GEMMs that were timed in bursts and repeated: the column of the first, the
+    dtype of the second, and the math of their casts."""
+
+    column: str
+    dtype: str
+    math: str = ""
+
+
+BF16: Final = Repeated("bf16_trt_us", "bf16")
+FP8: Final = Repeated("fp8_tensor_us", "fp8", "fp8_tensor")
+NVFP4: Final = Repeated("nvfp4_trt_us", "nvfp4", "nvfp4")
+
+
+def _repeated(gpu: str, sources: Sources, how: Repeated) -> Iterator[tuple[float, float]]:
+    """Yield (us in a burst, us repeated) of the GPU's GEMMs, without casts, which the clock does
+    not change."""
+    casts = Casts(gpu, sources)
+    bursts = {
+        (row["m"], row["n"], row["k"]): float(row[how.column])
         for row in table_rows(sources, f"fp8/{gpu}_gemm_fp8.csv.gz")
-        if row["bf16_trt_us"]
+        if row[how.column]
     }
-    return [
-        (bursts[shape], float(row["us"]))
-        for row in table_rows(sources, "blackwell/gemm_power.csv.gz")
-        if (row["gpu"], row["kernel"], row["dtype"]) == (gpu, "trt", "bf16")
-        and (shape := (row["m"], row["n"], row["k"])) in bursts
-    ]
+    for row in table_rows(sources, "blackwell/gemm_power.csv.gz"):
+        shape = (row["m"], row["n"], row["k"])
+        if (row["gpu"], row["kernel"], row["dtype"]) != (gpu, "trt", how.dtype):
+            continue
+        if shape in bursts:
+            cast_us = casts.us(how.math, int(row["m"]), int(row["k"])) if how.math else 0.0
+            yield bursts[shape] - cast_us, float(row["us"]) - cast_us
 
 
 def sources_differ(sources: Sources, rows: Sequence[Any]) -> tuple[float, float]:
@@ -174,5 +212,5 @@ def sources_differ(sources: Sources, rows: Sequence[Any]) -> tuple[float, float]
         row.median_us / bursts[row[:3]] for row in rows
         if row.layout == "forward" and row[:3] in bursts
     ])  # fmt: skip
-    explained = burst_over_lasting(_repeated("b200", sources))
+    explained = burst_over_lasting(_repeated("b200", sources, BF16))
     return rounded(float(np.median(ratios)), 3), rounded(explained, 3)

@@ -151,8 +151,8 @@ def b200_profile(sources: Sources) -> Profile:
         _beside(sources), sm_count=machine.sm_count, attained_gb_s=attained_gb_s(h200) * faster
     )
     nic_gb_s, nic_latency_us = B200.told["collectives"]["nic"]
-    return B200.profile(
-        gemm=GemmSection(rows=rows, provenance=B200.words("gemm", rows=len(rows))),
+    made = B200.profile(
+        gemm=b200_gemms(sources),
         attention=AttentionSection(
             fit=attention, provenance=B200.words("attention", attention.error, gap_us=gap_us)
         ),
@@ -175,8 +175,20 @@ def b200_profile(sources: Sources) -> Profile:
             ),
         ),
         launch=launch_section(),
-        power=capped_section(B200, sources, rows),
+        power=replace(
+            capped_section(B200, sources, rows), gemm_mhz=blackwell.gemm_mhz(B200, sources)
+        ),
     )  # fmt: skip
+    return with_quantized(made, sources)
+
+
+def b200_gemms(sources: Sources) -> GemmSection:
+    """Return SimuMax's rows, and by how much those of another source differ from them."""
+    rows = gemm_rows(sources)
+    faster, clock = blackwell.sources_differ(sources, rows)
+    apart = rounded(faster / clock - 1, 2)
+    words = B200.words("gemm", rows=len(rows), faster=faster, clock=clock, apart=apart)
+    return GemmSection(rows=rows, disagreement=apart, looped=True, provenance=words)
 
 
 def blackwell_profile(gpu: Gpu, sources: Sources) -> Profile:

@@ -137,7 +137,8 @@ def fit_curves(rows: Sequence[Shape], sm_count: int, *, dtype: str = "bf16") -> 
     """Return the law of forward rows with their curves; ``error`` is that of curves left out."""
     fit = _whole_fit(rows, sm_count, layout="forward", dtype=dtype, accumulate=False)
     law = make_law(fit.law, fit.params, sm_count)
-    curves = curves_of(*_table(rows, MIN_ROWS).T, law)
+    m, n, k, us = _table(rows, MIN_ROWS).T
+    curves = curves_of(m, n, k, us, law)
     left_out = StoredCurves(curves, law).leave_out_error
     return replace(fit, curves=curves, error=rounded(left_out, 3))
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -22,8 +22,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from scipy.interpolate import RegularGridInterpolator
 
-from lab.fits.common import Floats, Sources
-from lab.fits.gemm import fit_curves, fit_gemm
+from lab.fits.common import Floats, Sources, rounded
+from lab.fits.gemm import Shape, fit_curves, fit_gemm
 from lab.fits.pointwise import law_of_sizes
 from simulator.lookup.gemm import GemmFit
 from simulator.lookup.pointwise import PointwiseFit
@@ -38,6 +38,8 @@ WAYS: Final = {"fp8_tensor": ("fp8_tensor_us",), "fp8_block": ("fp8_block_trt_us
 BLACKWELL: Final = {**WAYS, "nvfp4": ("nvfp4_trt_us", "nvfp4_sgl_us")}
 MOVED: Final = {"nvfp4": (2 + 0.5 + 1 / 16) / CAST_BYTES}
 """Math -> bytes of its cast over those of the one that was timed, where they differ."""
+SEARCHED: Final = frozenset({"nvfp4"})
+"""Maths whose kernels the servers chose by short trials, which now and then take a slow one."""
 MXFP8_ERROR: Final = 0.1
 LEAST_US: Final = 1.0
 """A difference below this is of two timings that do not belong together."""
@@ -52,29 +54,69 @@ class Cast(NamedTuple):
     cast_us: float
 
 
+class Casts:
+    """What the cast of a linear layer's input takes of a table's timings."""
+
+    def __init__(self, gpu: str, sources: Sources) -> None:
+        rows = list(_casts(gpu, sources))
+        self._least, self._most = rows[0].m, rows[-1].m
+        self._cast_us, self._amax_us = (_grid(rows, column) for column in ("cast_us", "amax_us"))
+
+    def us(self, dtype: str, m: int, k: int) -> float:
+        """Return the time of the cast of x[m, k] for a GEMM in ``dtype``."""
+        at = np.log([[min(max(m, self._least), self._most), k]])
+        us = MOVED.get(dtype, 1.0) * float(self._cast_us(at)[0])
+        return us + (float(self._amax_us(at)[0]) if dtype == "fp8_tensor" else 0.0)
+
+
 def quantized_fits(gpu: str, sources: Sources, machine: Machine) -> list[GemmFit]:
     """Return the law of each math of the GPU's table, on Blackwell with the rows' curves."""
-    ways, sm_count = BLACKWELL if machine.fp8_any_layout else WAYS, machine.sm_count
-    casts = list(_casts(gpu, sources))
-    cast_us, amax_us = (_grid(casts, column) for column in ("cast_us", "amax_us"))
+    if not machine.fp8_any_layout:
+        rows = (_products(gpu, sources, dtype, columns) for dtype, columns in WAYS.items())
+        return [fit_gemm(one.rows, machine.sm_count, dtype=one.dtype) for one in rows]
     found = []
-    for dtype, columns in ways.items():
-        rows = []
-        for row in table_rows(sources, f"fp8/{gpu}_gemm_fp8.csv.gz"):
-            timed = [float(row[name]) for name in columns if row.get(name)]
-            m, n, k = (int(row[name]) for name in "mnk")
-            at = np.log([[min(max(m, casts[0].m), casts[-1].m), k]])
-            us = min(timed, default=0.0) - MOVED.get(dtype, 1.0) * float(cast_us(at)[0])
-            us -= float(amax_us(at)[0]) if dtype == "fp8_tensor" else 0.0
-            if us > LEAST_US:
-                rows.append((m, n, k, us))
-        fit = fit_curves if ways is BLACKWELL else fit_gemm
-        found.append(fit(rows, sm_count, dtype=dtype))
-    if ways is BLACKWELL:
-        tensor = next(fit for fit in found if fit.dtype == "fp8_tensor")
-        error = max(MXFP8_ERROR, tensor.error)
-        found.append(replace(tensor, dtype="mxfp8", kind="assumed", error=error))
-    return found
+    for dtype, columns in BLACKWELL.items():
+        one = _products(gpu, sources, dtype, columns)
+        shapes = no_slower_than_larger(one.rows) if dtype in SEARCHED else one.rows
+        fit = fit_curves(shapes, machine.sm_count, dtype=dtype)
+        found.append(replace(fit, error=max(fit.error, one.apart)))
+    tensor = next(fit for fit in found if fit.dtype == "fp8_tensor")
+    error = max(MXFP8_ERROR, tensor.error)
+    return [*found, replace(tensor, dtype="mxfp8", kind="assumed", error=error)]
+
+
+class Products(NamedTuple):
+    """GEMMs in ``dtype`` without casts, and by how much two frameworks' of a shape differ."""
+
+    dtype: str
+    rows: list[Shape]
+    apart: float
+
+
+def _products(gpu: str, sources: Sources, dtype: str, columns: Sequence[str]) -> Products:
+    casts, rows, apart = Casts(gpu, sources), [], [0.0]
+    for row in table_rows(sources, f"fp8/{gpu}_gemm_fp8.csv.gz"):
+        timed = [float(row[name]) for name in columns if row.get(name)]
+        m, n, k = (int(row[name]) for name in "mnk")
+        us = min(timed, default=0.0) - casts.us(dtype, m, k)
+        if us > LEAST_US:
+            rows.append((m, n, k, us))
+            apart += [timed[0] / timed[1] - 1] if len(timed) == 2 else []
+    return Products(dtype, rows, rounded(float(np.median(np.abs(apart))), 2))
+
+
+def no_slower_than_larger(rows: Sequence[Shape]) -> list[Shape]:
+    """Return the rows with the time of the fastest one that is as large or larger in each size:
+    its kernel does the smaller GEMM, too."""
+    sizes = [sorted({row[column] for row in rows}) for column in range(3)]
+    places = [tuple(map(list.index, sizes, row[:3])) for row in rows]
+    times: Floats = np.full([len(one) for one in sizes], np.inf)
+    times[tuple(np.array(places).T)] = [row[3] for row in rows]
+    for axis in range(3):
+        times = np.flip(np.minimum.accumulate(np.flip(times, axis), axis), axis)
+    return [
+        (m, n, k, float(times[place])) for (m, n, k, _), place in zip(rows, places, strict=True)
+    ]
 
 
 def cast_law(gpu: str, sources: Sources) -> PointwiseFit:

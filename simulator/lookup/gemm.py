@@ -171,6 +171,7 @@ class _Family:
             beyond_rows = _octaves_outside(gemm, self._rows.ranges)
         elif self._curves is not None:
             us, error = self._curves.predict(gemm.m, gemm.n, gemm.k)
+            error = max(error, self.fit.error if self.fit else 0.0)
             beyond_fit = _octaves_outside(gemm, self._curves.ranges)
         else:
             assert self.fit is not None
