@@ -135,16 +135,27 @@ def gemm_key(row: GemmRow) -> tuple[int | str | bool | tuple[int, int, int], ...
 
 
 @dataclass(frozen=True, kw_only=True)
+class Disagreement:
+    """By how much sources of the same timings differ, relative, and which these are."""
+
+    error: float
+    between: str
+
+    def __post_init__(self) -> None:
+        require_number("gemm", "disagreement.error", self.error)
+
+
+@dataclass(frozen=True, kw_only=True)
 class GemmSection:
     """GEMM rows, sorted by signature, and laws by (layout, dtype, accumulate).
 
-    ``disagreement``: by how much other sources of such timings differ from these, relative; no
-    look-up is surer. ``looped``: rows are of loops over one GEMM, which find in the L2 what fits.
+    ``disagreement``: no look-up is surer than that. ``looped``: rows are of loops over one GEMM,
+    which find in the L2 what fits.
     """
 
     rows: tuple[GemmRow, ...] = ()
     fits: tuple[GemmFit, ...] = ()
-    disagreement: float = field(default=0.0, metadata=ABSENT_IF_EMPTY)
+    disagreement: Disagreement | None = field(default=None, metadata=ABSENT_IF_EMPTY)
     looped: bool = field(default=False, metadata=ABSENT_IF_EMPTY)
     provenance: Provenance
 
@@ -155,7 +166,6 @@ class GemmSection:
                 require_count(owner, name, getattr(row, name))
             require_positive(owner, "median_us", row.median_us)
             require_number(owner, "spread_us", row.spread_us)
-        require_number("gemm", "disagreement", self.disagreement)
         require_sorted("gemm", [gemm_key(row) for row in self.rows])
         keys = [(fit.layout, fit.dtype, fit.accumulate) for fit in self.fits]
         if keys != sorted(set(keys)):
@@ -354,7 +364,7 @@ class Profile:
             fits=section.fits,
             peak_flops={dtype: 1e12 * rate for dtype, rate in machine.peaks.items()},
             times_bf16=machine.times_bf16,
-            disagreement=section.disagreement,
+            disagreement=section.disagreement.error if section.disagreement else 0.0,
             looped=section.looped,
             memory_bandwidth=1e9 * machine.memory_bandwidth_gb_s,
             sm_count=machine.sm_count,

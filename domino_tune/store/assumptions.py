@@ -77,8 +77,9 @@ def _in_section(name: str, section: Any) -> Iterator[Assumption]:
 def _gemm(section: GemmSection, l2_bytes: int) -> Iterator[Assumption]:
     """Yield how far sources differ, and the rows that a loop read from the L2."""
     if section.disagreement:
-        what = "sources of the same GEMMs differ; no look-up is surer (see the section's note)"
-        yield Assumption(where="gemm", what=what, error=section.disagreement)
+        found = section.disagreement
+        what = f"how far sources of the same GEMMs agree: {found.between}"
+        yield Assumption(where="gemm", what=what, error=found.error)
     if section.looped:
         cached = sum(in_l2(row, l2_bytes) for row in section.rows)
         what = (

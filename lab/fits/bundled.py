@@ -46,6 +46,7 @@ from simulator.profile import (
     AttentionSection,
     CollectiveSection,
     ContentionSection,
+    Disagreement,
     GemmSection,
     PointwiseSection,
     Profile,
@@ -187,8 +188,14 @@ def b200_gemms(sources: Sources) -> GemmSection:
     rows = gemm_rows(sources)
     faster, clock = blackwell.sources_differ(sources, rows)
     apart = rounded(faster / clock - 1, 2)
+    between = B200.told["gemm"]["between"].format(faster=faster, clock=clock)
     words = B200.words("gemm", rows=len(rows), faster=faster, clock=clock, apart=apart)
-    return GemmSection(rows=rows, disagreement=apart, looped=True, provenance=words)
+    return GemmSection(
+        rows=rows,
+        disagreement=Disagreement(error=apart, between=between),
+        looped=True,
+        provenance=words,
+    )
 
 
 def blackwell_profile(gpu: Gpu, sources: Sources) -> Profile:
@@ -206,7 +213,8 @@ def blackwell_profile(gpu: Gpu, sources: Sources) -> Profile:
     )
     made = gpu.profile(
         gemm=GemmSection(
-            fits=(gemm.fit,), disagreement=gemm.apart,
+            fits=(gemm.fit,),
+            disagreement=Disagreement(error=gemm.apart, between=gpu.told["gemm"]["between"]),
             provenance=gpu.words("gemm", gemm.fit.error, rows=gemm.rows, apart=gemm.apart),
         ),
         attention=AttentionSection(

@@ -33,7 +33,7 @@ LONGEST: Final = {
 COUNTS: Final = {"simulate": 222, "whatif": 40, "tune": 24, "tune_layouts": 10, "tune_scale": 4}
 LATER: Final[dict[str, object]] = {
     "fp8_recipe": "none", "fp8_param_gather": False, "num_layers_at_start_in_bf16": 0,
-    "num_layers_at_end_in_bf16": 0,
+    "num_layers_at_end_in_bf16": 0, "ranks_per_domain": 0,
 }  # fmt: skip
 """Fields of a job that came after the file was written -> what they are where nobody asks."""
 NUMBERS: Final = (

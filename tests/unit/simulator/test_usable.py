@@ -27,7 +27,8 @@ from simulator.usable import (
 )
 
 ONE = ClusterSpec(tp=1)
-REPORTED = {"a100-sxm": 79.15, "h100-dgx": 79.11, "h200-sxm": 139.8, "b200-sxm": 178.35}
+REPORTED = {"a100-sxm": 79.15, "h100-dgx": 79.11, "h200-sxm": 139.8, "b200-sxm": 178.35,
+            "b300-sxm": 268.59, "gb200-nvl72": 185.03, "gb300-nvl72": 277.55}  # fmt: skip
 
 
 def machine(**changes: object) -> Machine:

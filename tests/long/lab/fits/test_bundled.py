@@ -21,7 +21,7 @@ from simulator.specs import ClusterSpec, Workload
 from tests.conftest import DATA
 
 BUNDLED = Path(profiles.__file__).parent
-NAMES = ("a100-sxm", "b200-sxm", "h100-dgx", "h200-sxm")
+NAMES = ("a100-sxm", "b200-sxm", "b300-sxm", "gb200-nvl72", "gb300-nvl72", "h100-dgx", "h200-sxm")
 PLAN = SlicePlan(row_slices=2, order="inter", wgrad="eager", sequence_parallel=True)
 
 

@@ -12,7 +12,7 @@ from domino_tune.cli.commands import VERBS, main
 from domino_tune.cli.completion import ASKED, NAMES
 from domino_tune.requests.options import option_of
 
-BUNDLED = ["a100-sxm", "b200-sxm", "h100-dgx", "h200-sxm"]
+BUNDLED = ["a100-sxm", "b200-sxm", "b300-sxm", "gb200-nvl72", "gb300-nvl72", "h100-dgx", "h200-sxm"]
 Ask = Callable[[str], list[str]]
 
 

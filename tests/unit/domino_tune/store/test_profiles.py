@@ -29,7 +29,7 @@ from simulator.profile import GemmSection, Profile
 from simulator.provenance import Provenance
 
 FOLDER = Path(profiles.__file__).parent
-BUNDLED = ("a100-sxm", "b200-sxm", "h100-dgx", "h200-sxm")
+BUNDLED = ("a100-sxm", "b200-sxm", "b300-sxm", "gb200-nvl72", "gb300-nvl72", "h100-dgx", "h200-sxm")
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,8 @@ def test_the_committed_schema_is_in_step() -> None:
 
 def test_unknown_names_list_the_known_ones_and_the_near_miss() -> None:
     with pytest.raises(
-        InputError, match=r"Did you mean 'h100-dgx'\? Known: a100-sxm, b200-sxm, h100-dgx, h200-sxm"
+        InputError,
+        match=r"Did you mean 'h100-dgx'\? Known: a100-sxm, b200-sxm, b300-sxm, gb200-nvl72",
     ):
         load_profile("h100_dgx")
 

@@ -34,7 +34,13 @@ def told(result: SimulateResult) -> str:
 
 @pytest.mark.parametrize(
     ("profile", "peak"),
-    [("a100-sxm", 156.0), ("h100-dgx", 494.7), ("h200-sxm", 494.7), ("b200-sxm", 1125.0)],
+    [
+        ("a100-sxm", 156.0),
+        ("h100-dgx", 494.7),
+        ("h200-sxm", 494.7),
+        ("b200-sxm", 1125.0),
+        ("gb300-nvl72", 1250.0),
+    ],
 )
 def test_transformer_engine_multiplies_in_tf32(profile: str, peak: float) -> None:
     half = answer(profile=profile, dtype="bf16")

@@ -54,7 +54,7 @@ def test_layers_that_were_withheld_are_looked_up(layout: str, limit: float) -> N
 def test_a_published_gemm_is_looked_up_as_published() -> None:
     estimate = PROFILE.gemm_table().estimate(Gemm(4096, 10240, 8192))
     assert (estimate.duration_us, estimate.source) == (473.401, "measured")
-    assert estimate.error == pytest.approx(0.04, rel=1e-3)
+    assert estimate.error == 0.21  # as far as its sources differ
     assert PROFILE.section("gemm").rows == gemm_rows(SOURCES)
     adding = Gemm(10240, 8192, 4096, "wgrad", accumulate=True)
     assert PROFILE.gemm_table().estimate(adding).duration_us == 510.782

@@ -15,7 +15,10 @@ from simulator.lookup.roof import Roof
 from simulator.ops import Attention, Gemm, Layout, Pointwise
 from simulator.profile import Profile
 
-L2_BYTES: Final = {"a100-sxm": 40e6, "b200-sxm": 126e6, "h100-dgx": 50e6, "h200-sxm": 50e6}
+L2_BYTES: Final = {
+    "a100-sxm": 40e6, "b200-sxm": 126e6, "b300-sxm": 126e6, "gb200-nvl72": 126e6,
+    "gb300-nvl72": 126e6, "h100-dgx": 50e6, "h200-sxm": 50e6,
+}  # fmt: skip
 """As the data sheets say; the test's own, not the profile's."""
 MOST_OF_BANDWIDTH: Final = 0.95
 ROUNDING: Final = 1 + 1e-9
