@@ -14,8 +14,9 @@ from simulator.specs import ClusterSpec
 RACK = load_profile("gb200-nvl72")
 
 
-def placed(nodes: int | None = None, **sizes: int) -> ClusterSpec:
-    return place(ClusterSpec(ranks_per_node=2**30, **sizes), RACK, nodes)
+def placed(nodes: int | None = None, *, tp: int, dp: int, pp: int = 1) -> ClusterSpec:
+    """Return the ranks on nodes of the rack."""
+    return place(ClusterSpec(ranks_per_node=2**30, tp=tp, dp=dp, pp=pp), RACK, nodes)
 
 
 def test_a_group_over_nodes_of_a_rack_is_in_one_domain() -> None:

@@ -95,11 +95,20 @@ def test_clocks_descend_in_steps_from_boost_or_from_the_lock() -> None:
         ({"families": ()}, "families"),
         ({"row_clocks": (RowClock("gemm", 5.0, 1.0), RowClock("gemm", 0.0, 1.0))}, "sorted"),
         ({"row_clocks": (RowClock("dma", 5.0, 1.0),)}, "family"),
+        ({"gemm_mhz": {"nvfp4": 0.0}}, "gemm_mhz"),
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ProfileError, match=said):
         law(**changes)
+
+
+def test_fp8_has_a_clock_of_its_own_where_its_bursts_were_timed_at_another() -> None:
+    known = load_profile("gb200-nvl72").power
+    assert known is not None
+    clocks = {math: known.timed_mhz("gemm", 500.0, math) for math in ("bf16", "mxfp8", "nvfp4")}
+    assert clocks == {"bf16": 1766, "mxfp8": 1721, "nvfp4": 1607}
+    assert known.timed_mhz("attention", 500.0) == 1766
 
 
 @pytest.mark.parametrize("name", bundled_names())

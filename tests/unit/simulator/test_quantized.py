@@ -155,6 +155,40 @@ def test_weights_are_kept_twice_in_fp8_and_gathered_in_half() -> None:
     assert gathers[False] == 2 * gathers[True]
 
 
+def test_blackwell_takes_operands_as_they_lie_where_a_tensor_has_one_scale() -> None:
+    for recipe, copies in (("tensorwise", 1), ("blockwise", 2), ("mxfp8", 2)):
+        case = replace(case_of(recipe), profile=load_profile("b200-sxm"))  # type: ignore[arg-type]
+        assert case.profile.machine.fp8_any_layout
+        shapes = case.shapes(WHOLE)
+        schedule = build_schedule(
+            case.model, case.workload, case.cluster, WHOLE, order_of(case, WHOLE),
+            fp8_any_layout=True,
+        )  # fmt: skip
+        ops = {op.role: op.signature for op in schedule.ops()}
+        cast = ops["mlp.act.cast"]
+        assert isinstance(cast, Pointwise)
+        element = {"tensorwise": 1, "blockwise": 1 + 4 / 128, "mxfp8": 1 + 1 / 32}[recipe]
+        width = shapes.tokens(0) * shapes.width("act")
+        assert cast.bytes_written == pytest.approx(copies * element * width)
+        assert not any(role.endswith(".transpose") for role in ops)
+        kept = held_parameters(case, shapes).parameters
+        kept -= shapes.rank_parameters * case.workload.dtype_bytes
+        assert kept == pytest.approx(copies * element * shapes.quantized_parameters)
+
+
+def test_sharded_parameters_are_cast_a_layer_at_a_time() -> None:
+    case = replace(case_of("tensorwise", data_parallel="fsdp"), cluster=ClusterSpec(tp=4, dp=2))
+    shapes = case.shapes(SP)
+    layers = case.model.num_hidden_layers
+    whole = replace(case, workload=replace(case.workload, data_parallel="distributed-optimizer"))
+    of_all = held_parameters(whole, whole.shapes(SP)).parameters
+    of_all -= shapes.rank_parameters * case.workload.dtype_bytes
+    gathered = shapes.edge_parameters + 2 * shapes.layer_parameters
+    of_two = held_parameters(case, shapes).parameters
+    of_two -= min(shapes.rank_parameters, gathered) * case.workload.dtype_bytes
+    assert of_two * layers == of_all * 2
+
+
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
