@@ -22,6 +22,7 @@ BENCHES: Final[dict[str, tuple[str, ...]]] = {
     "baselines": (
         "Domino's gain over Megatron-LM: eight models at TP 2 to 8, BF16 and FP8; long sequences",
         "baselines.baselines", "baselines.sequence_slices", "baselines.formats",
+        "baselines.machines",
     ),
     "power": ("what the power cap takes of that gain, at several caps", "power.power"),
     "admission": (

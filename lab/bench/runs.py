@@ -14,13 +14,14 @@ from typing import Any, Final, NamedTuple
 
 from domino_tune.measure.importers.tables import Line, records
 from domino_tune.store.profiles import load_profile
-from domino_tune.verbs.resolve import unsliced
+from domino_tune.verbs.resolve import place, unsliced
 from lab.bench.facts import REPOSITORY
 from simulator.case import Case
 from simulator.cost import Changes
 from simulator.implementation import IMPLEMENTATIONS, changed
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.presets import MODELS
+from simulator.sharding import spread_layers
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 PUBLISHED: Final = REPOSITORY / "data" / "published"
@@ -77,20 +78,27 @@ def runs(*names: str) -> tuple[Run, ...]:
         for name in names
         for told in (TABLES[name],)
         for row in rows(told["table"])
+        if told.get("rows", {}).items() <= row.items()
     )
 
 
 def _run(name: str, told: Mapping[str, Any], row: Line) -> Run:
-    cluster, micros = ranks(row | told.get("job", {})), _micros(told, row)
     model, workload = _model(told, row), dict(told["workload"])
+    if "recipes" in told:
+        row = row | _ranks_told(row, model.num_hidden_layers)
+        workload |= _of_recipe(told["recipes"], row, model.num_hidden_layers)
+    cluster, micros = ranks(row | told.get("job", {})), _micros(told, row)
     if row.get("precision") == "fp8":
         workload["fp8_recipe"] = "delayed"
     if row.get("grad_reduce_dtype"):
         workload["grad_dtype"] = row["grad_reduce_dtype"]
     profile = told["profile"]
+    profile = load_profile(profile if isinstance(profile, str) else profile[row["gpu"]])
+    if "recipes" in told:
+        cluster = replace(cluster, cuda_graph=row["cuda_graph_scope"] == "full_iteration")
+        cluster = place(cluster, profile, None)
     case = Case(
-        model=model, cluster=cluster,
-        profile=load_profile(profile if isinstance(profile, str) else profile[row["gpu"]]),
+        model=model, cluster=cluster, profile=profile,
         workload=Workload(
             seq_length=_number(told, row, "seq"), micro_batch_size=_number(told, row, "mbs"),
             grad_accumulation=micros, overlap_p2p=cluster.vpp > 1, **workload,
@@ -109,6 +117,27 @@ def _run(name: str, told: Mapping[str, Any], row: Line) -> Run:
         name, told["label"].format(**row, levels=cluster.levels, micros=micros), case, plan,
         _measured_ms(told, row, case), _told(told, row, "gib"), _told(told, row, "peer_ms"), row,
     )  # fmt: skip
+
+
+def _ranks_told(row: Line, layers: int) -> Line:
+    """Return replicas and virtual stages of a row that tells its GPUs. Of a model with fewer layers
+    than virtual stages NVIDIA leaves some stages empty; here it has half as many."""
+    tp, pp, cp = (int(_cell(row, name)) for name in ("tp", "pp", "cp"))
+    vpp = int(row["recipe_vpp"] or 1)
+    vpp = vpp if pp * vpp <= layers else vpp // 2
+    return {"dp": str(int(row["gpus"]) // (tp * pp * cp)), "vpp": str(vpp)}
+
+
+def _of_recipe(recipes: Mapping[str, str], row: Line, layers: int) -> dict[str, Any]:
+    """Return what the recipe of a row sets of the workload."""
+    stages = int(_cell(row, "pp")) * int(row["vpp"])
+    return {
+        "data_parallel": "distributed-optimizer" if row["fsdp"] in ("", "0") else "fsdp",
+        "overlap_param_gather": row["overlap_param_gather"] == "yes",
+        "fp8_recipe": recipes[row["precision"]],
+        "fp8_param_gather": row["fp8_param_gather"] == "yes",
+        "pp_layers": spread_layers(layers, stages) if layers % stages else (),
+    }
 
 
 def ranks(row: Mapping[str, str]) -> ClusterSpec:

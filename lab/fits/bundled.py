@@ -205,7 +205,7 @@ def blackwell_profile(gpu: Gpu, sources: Sources) -> Profile:
     gemm = blackwell.gemms(name, sources, machine.sm_count)
     attention = blackwell.attention(name, sources, machine.sm_count)
     h200 = h200_ops(sources)
-    pointwise, _ = pointwise_fits(sources, h200, machine, ASSUMED_ERROR)
+    pointwise, _ = pointwise_fits(B200, sources, h200, ASSUMED_ERROR)
     slower = machine.memory_bandwidth_gb_s / B200.machine.memory_bandwidth_gb_s
     faster = machine.memory_bandwidth_gb_s / h200.machine.memory_bandwidth_gb_s
     contention = assumed_law(
