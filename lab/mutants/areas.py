@@ -43,6 +43,12 @@ def area_tests(root: Path, area: str) -> list[str]:
     return sorted(file.relative_to(root).as_posix() for file in files)
 
 
+def unit_tests(root: Path) -> list[str]:
+    """Return the paths of all files of the unit ring under ``root``."""
+    files = _test_files(root / "tests/unit")
+    return sorted(file.relative_to(root).as_posix() for file in files)
+
+
 def test_folders(root: Path, part: str) -> list[Path]:
     """Return what ``part``, a folder or a pattern of files, is in each ring that has it."""
     return [place for ring in TOLD["rings"] for place in sorted((root / "tests" / ring).glob(part))]

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from lab.mutants.areas import area_of, area_tests
+from lab.mutants.areas import area_of, area_tests, unit_tests
 
 CODE: Final = ("api", "domino_tune", "lab", "profiles", "simulator", "tests")
 TESTS_STEP: Final = 1
@@ -25,17 +25,22 @@ Importers = dict[str, list[tuple[str, int]]]
 
 
 def ordered_tests(root: Path, path: str) -> tuple[list[str], list[str]]:
-    """Return the tests of a file's area: those that have its name or import it, perhaps through the
-    tests' own modules, then the others. The nearest of each come first."""
+    """Return the tests that should notice a file's faults: those that have its name or import it,
+    perhaps through the tests' own modules, then the others of its area. The nearest of each come
+    first. Of other areas' tests those of the unit ring alone count, where they are near."""
     name = Path(path).parent.name if path.endswith("/__init__.py") else Path(path).stem
     steps = _steps(importers(root), path)
-    nearest: list[tuple[bool, float, str]] = []
-    others: list[tuple[bool, float, str]] = []
-    for file in area_tests(root, area_of(path)):
+    of_area = area_tests(root, area_of(path))
+    nearest: list[tuple[bool, bool, float, str]] = []
+    others: list[tuple[float, str]] = []
+    for file in {*of_area, *unit_tests(root)}:
         has_name = Path(file).stem.startswith(f"test_{name}")
         far = steps.get(file, math.inf)
-        (nearest if has_name or far < PRODUCT_STEP else others).append((not has_name, far, file))
-    return [file for *_, file in sorted(nearest)], [file for *_, file in sorted(others)]
+        if far < PRODUCT_STEP or (has_name and (far < math.inf or file in of_area)):
+            nearest.append((not has_name, file not in of_area, far, file))
+        elif file in of_area:
+            others.append((far, file))
+    return [file for *_, file in sorted(nearest)], [file for _, file in sorted(others)]
 
 
 def _steps(importers: Importers, path: str) -> dict[str, int]:

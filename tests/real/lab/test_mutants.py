@@ -251,7 +251,14 @@ def test_tests_with_the_modules_name_come_first() -> None:
     assert nearest[0].endswith("simulator/lookup/test_gemm.py")
     assert [file for file in others if file.endswith("simulator/test_engines.py")]
     assert not set(nearest) & set(others)
-    assert sorted([*nearest, *others]) == area_tests(REPOSITORY, "simulator")
+    assert {*area_tests(REPOSITORY, "simulator")} <= {*nearest, *others}
+
+
+def test_tests_of_another_area_are_near_where_they_import_a_file() -> None:
+    """layouts.py is tested through its verb, and no test of its own area imports it."""
+    nearest, others = ordered_tests(REPOSITORY, "domino_tune/search/layouts.py")
+    assert nearest[0] == "tests/unit/domino_tune/verbs/test_layouts.py"
+    assert {*others} <= {*area_tests(REPOSITORY, "search")}
 
 
 def test_tests_that_reach_a_file_through_their_own_modules_are_near(tmp_path: Path) -> None:
