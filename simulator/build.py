@@ -78,7 +78,8 @@ def check_layer_order(
 ) -> None:
     """Raise ScheduleError unless ``order``, which comes from outside, is a legal one of ``plan``.
 
-    A short stack is enough: an order relates only layers within its span.
+    A short stack is enough: an order relates only layers within its span. Where layers are computed
+    again, both kinds are in it.
     """
     for issue_order in (order.forward, order.backward):
         far = max((abs(token.offset) for token in issue_order.tokens), default=0)
@@ -89,7 +90,8 @@ def check_layer_order(
             )
     layers = MAX_SPAN * max(order.forward.stride, order.backward.stride) + 2
     short = replace(model, num_hidden_layers=min(layers, model.num_hidden_layers))
-    single = replace(workload, grad_accumulation=1)
+    again = min(workload.recompute_layers, short.num_hidden_layers - 1)
+    single = replace(workload, grad_accumulation=1, recompute_layers=again)
     check_order(build_schedule(short, single, cluster, plan, order))
 
 

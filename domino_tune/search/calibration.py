@@ -247,7 +247,7 @@ class _Problem:
         explained = float(np.trace(told @ np.linalg.inv(jacobian.T @ jacobian) @ told.T))
         unexplained = np.maximum(0.0, self._off(x) ** 2 - rounding**2)
         squares = NOISE_RUNS * NOISE**2 + float(unexplained.sum())
-        noise = math.sqrt(squares / (NOISE_RUNS + max(0.0, count - explained)))
+        noise = math.sqrt(squares / (NOISE_RUNS + count - explained))
         changed = abs(noise / self.noise - 1) > SETTLED
         self.noise = noise
         return changed

@@ -156,7 +156,9 @@ FAMILIES: Final[dict[str, Family]] = {
     "llama": Family(fixed=_LLAMA, defaults=_LLAMA_DEFAULTS),
     "mistral": Family(
         fixed={**_ROPED, "attention_bias": False, "mlp_bias": False},
-        defaults={**_LLAMA_DEFAULTS, "sliding_window": 4096},
+        defaults={
+            **_LLAMA_DEFAULTS, "max_position_embeddings": 131072, "sliding_window": 4096,
+        },
     ),
     "qwen2": Family(
         fixed={**_ROPED, "attention_bias": True, "proj_bias": False, "mlp_bias": False},

@@ -56,6 +56,16 @@ def test_an_order_from_outside_that_reads_before_it_writes_is_refused() -> None:
         check(replace(order, forward=backwards))
 
 
+@pytest.mark.parametrize("layers", [0, 1, 7, 24])
+def test_an_order_from_outside_may_compute_many_layers_again(layers: int) -> None:
+    """It is checked on a short stack, which has fewer layers than these."""
+    again = replace(WORK, recompute="full", recompute_layers=layers)
+    check_layer_order(MODEL, again, NODE, INTRA, fixed_order(INTRA, "full"))
+    forward = fixed_order(INTRA)
+    with pytest.raises(ScheduleError):
+        check_layer_order(MODEL, again, NODE, INTRA, forward)
+
+
 def test_an_order_from_outside_may_not_reach_far() -> None:
     order = fixed_order(INTRA)
     first, *rest = order.forward.tokens

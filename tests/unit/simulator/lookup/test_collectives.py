@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from simulator.errors import MissingSectionError, ProfileError
 from simulator.lookup.collectives import CollectiveFit, CollectiveRow, CollectiveTable
-from simulator.ops import Collective
+from simulator.ops import Collective, CollectiveKind
 
 MIB = 1 << 20
 
@@ -86,8 +86,19 @@ def test_nodes_that_nobody_timed_follow_the_nics() -> None:
     law = table.estimate(all_reduce(400_000_000, nodes=2, per_node=1))
     assert law.source == "assumed"
     assert law.duration_us == pytest.approx(10.0 + 400e6 / 40e3)
-    wide = table.estimate(all_reduce(400_000_000, nodes=2, per_node=8))
-    assert wide.duration_us < law.duration_us
+
+
+@pytest.mark.parametrize(
+    ("op", "more_us"),
+    [("all_reduce", 25_000), ("all_gather", 12_500), ("reduce_scatter", 12_500),
+     ("all_to_all", 100_000)],
+)  # fmt: skip
+def test_bytes_through_the_nics(op: CollectiveKind, more_us: float) -> None:
+    """400 MB at 1 GB/s: of 4 nodes 3/4 leave a node, of 2 half. 8 NICs share a ring, twice for an
+    all-reduce; in an all-to-all each rank sends its own tensor. A doubling costs 10 µs."""
+    table = CollectiveTable(fits=[fit()], nic_gb_s=1.0, nic_latency_us=10.0)
+    two, four = (table.estimate(Collective(op, 400_000_000, nodes, 8)) for nodes in (2, 4))
+    assert four.duration_us - two.duration_us == pytest.approx(more_us + 10)
 
 
 def test_a_gather_is_half_an_all_reduce_where_it_was_not_timed() -> None:

@@ -13,7 +13,7 @@ from simulator.errors import InfeasiblePlanError
 from simulator.plan import SlicePlan
 from simulator.presets import MODELS
 from simulator.specs import ClusterSpec
-from tests.support.plans import WORKLOAD, on, plan_file
+from tests.support.plans import WORKLOAD, plan_file
 
 GPT = MODELS["gpt3-2.7b"]
 SHORT = replace(WORKLOAD, seq_length=2048)
@@ -35,20 +35,8 @@ def test_options_that_its_megatron_lacks_are_left_out_where_they_say_the_usual()
 def test_replicas() -> None:
     two = ClusterSpec(tp=4, dp=2)
     shared = replace(SHORT, data_parallel="distributed-optimizer")
-    made = exported(workload=shared, cluster=two)
-    assert "--use-distributed-optimizer" in made.arguments
-    assert any("after the backward pass" in note for note in made.notes)
-    alone = exported(workload=replace(SHORT, overlap_grad_reduce=False), cluster=two)
-    assert "--use-distributed-optimizer" not in alone.arguments
-    assert not any("after the backward pass" in note for note in alone.notes)
-
-
-def test_what_no_option_says() -> None:
-    made = exported(cluster=ClusterSpec(tp=8, cuda_graph=True))
-    for words in ("domino/language_model.py", "no CUDA graph", "kernels of megatron-te"):
-        assert any(words in note for note in made.notes)
-    own = replace(on("torch"), seq_length=2048)
-    assert not any("kernels of" in note for note in exported(workload=own).notes)
+    assert "--use-distributed-optimizer" in exported(workload=shared, cluster=two).arguments
+    assert "--use-distributed-optimizer" not in exported(cluster=two).arguments
 
 
 @pytest.mark.parametrize(

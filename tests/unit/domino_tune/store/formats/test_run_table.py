@@ -12,7 +12,7 @@ from tests.conftest import REPOSITORY
 
 TABLE = """# Measured on a Tuesday.
 label, tp, --micro-batch-size, measured_ms
-"two ranks, small", 2, 4, 12.5
+ "two ranks, small", 2, 4, 12.5
 
 , 4, , 1e2
 """
@@ -36,9 +36,23 @@ def test_the_table_of_the_examples_is_read() -> None:
     assert all(row.options["model"] and row.measured_ms > 0 for row in rows)
 
 
+def test_limits_are_allowed() -> None:
+    """From 0.001 ms to 1e9 ms, rounded by at most all of it, with 4,000 characters of notes."""
+    long = "n" * 4001
+    table = f"measured_ms, rounding_ms, note\n0.001, 0.001,{long}\n1e9, 0,\n"
+    assert [row[2:] for row in read_runs(table, "a table")] == [
+        (0.001, 0.001, long[:4000]), (1e9, 0.0, ""),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("measured_ms,rounding_ms\n2,2.1\n", "run 1: rounding_ms must be a number from 0"),
+        ("measured_ms,rounding_ms\n2,-0.1\n", "got '-0.1'"),
+        ("measured_ms,rounding_ms\n2,x\n", "got 'x'"),
+        ("measured_ms\n1000000001\n", "from 0.001 to 1e+09"),
+        ("measured_ms\n0.000999\n", "from 0.001 to 1e+09"),
         ("", "has no column measured_ms; it has none"),
         ("# nothing but a remark\n", "it has none"),
         ("tp,time\n2,3\n", "has no column measured_ms; it has tp, time"),

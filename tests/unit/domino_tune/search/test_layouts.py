@@ -1,0 +1,295 @@
+"""The search of layouts, on tables of bounds and times: it finds what looking at all plans finds,
+and looks at no plan that its bound rules out.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from domino_tune.search.layouts import (
+    FEW_KINDS,
+    FOREVER_NS,
+    KEPT,
+    TRIED,
+    Candidate,
+    LayoutSearch,
+    Timed,
+    Unsure,
+)
+from simulator.plan import MEGATRON, SlicePlan
+
+Row = tuple[int, Timed | Unsure | None]
+"""A plan's bound, and what timing it gives."""
+CASE: Any = SimpleNamespace(cluster=SimpleNamespace(levels="tp 2"))
+UNSLICED = (MEGATRON, replace(MEGATRON, sequence_parallel=True))
+SLICED = tuple(SlicePlan(row_slices=rows) for rows in range(2, 5))
+PLANS = (*SLICED, *UNSLICED)
+
+
+class Told(Candidate):
+    """A candidate of a table; ``asked`` is called before one of its plans is timed."""
+
+    rows: dict[SlicePlan, Row]
+    asked: Callable[[Told, SlicePlan], None]
+
+    def time(self, plan: SlicePlan) -> Timed | Unsure | None:
+        assert plan not in self.timed
+        self.asked(self, plan)
+        return self.rows[plan][1]
+
+    def time_unsure(self) -> Timed | None:
+        found = [self.rows[plan] for plan in self.unsure or self.plans]
+        ends_ns = [end.iteration_ns if isinstance(end, Timed) else ns for ns, end in found]
+        return Timed(MEGATRON, min(ends_ns), 1)
+
+
+def told(
+    rows: dict[SlicePlan, Row], *, layers: object = None, coarser: int = 0,
+    asked: Callable[[Told, SlicePlan], None] = lambda one, plan: None,
+) -> Told:  # fmt: skip
+    """Return a candidate, whose coarse bounds are ``coarser`` below its bounds, and quick ones
+    twice as much."""
+    layers_: Any = layers
+    sliced = [plan for plan in SLICED if plan in rows]
+    unsliced = [plan for plan in UNSLICED if plan in rows]
+    kept: Any = None
+    one = Told(case=CASE, sliced=sliced, unsliced=unsliced, layers=layers_, kept=kept)
+    one.rows, one.asked = rows, asked
+    bounds_ns = {plan: rows[plan][0] for plan in one.plans}
+    one.bounds_ns = dict(sorted(bounds_ns.items(), key=lambda item: item[1]))
+    one.coarse_ns = {plan: bound_ns - coarser for plan, bound_ns in bounds_ns.items()}
+    one.quick_ns = {plan: bound_ns - 2 * coarser for plan, bound_ns in bounds_ns.items()}
+    return one
+
+
+def timed(plan: SlicePlan, iteration_ns: int) -> Timed:
+    return Timed(plan, iteration_ns, 1)
+
+
+def drawn(rng: random.Random) -> dict[SlicePlan, Row]:
+    """Return rows of a random layout; most plans fit, some by a hair, some not, many tie."""
+    rows: dict[SlicePlan, Row] = {}
+    plans = [*rng.sample(SLICED, rng.randrange(4)), *rng.sample(UNSLICED, rng.randint(1, 2))]
+    for plan in plans:
+        bound_ns = rng.randint(10, 40)
+        end_ns = bound_ns + rng.choice((0, 0, 1, 3, 10))
+        ends = timed(plan, end_ns), timed(plan, end_ns), Unsure(plan, 7), None
+        rows[plan] = bound_ns, rng.choice(ends)
+    return rows
+
+
+def best_ns(one: Told, plans: Sequence[SlicePlan]) -> int:
+    """Return the time of the fastest of ``plans``, by the table."""
+    ends = [one.rows[plan][1] for plan in plans]
+    return min((end.iteration_ns for end in ends if isinstance(end, Timed)), default=FOREVER_NS)
+
+
+class Watch:
+    """Asserts of each plan that is timed that it may be one of the answer, by what is known."""
+
+    def __init__(self, candidates: list[Told]) -> None:
+        self.candidates = candidates
+        self.order: list[tuple[int, SlicePlan]] = []
+        for one in candidates:
+            one.asked = self.asked
+
+    def asked(self, one: Told, plan: SlicePlan) -> None:
+        bound_ns = one.rows[plan][0]
+        known_ns = sorted(other.best_ns() for other in self.candidates)
+        last_ns = known_ns[KEPT - 1] if len(known_ns) >= KEPT else FOREVER_NS
+        among_all = bound_ns <= min(last_ns, one.best_ns())
+        unsliced = plan in one.unsliced and bound_ns <= one.best_ns(one.unsliced)
+        assert among_all or unsliced
+        self.order.append((self.candidates.index(one), plan))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_answer_is_that_of_looking_at_every_plan(seed: int) -> None:
+    rng = random.Random(seed)
+    number = rng.choice((1, 3, KEPT, 25))
+    coarser, kinds = rng.choice((0, 2)), rng.choice((1, 2 * FEW_KINDS))
+    candidates = [
+        told(drawn(rng), layers=kind, coarser=coarser)
+        for kind in (object() for _ in range(kinds))
+        for _ in range(-(-number // kinds))
+    ]
+    watch = Watch(candidates)
+    search = LayoutSearch(candidates)
+    search.run()
+    every_ns = sorted(best_ns(one, one.plans) for one in candidates)
+    shown_ns = [end_ns for end_ns in every_ns if end_ns < FOREVER_NS][:KEPT]
+    assert [one.best_ns() for one in search.kept()] == shown_ns
+    unsliced_ns = min(best_ns(one, one.unsliced) for one in candidates)
+    found = search.best_unsliced()
+    assert (found is None) == (unsliced_ns == FOREVER_NS)
+    assert found is None or found.best_ns(found.unsliced) == unsliced_ns
+    for one in search.kept():
+        assert isinstance(one, Told)
+        assert one.best_ns(one.unsliced) == best_ns(one, one.unsliced)
+    assert search.evaluations == len(watch.order)
+    for one in candidates:
+        unsure = [plan for plan in one.timed if isinstance(one.rows[plan][1], Unsure)]
+        assert one.unsure == dict.fromkeys(unsure, 7)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_search_goes_on_where_it_was_stopped(seed: int) -> None:
+    def searched(stop: Iterator[bool]) -> list[tuple[int, SlicePlan]]:
+        rng = random.Random(seed)
+        candidates = [told(drawn(rng), coarser=1) for _ in range(2 * KEPT)]
+        watch = Watch(candidates)
+
+        def pause() -> None:
+            if next(stop):
+                raise InterruptedError
+
+        while True:
+            try:
+                LayoutSearch(candidates, pause=pause).run()
+            except InterruptedError:
+                continue
+            return watch.order
+
+    assert searched(iter(lambda: False, True)) == searched(n % 3 == 2 for n in count())
+
+
+def of_time(bound_ns: int, end_ns: int) -> Told:
+    return told({MEGATRON: (bound_ns, timed(MEGATRON, end_ns))})
+
+
+def test_at_most_so_many_plans_are_left() -> None:
+    """Unknown before KEPT layouts are; then those whose bounds do not exceed the slowest kept."""
+    candidates = [of_time(ns, ns + 20) for ns in range(1, KEPT + 1)]
+    bounds_ns = (KEPT + 19, KEPT + 20, KEPT + 21)
+    beyond = [told({MEGATRON: (ns, None), SLICED[0]: (ns, None)}) for ns in bounds_ns]
+    left: list[int | None] = []
+    lines: list[str] = []
+    every = [*candidates, *beyond]
+    search = LayoutSearch(every, lines.append, pause=lambda: left.append(search.left))
+    search.run()
+    assert left == [*[None] * (KEPT - 1), 4, 3, 2, 1, 0]
+    assert ["at most" in line for line in lines[-6:]] == [False, *[True] * 5]
+    assert [len(one.timed) for one in beyond] == [2, 2, 0]
+
+
+def in_copies(
+    function: Callable[[Any], Any], items: Iterable[Any]
+) -> Iterator[tuple[Any, Callable[[], Any]]]:
+    """Give each item with bounds that this process could not compute: 2 ns for every plan."""
+    for item in items:
+        yield item, lambda item=item: [{MEGATRON: 2} for _ in item]
+
+
+@pytest.mark.parametrize(("kinds", "is_here"), [(4, True), (5, False)])
+def test_quick_bounds_of_many_kinds_of_layers_are_computed_ahead(kinds: int, is_here: bool) -> None:
+    candidates = [of_time(ns, ns) for ns in range(3, 3 + 2 * kinds)]
+    for number, one in enumerate(candidates):
+        one.layers = ("a", "b", "c", "d", "e", "f")[number // 2]  # type: ignore[assignment]
+        del one.quick_ns
+        vars(one)["_form"] = SimpleNamespace(quick_bound_ns=lambda plan: 1)
+    lines: list[str] = []
+    search = LayoutSearch(candidates, lines.append, in_copies)
+    with suppress(ValueError):  # of timing plans, which in_copies cannot
+        search.run()
+    assert {one.quick_ns[MEGATRON] for one in candidates} == {1 if is_here else 2}
+    of_bounds = [f"bounds of {done} of {2 * kinds} layouts" for done in range(0, 2 * kinds, 2)]
+    assert lines[:kinds] == of_bounds
+
+
+def test_dear_bounds_are_computed_where_cheap_ones_do_not_decide() -> None:
+    kept = [of_time(5, 5) for _ in range(KEPT)]
+    quick, coarse = of_time(9, 9), of_time(8, 8)
+    for one in (quick, coarse):
+        del one.bounds_ns
+        one.coarse_ns = {MEGATRON: 6}
+    del quick.coarse_ns
+    quick.quick_ns, coarse.quick_ns = {MEGATRON: 6}, {MEGATRON: 5}
+    lines: list[str] = []
+    LayoutSearch([*kept, quick, coarse], lines.append).run()
+    assert lines[0] == f"1 plan done; tp 2: {MEGATRON.label}"
+    assert not quick.timed
+    assert not coarse.timed
+
+
+def test_layouts_that_may_be_faster_but_fit_by_a_hair() -> None:
+    """Those with lower bounds than the best, by the plans that nearly fit, or all of a layout that
+    was left out; those that turn out to be faster, fastest first."""
+    best = of_time(20, 20)
+    hair = told({MEGATRON: (15, Unsure(MEGATRON, 9)), SLICED[0]: (12, None)})
+    close = told({MEGATRON: (20, Unsure(MEGATRON, 9)), SLICED[0]: (3, None)})
+    edge = [of_time(14, 14), of_time(13, 20), of_time(20, 20), of_time(21, 21)]
+    search = LayoutSearch([of_time(30, 30), best, hair, close])
+    search.run()
+    found = [(one, end.iteration_ns) for one, end in search.unsure(edge)]
+    assert found == [(edge[0], 14), (hair, 15)]
+    many = [of_time(ns, ns) for ns in range(19, 0, -1)]
+    found = [(one, end.iteration_ns) for one, end in LayoutSearch([]).unsure(many)]
+    assert found == [(many[-ns], ns) for ns in range(1, KEPT + 1)]
+
+
+def memory(sure: int, usable: int) -> Any:
+    return SimpleNamespace(memory=SimpleNamespace(sure_bytes=sure, usable_bytes=usable))
+
+
+@pytest.mark.parametrize(
+    ("peak", "least", "fate"),
+    [(70, 0, "timed"), (71, 0, "unsure"), (90, 0, "unsure"), (91, 0, None), (70, 90, "timed"),
+     (70, 91, None)],
+)  # fmt: skip
+def test_a_plan_is_timed_where_it_surely_fits(
+    monkeypatch: pytest.MonkeyPatch, peak: int, least: int, fate: str | None
+) -> None:
+    """With 70 bytes it surely does, with 90 perhaps; a bound of more says so before its order."""
+    places = "domino_tune.search.layouts."
+    monkeypatch.setattr(f"{places}order_of", lambda case, plan: ())
+    monkeypatch.setattr(f"{places}peak_bytes", lambda case, plan, order=(): peak)
+    monkeypatch.setattr(f"{places}predict", lambda *case: SimpleNamespace(makespan_ns=5))
+    kept: Any = SimpleNamespace(least_bytes=lambda case, plan: least + plan.sequence_parallel)
+    layers: Any = None
+    one = Candidate(case=memory(70, 90), sliced=(), unsliced=UNSLICED, layers=layers, kept=kept)
+    ends = {"timed": Timed(MEGATRON, 5, peak), "unsure": Unsure(MEGATRON, peak), None: None}
+    assert one.time(MEGATRON) == ends[fate]
+    assert one.least_bytes == least
+
+
+def test_a_layout_that_fits_by_a_hair_is_timed_by_its_first_plans(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that nearly fitted, or all if none was looked at: the TRIED ones of lowest bounds."""
+    peaks = dict(zip(PLANS, (90, 91, 89, 90, 90), strict=True))
+    ends_ns = dict(zip(PLANS, (9, 1, 8, 7, 2), strict=True))
+    places = "domino_tune.search.layouts."
+    monkeypatch.setattr(f"{places}peak_bytes", lambda case, plan: peaks[plan])
+    monkeypatch.setattr(
+        f"{places}predict", lambda case, plan: SimpleNamespace(makespan_ns=ends_ns[plan])
+    )
+    nothing: Any = None
+    one = Candidate(
+        case=memory(70, 90), sliced=SLICED, unsliced=UNSLICED, layers=nothing, kept=nothing
+    )
+    one.bounds_ns = {plan: number for number, plan in enumerate(PLANS)}
+    assert len(PLANS) == TRIED + 1
+    assert one.time_unsure() == Timed(PLANS[3], 7, 90)
+    one.unsure = {PLANS[0]: 90, PLANS[4]: 88}
+    assert one.time_unsure() == Timed(PLANS[4], 2, 88)
+    one.unsure = {PLANS[1]: 91}
+    assert one.time_unsure() is None
+
+
+def test_a_layout_fits_not_once_every_plan_was_looked_at() -> None:
+    one = told({MEGATRON: (1, None), SLICED[0]: (1, None)})
+    assert not one.fits_not
+    one.timed = {MEGATRON: None}
+    assert not one.fits_not
+    one.timed[SLICED[0]] = None
+    assert one.fits_not
+    one.timed[SLICED[0]] = timed(SLICED[0], 3)
+    assert not one.fits_not
