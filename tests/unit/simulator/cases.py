@@ -40,9 +40,9 @@ def bundled_profile() -> Profile:
 @cache
 def hot_profile() -> Profile:
     """The bundled profile on GPUs that power holds far below their boost clock."""
-    known = load_profile("h100-dgx")
-    assert known.power is not None
-    return replace(known, power=replace(known.power, cap_w=450.0))
+    power = load_profile("h100-dgx").power
+    assert power is not None
+    return replace(bundled_profile(), power=replace(power, cap_w=450.0))
 
 
 @cache

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -185,7 +186,7 @@ def in_copies(
 ) -> Iterator[tuple[Any, Callable[[], Any]]]:
     """Give each item with bounds that this process could not compute: 2 ns for every plan."""
     for item in items:
-        yield item, lambda item=item: [{MEGATRON: 2} for _ in item]
+        yield item, partial(lambda group: [{MEGATRON: 2} for _ in group], item)
 
 
 @pytest.mark.parametrize(("kinds", "is_here"), [(4, True), (5, False)])
@@ -284,12 +285,15 @@ def test_a_layout_that_fits_by_a_hair_is_timed_by_its_first_plans(
     assert one.time_unsure() is None
 
 
-def test_a_layout_fits_not_once_every_plan_was_looked_at() -> None:
+@pytest.mark.parametrize(
+    ("ends", "fits_not"),
+    [({}, False), ({MEGATRON: None}, False), ({MEGATRON: None, SLICED[0]: None}, True),
+     ({MEGATRON: None, SLICED[0]: timed(SLICED[0], 3)}, False)],
+    ids=["nothing is known", "one does not", "both do not", "one does"],
+)  # fmt: skip
+def test_a_layout_fits_not_once_no_plan_does(
+    ends: dict[SlicePlan, Timed | None], fits_not: bool
+) -> None:
     one = told({MEGATRON: (1, None), SLICED[0]: (1, None)})
-    assert not one.fits_not
-    one.timed = {MEGATRON: None}
-    assert not one.fits_not
-    one.timed[SLICED[0]] = None
-    assert one.fits_not
-    one.timed[SLICED[0]] = timed(SLICED[0], 3)
-    assert not one.fits_not
+    one.timed = ends
+    assert one.fits_not is fits_not

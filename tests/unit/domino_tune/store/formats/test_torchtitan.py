@@ -158,6 +158,8 @@ def test_context_parallelism() -> None:
     found = sections(cluster=ClusterSpec(tp=2, cp=2))
     assert found["parallelism"]["context_parallel_rotate_method"] == "alltoall"
     assert found["training"]["mixed_precision_param"] == "bfloat16"  # it shards weights
+    alone = sections(cluster=ClusterSpec(tp=1))["training"]  # one rank, under autocast
+    assert alone["mixed_precision_param"] == "bfloat16"
 
 
 def test_a_domino_plan_says_what_running_unsliced_costs() -> None:
