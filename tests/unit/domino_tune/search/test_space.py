@@ -3,10 +3,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 
 from domino_tune.search import SEARCHES, SearchOptions, SpaceSpec, enumerate_plans
+from domino_tune.search.space import restrict
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.plan import ORDERS, SlicePlan, check_plan_fits
 from simulator.slicing import SLICINGS
@@ -150,3 +152,34 @@ class TestDeepSpeed:
 def test_bad_axes_are_refused(axis: dict[str, tuple[object, ...]]) -> None:
     with pytest.raises(InputError, match="space"):
         SpaceSpec(**axis)  # type: ignore[arg-type]
+
+
+def test_a_space_for_deepspeed() -> None:
+    """Two equal halves of the batch, in two orders, with sequence parallelism off."""
+    found = space_of(restrict(replace(SMALL, sequence_parallels=(True, False)), MODEL, WORKLOAD,
+                              "deepspeed"))  # fmt: skip
+    assert {plan.label for plan in found} == {
+        "domino 2x1/1 inter wgrad=eager", "domino 2x1/1 intra wgrad=eager",
+    }  # fmt: skip
+    assert restrict(SMALL, MODEL, WORKLOAD, None) is SMALL
+
+
+@pytest.mark.parametrize(
+    ("model", "micro", "spec", "problem"),
+    [
+        ({}, 6, {"sequence_parallels": (True,)}, "sequence parallelism"),
+        ({}, 5, {}, "an odd micro_batch_size = 5"),
+        ({"gated_mlp": True, "hidden_act": "silu"}, 6, {}, "MLP"),
+        ({"hidden_act": "relu"}, 6, {}, "MLP"),
+        ({"norm": "rmsnorm"}, 6, {}, "rmsnorm"),
+        ({"num_key_value_heads": 1}, 6, {}, "grouped-query attention"),
+        ({"qk_norm": True}, 6, {}, "qk_norm"),
+    ],
+)
+def test_what_deepspeed_cannot_run(
+    model: dict[str, Any], micro: int, spec: dict[str, Any], problem: str
+) -> None:
+    job = replace(WORKLOAD, micro_batch_size=micro)
+    with pytest.raises(InfeasiblePlanError, match=f"cannot run .*{problem}") as caught:
+        restrict(replace(SMALL, **spec), replace(MODEL, **model), job, "deepspeed")
+    assert caught.value.reason == "target"
