@@ -104,9 +104,8 @@ def bridge_settings(plan_file: PlanFile) -> Settings:
 
 def bridge_notes(plan_file: PlanFile) -> list[str]:
     """Return notes on assumptions that no field expresses."""
-    workload, cluster, notes = plan_file.workload, plan_file.cluster, list[str]()
-    if plan_file.plan.strategy == "userbuffers" and userbuffers_config(plan_file.plan):
-        notes += userbuffers_notes(plan_file.plan)
+    workload, cluster = plan_file.workload, plan_file.cluster
+    notes = userbuffers_notes(plan_file.plan)
     if cluster.cuda_graph:
         notes.append(
             "The prediction has one CUDA graph of an iteration; model.cuda_graph_impl is yours to "

@@ -18,7 +18,7 @@ from tests.support.plans import ASYNC_TP, CLUSTER, USERBUFFERS, WORKLOAD, on, pl
 
 BASES: Final[dict[str, dict[str, Any]]] = {
     "megatron": {"workload": WORKLOAD},
-    "nemo": {"workload": WORKLOAD},
+    "megatron-bridge": {"workload": WORKLOAD},
     "torchtitan": {"workload": on("torch")},
     "deepspeed": {
         "workload": replace(on("torch"), seq_length=2048), "model": MODELS["gpt3-2.7b"],
@@ -64,12 +64,12 @@ def test_what_replicas_or_stages_would_do_is_not_said_of_a_job_without(
         ("megatron", {"implementation": on("torch").implementation}, {}, ["kernels of torch"]),
         ("megatron", {}, {"plan": told(USERBUFFERS, *NOTHING)}, []),
         ("megatron", {}, {"plan": USERBUFFERS}, ["--to te-userbuffers"]),
-        ("nemo", {}, {"plan": told(USERBUFFERS, *NOTHING)}, []),
-        ("nemo", {}, {"plan": told(USERBUFFERS, "fc1_fprop=none")}, ["ub_overlap_ag_fprop"]),
-        ("nemo", {}, {"cluster": TWO}, ["distributed optimizer only"]),
-        ("nemo", {"data_parallel": "distributed-optimizer"}, {"cluster": TWO}, []),
-        ("nemo", {}, {"cluster": replace(CLUSTER, cuda_graph=True)}, ["one CUDA graph"]),
-        ("nemo", {"implementation": on("torch").implementation}, {}, ["kernels of torch"]),
+        ("megatron-bridge", {}, {"plan": told(USERBUFFERS, *NOTHING)}, []),
+        ("megatron-bridge", {}, {"plan": told(USERBUFFERS, "fc1_fprop=none")},
+         ["ub_overlap_ag_fprop"]),
+        ("megatron-bridge", {}, {"cluster": replace(CLUSTER, cuda_graph=True)}, ["one CUDA graph"]),
+        ("megatron-bridge", {"implementation": on("torch").implementation}, {},
+         ["kernels of torch"]),
         ("torchtitan", {}, {"plan": told(ASYNC_TP, "fc1_fprop=none")}, ["which GEMMs overlap"]),
         ("torchtitan", {}, {"cluster": TWO}, []),
         ("torchtitan", {"data_parallel": "distributed-optimizer"}, {"cluster": TWO},

@@ -21,7 +21,6 @@ from tests.support.plans import (
     SHARDED,
     USERBUFFERS,
     WORKLOAD,
-    on,
     plan_file,
     told,
 )
@@ -98,10 +97,7 @@ def test_layouts() -> None:
     assert found["model.cp_comm_type"] == "'a2a'"
     assert found["model.recompute_method"] == "'uniform'"
     assert found["ddp.overlap_param_gather"] == found["ddp.use_distributed_optimizer"] == "True"
-    some = replace(WORKLOAD, recompute="full", recompute_layers=3)
-    found = settings(workload=some)
-    assert found["model.recompute_method"] == "'block'"
-    assert found["model.recompute_num_layers"] == "3"
+    assert found["train.global_batch_size"] == "16"  # 2 sequences, 8 times
     uneven = replace(WORKLOAD, pp_layers=(17, 15))
     found = settings(workload=uneven, cluster=ClusterSpec(tp=4, pp=2))
     assert found["model.pipeline_model_parallel_layout"] == repr(f"E{'t' * 17}|{'t' * 15}L")
@@ -130,15 +126,17 @@ def test_userbuffers() -> None:
     assert "fc2_fprop=comm_overlap.PipelineOverlapCfg(num_sm=24, set_sm_margin=True, " in config
     assert "num_splits=8, cga_size=2)" in config
     assert "qkv_dgrad=None" in config
-    partial = exported(told(USERBUFFERS, "fc1_fprop=none"))
-    assert any("linear_fc1.ub_overlap_ag_fprop" in note for note in partial.notes)
 
 
-def test_what_no_field_says() -> None:
-    made = exported(workload=on("torch"), cluster=ClusterSpec(tp=4, dp=4, cuda_graph=True))
-    text = "\n".join(made.notes)
-    assert "one CUDA graph" in text
-    assert "kernels of torch" in text
+@pytest.mark.parametrize(
+    ("layers", "method", "number"),
+    [(0, "uniform", 1), (1, "block", 1), (31, "block", 31), (32, "uniform", 1)],
+)
+def test_layers_that_are_recomputed(layers: int, method: str, number: int) -> None:
+    """Of 32; Megatron's uniform method recomputes all of them, one at a time."""
+    found = settings(workload=replace(WORKLOAD, recompute="full", recompute_layers=layers))
+    assert found["model.recompute_method"] == repr(method)
+    assert found["model.recompute_num_layers"] == str(number)
 
 
 @pytest.mark.parametrize(
