@@ -46,10 +46,11 @@ from api.wire import (
     read_by,
 )
 from domino_tune.base.errors import NotFoundError, PreconditionError
+from domino_tune.requests.service import JobKind, JobState
 from domino_tune.results.json_form import to_json
 from domino_tune.service.encoding import json_bytes
 from domino_tune.service.idempotency import Idempotency
-from domino_tune.service.jobs.job import Job, JobKind, JobState
+from domino_tune.service.jobs.job import Job
 from domino_tune.service.jobs.listing import JobFilter
 from domino_tune.service.library import ANY
 from domino_tune.store.plans import plan_from_json

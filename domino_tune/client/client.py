@@ -53,8 +53,8 @@ class Client:
     def submit(self, kind: str, request: Asked) -> Job:
         """Ask for a job without waiting for it.
 
-        ``kind``: tune, layout and scale of a TuneRequest, sweep of a WhatIfRequest, calibration of
-        a CalibrateRequest. Raise InputError for options that a server cannot follow.
+        ``kind``: tune, layout, scale, sweep (of a WhatIfRequest), calibration. Raise InputError for
+        options that a server cannot follow.
         """
         return job_of(self._post("/v1/jobs", job_body(kind, request), key=new_key()))
 

@@ -118,9 +118,9 @@ CASES: Final[dict[str, Case]] = {
     "one number of GPUs": _asked(
         {
             "kind": "scale", "model": "gpt3-1.3b", "profile": "h100-dgx", "seq_length": 512,
-            "sweep": "gpus=8", "global_batch_size": 16,
+            "gpus": [8], "global_batch_size": 16,
         },
-        says="gpus=A,B,C",
+        says="write it like 8,16,32",
     ),
     "a sweep of nothing": _asked(job(CELL, "sweep"), says="what to change"),
     "a sweep of an odd key": _asked(job({**CELL, "sweep": "colour=1,2"}, "sweep"), says="colour"),

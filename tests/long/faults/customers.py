@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
 
@@ -54,7 +54,7 @@ def expected_result(name: str) -> Outcome:
     kind = values.pop("kind")
     request = TuneRequest(**values) if kind == "tune" else WhatIfRequest(**values)
     task = Task(
-        kind=kind, request=asdict(request), models={TINY["model"]: load_model(TINY["model"])},
+        kind=kind, request=request.model_dump(), models={TINY["model"]: load_model(TINY["model"])},
         profile=bundled_bytes(TINY["profile"]),
     )  # fmt: skip
     return run_job(task.to_bytes(), Silent())

@@ -42,12 +42,12 @@ def without_seconds(text: str) -> str:
 
 
 LAYOUTS = (
-    "tune", "--model", "gpt3-1.3b", "--profile", "h100-dgx", "--seq-length", "256", "--gpus", "4",
+    "layout", "--model", "gpt3-1.3b", "--profile", "h100-dgx", "--seq-length", "256", "--gpus", "4",
     "--set", "num_hidden_layers=4", "--global-batch-size", "4", "--pp", "1", "--recompute", "none",
 )  # fmt: skip
 SCALE = (
-    "tune", "--model", "gpt3-1.3b", "--profile", "h100-dgx", "--tp", "2", "--seq-length", "512",
-    "--set", "num_hidden_layers=4", "--global-batch-size", "4", "--sweep", "gpus=2,3,4",
+    "scale", "--model", "gpt3-1.3b", "--profile", "h100-dgx", "--tp", "2", "--seq-length", "512",
+    "--set", "num_hidden_layers=4", "--global-batch-size", "4", "--gpus", "2,3,4",
     "--pp", "1", "--recompute", "none",
 )  # fmt: skip
 RUNS = (
@@ -149,7 +149,7 @@ def test_the_same_files_are_written(server: Served, tmp_path: Path) -> None:
 
 def shown(page: bytes) -> str:
     """Return a page without the command that made it and the time that it took."""
-    text = re.sub(r"python -m domino_tune tune [^<]*", "COMMAND", page.decode())
+    text = re.sub(r"python -m domino_tune (tune|layout|scale) [^<]*", "COMMAND", page.decode())
     return re.sub(r"<div><dt>Time</dt><dd>[\d.]+ s</dd></div>", "", text)
 
 
@@ -167,8 +167,6 @@ def test_the_same_exit_code(server: Served, tmp_path: Path, wrong: tuple[str, ..
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (("--objective", "measure", "--server", "http://h:1"), "--objective cannot be asked of"),
-        (("--sweep", "gpus=2,4", "--server", "http://h:1"), "--search, --trials cannot be"),
         (("--model", "a/config.json", "--server", "http://h:1"), "is a file"),
         (("--server", "h:1"), "no server's URL"),
         (("--server", "http://h:1", "--token-file", "/none"), "cannot be read"),

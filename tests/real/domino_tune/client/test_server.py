@@ -16,6 +16,7 @@ from domino_tune.base.errors import ConflictError, NotFoundError, PreconditionEr
 from domino_tune.client import Client
 from domino_tune.requests import (
     CalibrateRequest,
+    LayoutRequest,
     ProfilesImportRequest,
     SimulateRequest,
     TuneRequest,
@@ -39,7 +40,7 @@ WORKLOAD: dict[str, Any] = {
     "overrides": ("num_hidden_layers=4",),
 }  # fmt: skip
 ASKED = TuneRequest(**WORKLOAD, search="random", trials=4)
-LAYOUTS = TuneRequest(
+LAYOUTS = LayoutRequest(
     model="gpt3-1.3b", profile="h100-dgx", seq_length=256, overrides=("num_hidden_layers=4",),
     gpus=4, global_batch_size=4, pp=1, recompute="none",
 )  # fmt: skip
@@ -47,7 +48,7 @@ LONG = TuneRequest(
     model="gpt3-13b", profile="h100-dgx", tp=8, seq_length=2048, micro_batch_size=8,
     tune_also=("micro_batch_size",), search="bayes", trials=400,
 )  # fmt: skip
-LONG_LAYOUTS = TuneRequest(
+LONG_LAYOUTS = LayoutRequest(
     model="llama3-8b", profile="h100-dgx", seq_length=4096, gpus=16, global_batch_size=256
 )
 RUNS = (
@@ -260,7 +261,7 @@ def test_a_table_is_imported_and_the_profile_deleted(client: Client, tmp_path: P
     for wrong in ({"file": str(tmp_path / "none.csv")}, {"into": "profiles/mine.json"}):
         fields = {"file": asked.file, "format": "gemm-csv", "into": "h100-dgx", "name": "ours"}
         with pytest.raises(InputError):
-            client.import_profile(ProfilesImportRequest(**{**fields, **wrong}))  # type: ignore[arg-type]
+            client.import_profile(ProfilesImportRequest(**{**fields, **wrong}))
 
 
 def test_a_calibration_is_kept_and_told(client: Client, tmp_path: Path) -> None:
