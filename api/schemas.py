@@ -122,9 +122,9 @@ BODIES: Final[dict[JobKind, type[Wire]]] = {
     "tune": TuneBody,
     "layout": LayoutBody,
     "scale": ScaleBody,
-    "sweep": SweepBody,
-    "calibration": CalibrationBody,
-    "validation": ValidationBody,
+    "whatif": SweepBody,
+    "calibrate": CalibrationBody,
+    "validate": ValidationBody,
 }
 """What asks for a job of each kind, beside its ``kind``."""
 
@@ -368,9 +368,9 @@ RESULTS: Final[dict[JobKind, type[BaseModel]]] = {
     "tune": TuneResultShown,
     "layout": LayoutsResultShown,
     "scale": ScaleResultShown,
-    "sweep": WhatIfResultShown,
-    "calibration": CalibrateResultShown,
-    "validation": ValidationShown,
+    "whatif": WhatIfResultShown,
+    "calibrate": CalibrateResultShown,
+    "validate": ValidationShown,
 }
 
 

@@ -6,20 +6,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from pydantic import ValidationError
 from starlette.requests import Request
 
 from api.auth import Caller
-from api.body import sentence
 from api.generate import Wire
 from api.problems import ProblemError, bad_body, pointer
-from api.schemas import MeasuredRunBody
 from api.wire import in_thread, parts_of
 from domino_tune.requests import SimulateRequest
 from domino_tune.requests.options import MOST_ENTRIES
 from domino_tune.service.library import Library
 from domino_tune.service.work.task import Task
-from domino_tune.store.formats.run_table import RunRow, read_runs
+from domino_tune.store.formats.run_table import read_runs
 from domino_tune.store.models import LoadedModel
 from domino_tune.verbs.calibrate import USUAL, AskedRun, asked_in
 from domino_tune.verbs.measured_runs import LEAST_RUNS
@@ -79,7 +76,7 @@ def calibration_task(body: Any, library: Library) -> Task:
         "runs": [{**vars(one), "request": one.request.model_dump()} for one in runs],
     }  # fmt: skip
     return Task(
-        kind="calibration", request=request, models=models, profile=library.file(body.profile)
+        kind="calibrate", request=request, models=models, profile=library.file(body.profile)
     )
 
 
@@ -98,20 +95,7 @@ def _runs(body: Any) -> list[AskedRun]:
                 f"There are {len(rows)} runs; give {LEAST_RUNS} to {MOST_ENTRIES}.",
                 place=("runs",),
             )
-        return [_asked(_body_of(row, body.profile), 0, body.profile) for row in rows]
-
-
-def _body_of(row: RunRow, profile: str) -> Any:
-    """Return the row as a JSON body would give it, checked like one."""
-    run = asked_in(row, profile)
-    given: dict[str, Any] = {name: getattr(run, name) for name in TOLD if getattr(run, name)}
-    given |= {name: one for name, one in run.request.given().items() if name != "profile"}
-    try:
-        return MeasuredRunBody.model_validate(given)
-    except ValidationError as error:
-        fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        said = f"{run.label}: {fault['loc'][-1]}: {sentence(fault['msg'])}"
-        raise bad_body(said, place=("runs",)) from None
+        return [asked_in(row, body.profile) for row in rows]
 
 
 def _asked(run: Wire, number: int, profile: str) -> AskedRun:

@@ -188,7 +188,7 @@ def calibrate(request: requests.CalibrateRequest, outputs: ServerOutputs) -> Non
     from domino_tune.cli import service_actions, show
 
     if outputs.server:
-        result = service_actions.answer_there("calibration", request, outputs, outputs.server)
+        result = service_actions.answer_there("calibrate", request, outputs, outputs.server)
     else:
         from domino_tune.verbs.calibrate import calibrate as run
 

@@ -14,16 +14,14 @@ from urllib.parse import urlencode
 from domino_tune.client.jobs import Asked
 from domino_tune.requests import (
     CalibrateRequest,
-    LayoutRequest,
     PlanFields,
     ProfilesImportRequest,
     Request,
-    ScaleRequest,
-    TuneRequest,
     WhatIfRequest,
 )
 from domino_tune.requests.from_text import by_field
 from domino_tune.requests.options import flag_of
+from domino_tune.requests.verbs import QUESTIONS
 from domino_tune.store.files import read_text
 from domino_tune.store.formats.megatron_log import read_megatron_log
 from domino_tune.store.formats.run_table import LABEL, MEASURED, NOTE, ROUNDING, read_runs
@@ -37,12 +35,12 @@ NAMES: Final = {"model": "models", "profile": "profiles", "into": "profiles"}
 def job_body(kind: str, request: Asked) -> bytes:
     """Return the body that asks for a job. Raise InputError for options that a server cannot
     follow, and for another request than the kind's."""
-    if kind not in KINDS:
-        raise unknown_name("kind of job", kind, KINDS)
-    wanted, given = KINDS[kind]
+    if kind not in FIELDS:
+        raise unknown_name("kind of job", kind, FIELDS)
+    wanted = QUESTIONS[kind]
     if not isinstance(request, wanted):
         raise InputError(f"A {kind} asks a {wanted.__name__}, got a {type(request).__name__}.")
-    return _encoded({"kind": kind, **given(request)})
+    return _encoded({"kind": kind, **FIELDS[kind](request)})
 
 
 def _given(request: Request) -> dict[str, Any]:
@@ -77,7 +75,7 @@ def plan_body(request: PlanFields) -> bytes:
 def whatif_body(request: WhatIfRequest) -> bytes:
     """Return the body of a what-if. Raise InputError for one that is a sweep."""
     if request.sweep is not None or request.retune:
-        raise InputError("--sweep and --retune take a while: ask for a job of kind `sweep`.")
+        raise InputError("--sweep and --retune take a while: ask for a job of kind `whatif`.")
     return plan_body(request)
 
 
@@ -104,14 +102,10 @@ def _calibration(request: CalibrateRequest) -> dict[str, Any]:
     return {"profile": request.profile, "name": request.name, "runs": table.getvalue()}
 
 
-KINDS: Final[Mapping[str, tuple[type[Request], Callable[[Any], dict[str, Any]]]]] = {
-    "tune": (TuneRequest, _given),
-    "layout": (LayoutRequest, _given),
-    "scale": (ScaleRequest, _given),
-    "sweep": (WhatIfRequest, _plan),
-    "calibration": (CalibrateRequest, _calibration),
-}
-"""The request of each kind of job, and what makes its fields."""
+FIELDS: Final[Mapping[str, Callable[[Any], dict[str, Any]]]] = {
+    "tune": _given, "layout": _given, "scale": _given, "whatif": _plan, "calibrate": _calibration,
+}  # fmt: skip
+"""What makes the fields of each kind of job, which is named as the verb that asks the same."""
 
 
 def import_query(request: ProfilesImportRequest) -> str:

@@ -37,7 +37,7 @@ READERS: Final[dict[str, Callable[[Any, float], Any]]] = {
     "tune": lambda plain, seconds: tuned_from_json(plain, seconds=seconds),
     "layout": lambda plain, seconds: layouts_from_json(plain, seconds=seconds),
     "scale": lambda plain, seconds: scale_from_json(plain, seconds=seconds),
-    "calibration": lambda plain, seconds: calibrated_from_json(plain),
+    "calibrate": lambda plain, seconds: calibrated_from_json(plain),
 }
 """What reads the result of a kind."""
 
@@ -119,7 +119,7 @@ class Job:
 
         Raise as ``result`` does, and InputError for another kind of job.
         """
-        if self.kind != "sweep":
+        if self.kind != "whatif":
             raise InputError(f"A {self.kind} has no points of a sweep; take `result()`.")
         return whatif_frame(self.result())
 

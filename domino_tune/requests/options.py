@@ -113,7 +113,9 @@ class _Refusing(ModelMetaclass):
 class Request(BaseModel, metaclass=_Refusing):
     """Base of all requests. Raise InputError for a wrong value."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True
+    )
 
     def but(self, **changes: Any) -> Self:
         """Return the request with these fields changed."""

@@ -14,7 +14,7 @@ from simulator.errors import InputError
 
 Scope = Literal["read", "tune", "admin"]
 """What a token allows; each scope includes those before it."""
-JobKind = Literal["tune", "layout", "scale", "sweep", "calibration", "validation"]
+JobKind = Literal["tune", "layout", "scale", "whatif", "calibrate", "validate"]
 JobState = Literal["queued", "running", "done", "failed"]
 Workers = Annotated[int, Field(ge=1, le=1024)]
 Days = Annotated[int, Field(ge=1, le=36_500)]

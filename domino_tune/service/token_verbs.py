@@ -12,8 +12,7 @@ from domino_tune.results.tokens import TokenAddedResult, TokenResult, TokensResu
 from domino_tune.service.sql.location import open_service_database
 
 if TYPE_CHECKING:
-    pass
-from domino_tune.service.tokens import TokenDesk
+    from domino_tune.service.tokens import TokenDesk
 
 
 def tokens_add(request: TokensAddRequest) -> TokenAddedResult:

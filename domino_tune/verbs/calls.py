@@ -144,11 +144,21 @@ def _as_called(part: object) -> object:
 
 def _signature(kind: type[Request]) -> inspect.Signature:
     """Return the signature that editors and notebooks show."""
-    theirs = inspect.signature(kind).parameters.values()
-    progress = inspect.Parameter(
-        "progress", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="Progress | None"
+    fields = {
+        name: (inspect.Parameter.empty if item.is_required() else item.default, item.annotation)
+        for name, item in kind.model_fields.items()
+    }
+    return inspect.Signature(
+        [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+            )
+            for name, (default, annotation) in (
+                *fields.items(),
+                ("progress", (None, Progress | None)),
+            )
+        ]
     )
-    return inspect.Signature([*theirs, progress])
 
 
 def _request(kind: type[R], name: str, given: Mapping[str, Any]) -> tuple[R, Loaded]:

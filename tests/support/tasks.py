@@ -50,7 +50,7 @@ def scale_task(**options: Any) -> bytes:
 def sweep_task(**options: Any) -> bytes:
     """A sweep over four link speeds."""
     asked = {**WORKLOAD, "sweep": "link_bandwidth=0.25x,0.5x,2x,4x", **options}
-    return task("sweep", WhatIfRequest(**asked))
+    return task("whatif", WhatIfRequest(**asked))
 
 
 TASKS = {

@@ -294,8 +294,8 @@ def test_every_view_fits_and_can_be_used_by_all(
     views = (
         ("#/new", "form.ask"), ("#/history", ".job"), ("#/library", "#profile .shelf"),
         (f"#/tune/{tuned}", "#lanes canvas"), (f"#/layout/{laid_out}", "#lanes canvas"),
-        (f"#/calibration/{calibrated}", "#learnt"), (f"#/scale/{scaled}", "svg.plot"),
-        (f"#/sweep/{swept}", "svg.plot"), ("docs", ".opblock"),
+        (f"#/calibrate/{calibrated}", "#learnt"), (f"#/scale/{scaled}", "svg.plot"),
+        (f"#/whatif/{swept}", "svg.plot"), ("docs", ".opblock"),
         (f"#/compare/tune.{tuned}/layout.{laid_out}", ".numbers"),
     )  # fmt: skip
     with watched(browser, server.url, viewport=size, color_scheme=scheme, **touch) as seen:

@@ -109,11 +109,11 @@ def test_a_calibration_at_the_server(
 @pytest.mark.usefixtures("calibrated")
 def test_jobs_are_listed_by_label_kind_and_state(server: Served, tmp_path: Path) -> None:
     with Client(server.url) as client:
-        job = client.jobs(kind="calibration").items[0]
+        job = client.jobs(kind="calibrate").items[0]
         assert client.set_label(job.id, "Night run").label == "Night run"
         assert [one.id for one in client.jobs(q="NIGHT fitted mine h100").items] == []
         assert [one.id for one in client.jobs(q="NIGHT mine").items] == [job.id]
-    words = ("--search", "night", "--kind", "calibration", "--state", "done", "--json")
+    words = ("--search", "night", "--kind", "calibrate", "--state", "done", "--json")
     found = command(tmp_path, "jobs", "list", "--server", server.url, *words)
     assert [one["label"] for one in json.loads(found.stdout)] == ["Night run"]
     table = command(tmp_path, "jobs", "list", "--server", server.url, "--search", "night")
@@ -279,7 +279,7 @@ class Reports:
 
     def received(self) -> list[dict[str, object]]:
         with Client(self.server.url) as client:
-            found = client.jobs(kind="validation", of=self.job).items
+            found = client.jobs(kind="validate", of=self.job).items
             return [dict(client.job(one.id).result()) for one in reversed(found)]
 
     def unsent(self) -> list[Path]:

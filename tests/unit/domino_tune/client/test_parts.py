@@ -163,12 +163,14 @@ def test_bodies_of_layouts() -> None:
 
 
 def test_a_slow_what_if_is_a_sweep() -> None:
-    with pytest.raises(InputError, match="ask for a job of kind `sweep`"):
+    with pytest.raises(InputError, match="ask for a job of kind `whatif`"):
         whatif_body(WhatIfRequest(sweep="tp=2,4"))
-    assert job_body("sweep", WhatIfRequest(sweep="tp=2,4")) == b'{"kind":"sweep","sweep":"tp=2,4"}'
+    assert (
+        job_body("whatif", WhatIfRequest(sweep="tp=2,4")) == b'{"kind":"whatif","sweep":"tp=2,4"}'
+    )
     with pytest.raises(InputError, match="asks a TuneRequest"):
         job_body("tune", WhatIfRequest())
-    with pytest.raises(InputError, match="calibration"):
+    with pytest.raises(InputError, match="calibrate"):
         job_body("dance", TuneRequest())
 
 
