@@ -106,16 +106,18 @@ class MeasureRequest(SearchFields, RanksFields):
 
 
 class LayoutRequest(JobFields):
-    """Find the best layouts of a number of GPUs for a global batch: tp, pp, vpp, cp, dp,
-    micro-batch and recomputation; those that are given stay."""
+    """Find the best layouts of a number of GPUs for a global batch.
+
+    Searched are tp, pp, vpp, cp, dp, micro-batch and recomputation; those that are given stay."""
 
     gpus: Annotated[Gpus | None, common("GPUs of the whole job.")] = None
     global_batch_size: GlobalBatchSize = None
 
 
 class ScaleRequest(JobFields):
-    """Find the best layouts at each of several numbers of GPUs, for the same global batch; what is
-    given of a layout stays."""
+    """Find the best layouts at several numbers of GPUs, for one global batch.
+
+    What is given of a layout stays."""
 
     gpus: Annotated[Numbers, common("Numbers of GPUs, from the fewest.", metavar="A,B,C")]
     global_batch_size: GlobalBatchSize = None
