@@ -63,20 +63,13 @@ def wire_body(
     for field, item in request.model_fields.items():
         needed = field in required or item.is_required()
         if field in SPECIAL or needed:
-            core = SPECIAL.get(field) or _without_none(item.annotation)
+            core: Any = SPECIAL.get(field) or item.annotation
+            core = get_args(core)[0] if NoneType in get_args(core) else core
             kind = core if needed else core | None
             told = option_of(request, field)
             made[field] = (Annotated[kind, *item.metadata[:-1], told], ... if needed else None)
     bases = (WithPlan, request) if "plan" in request.model_fields else (request,)
     return create_model(name, __base__=bases, __doc__=inspect.getdoc(request), **made | changed)
-
-
-def _without_none(annotation: Any) -> Any:
-    return (
-        functools.reduce(operator.or_, (one for one in get_args(annotation) if one is not NoneType))
-        if NoneType in get_args(annotation)
-        else annotation
-    )
 
 
 @functools.cache

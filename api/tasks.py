@@ -102,13 +102,9 @@ def _asked(run: Wire, number: int, profile: str) -> AskedRun:
     told = run.model_dump(include=set(TOLD))
     with _placed("runs", number):
         request = SimulateRequest(**run.model_dump(exclude={*TOLD}))
-    return AskedRun(
-        label=told["label"] or f"run {number + 1}",
-        request=request.but(profile=profile, strategy=request.strategy or USUAL),
-        measured_ms=told["measured_ms"],
-        rounding_ms=told["rounding_ms"],
-        note=told["note"] or "",
-    )
+    request = request.but(profile=profile, strategy=request.strategy or USUAL)
+    told |= {"label": told["label"] or f"run {number + 1}", "note": told["note"] or ""}
+    return AskedRun(request=request, **told)
 
 
 @contextmanager

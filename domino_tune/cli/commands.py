@@ -6,7 +6,7 @@ import errno
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -26,6 +26,7 @@ from domino_tune.cli.output import load, printed
 from domino_tune.requests import outputs
 from domino_tune.requests.options import GROUPS as OPTION_GROUPS
 from domino_tune.requests.options import Request, choices_of, core_of, is_list, option_of
+from domino_tune.requests.outputs import Asking
 from domino_tune.requests.problems import in_typed_words
 from domino_tune.requests.verbs import QUESTIONS
 from simulator.errors import InputError
@@ -59,7 +60,17 @@ class Verb:
     @property
     def parts(self) -> tuple[type[Request], ...]:
         """What its options are fields of."""
-        return (self.request, *((outputs.Asking,) if self.asks else ()), self.outputs)
+        return (self.request, *((Asking,) if self.asks else ()), self.outputs)
+
+    def read(self, values: Mapping[str, Any]) -> tuple[Any, Any, Asking]:
+        """Return the request of what was typed, where its answer goes, and where it comes from."""
+        typed = {name: value for name, value in values.items() if value not in (None, [])}
+        request, *more, places = (
+            {name: typed[name] for name in part.model_fields if name in typed}
+            for part in self.parts
+        )
+        told = Asking(**(more[0] if more else {}))
+        return asking.asked(self.request, request, told), self.outputs(**places), told
 
     @property
     def asks(self) -> bool:
@@ -226,22 +237,13 @@ def _function(verb: Verb) -> Callable[..., None]:
     """Return a function with the verb's fields as parameters, for typer to read."""
 
     def run(**values: Any) -> None:
-        typed = {name: value for name, value in values.items() if value not in (None, [])}
-        request, *kept, places = (
-            {name: typed[name] for name in part.model_fields if name in typed}
-            for part in verb.parts
-        )
-        if not kept:
-            verb.action(verb.request(**request), verb.outputs(**places))
-            return
-        told = outputs.Asking(**kept[0])
-        actions.check_places(told)
-        question = asking.asked(verb.request, request, told)
-        verb.action(question, verb.outputs(**places))
-        if told.save_job:
+        request, places, asked = verb.read(values)
+        actions.check_places(asked)
+        verb.action(request, places)
+        if asked.save_job:
             from domino_tune.store.formats.job_file import write_job
 
-            write_job(told.save_job, verb.name, question)
+            write_job(asked.save_job, verb.name, request)
 
     parameters = [*chain.from_iterable(_parameters(part, verb.asks) for part in verb.parts)]
     run.__name__ = verb.name.replace(" ", "_")

@@ -124,7 +124,9 @@ def _verb(kind: Callable[P, R], run: Callable[[R, Loaded, Progress], T]) -> Verb
             request, loaded = _request(request_class, name, given)
             return run(request, loaded, progress or no_progress)
         except DominoTuneError as error:
-            error.args = tuple(_as_called(part) for part in error.args)
+            error.args = tuple(
+                in_wire_words(part) if isinstance(part, str) else part for part in error.args
+            )
             raise
 
     call.__name__ = call.__qualname__ = name
@@ -135,11 +137,6 @@ def _verb(kind: Callable[P, R], run: Callable[[R, Loaded, Progress], T]) -> Verb
     call.__doc__ = "\n\n".join([inspect.getdoc(request_class) or "", "\n".join(helps)])
     call.__signature__ = _signature(request_class)  # type: ignore[attr-defined]
     return cast("Verb[P, T]", call)
-
-
-def _as_called(part: object) -> object:
-    """Return a part of an error with command-line options renamed to arguments."""
-    return in_wire_words(part) if isinstance(part, str) else part
 
 
 def _signature(kind: type[Request]) -> inspect.Signature:

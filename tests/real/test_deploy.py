@@ -69,7 +69,7 @@ def test_measured_tuning_is_allowed_where_its_script_starts_it(
     monkeypatch.setenv("SLURM_PROCID", "0")
     monkeypatch.setenv("SLURM_NTASKS", "1")
     monkeypatch.delenv("SLURM_STEP_NUM_TASKS", raising=False)
-    assert "\nsrun " not in (DEPLOY / "slurm" / "tune.sbatch").read_text()
+    assert "\nsrun " not in (DEPLOY / "slurm" / "measure.sbatch").read_text()
     check_measurable()
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
     with pytest.raises(InputError, match="cannot run under Slurm"):

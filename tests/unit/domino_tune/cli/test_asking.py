@@ -9,7 +9,7 @@ import pytest
 
 from domino_tune.cli.asking import asked, instead
 from domino_tune.cli.commands import VERBS, Verb
-from domino_tune.requests import ScaleRequest, SimulateRequest, TuneRequest
+from domino_tune.requests import SimulateRequest
 from domino_tune.requests.options import option_of
 from domino_tune.requests.outputs import Asking
 from domino_tune.requests.problems import in_typed_words
@@ -69,11 +69,8 @@ def test_what_is_written_is_read_again(verb: str, tmp_path: Path) -> None:
     [
         ("micro_batch: 4", "Unknown key 'micro_batch'. Did you mean 'micro_batch_size'?"),
         ("nccl_alg: ring", "Did you mean 'nccl_algo'?"),
-        ("num_hidden_layer: 4", "Did you mean 'num_hidden_layers'?"),
         ("trials: 4", "Unknown key 'trials'"),
         ("tp: eight", "--tp must be a whole number, got 'eight'"),
-        ("tp: [1, 2]", "--tp must be a whole number"),
-        ("dtype: bf61", "Did you mean 'bf16'?"),
         ("tp: {a: 1}", "tp must be a text or a list of texts"),
         ("- tp", "has no keys"),
         ("", "has no keys"),
@@ -93,7 +90,6 @@ def test_an_answer_leaves_its_question(run: Runner, tmp_path: Path) -> None:
     assert path.read_text().startswith("# Ask again: domino-tune simulate --job again.yaml\n")
     assert dict(read_job(path))["merge_wgrad"] == "true"
     assert run("simulate", "--job", str(path)).out == first.out
-    assert "tp = 3" in run.refused("simulate", "--job", str(path), "--tp", "3")
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
@@ -114,7 +110,6 @@ def test_every_field_without_an_option_is_set(verb: Verb) -> None:
         ("simulate --grad-dtype bf16", "--set grad_dtype=VALUE, or grad_dtype in a job file"),
         ("simulate --no-overlap-p2p", "--set overlap_p2p=false"),
         ("layout --implementation-set tf32=true", "--set KEY=VALUE"),
-        ("simulate --recompute-layer 1", "No such option: --recompute-layer"),
         ("plan show --gpus 8", "No such option: --gpus"),
     ],
 )
@@ -128,9 +123,3 @@ def test_errors_say_how_a_rare_field_is_typed(run: Runner) -> None:
     assert in_typed_words("use --cp 4, or --cp-comm p2p and --recompute-layers 2") == (
         "use --cp 4, or --set cp_comm=p2p and --set recompute_layers=2"
     )
-
-
-def test_numbers_of_gpus_are_typed_with_commas() -> None:
-    assert asked(ScaleRequest, {"gpus": "8,16"}, Asking()).gpus == (8, 16)
-    assert asked(ScaleRequest, {}, Asking(settings=("gpus=8,16",))).gpus == (8, 16)
-    assert asked(TuneRequest, {"tune_also": ["micro_batch_size"]}, Asking()).tune_also

@@ -152,8 +152,3 @@ def test_the_command_prints_a_row_a_number_and_draws_them(run: Runner, tmp_path:
     assert "Tokens a second a GPU, by GPUs" in text
     assert "--gpus 4 --global-batch-size 4 --out plan.json" in text
     assert "100%" in run(*WORDS, "--tp", "2").out
-
-
-@pytest.mark.parametrize("flag", ["--out", "--trace"])
-def test_files_of_one_layout_are_refused(run: Runner, tmp_path: Path, flag: str) -> None:
-    assert f"No such option: {flag}" in run.refused(*WORDS, flag, str(tmp_path / "file.json"))
