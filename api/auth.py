@@ -11,7 +11,8 @@ from starlette.requests import Request
 
 from api.limits import Buckets
 from api.problems import ProblemError
-from domino_tune.service.tokens import SCOPES, Scope, TokenDesk
+from domino_tune.requests.service import Scope
+from domino_tune.service.tokens import SCOPES, TokenDesk
 
 LONGEST_SECRET: Final = 200
 _REALM: Final = 'Bearer realm="domino_tune"'

@@ -9,9 +9,9 @@ import functools
 import inspect
 import operator
 from collections.abc import Collection
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
-from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Union, get_args, get_origin
 from typing import get_type_hints as hints_of
 
 import pydantic
@@ -20,15 +20,9 @@ from pydantic import BaseModel, ConfigDict, create_model
 from api.wire import SLUG
 from domino_tune.requests import Request
 from domino_tune.requests.fields import NEEDED
-from domino_tune.requests.options import Option, option_of
+from domino_tune.requests.options import option_of
 from simulator.plan import SlicePlan
 
-Asked = TypeVar("Asked", bound=Request)
-
-LONGEST_TEXT: Final = 256
-"""Most characters of a body's string."""
-MOST_ENTRIES: Final = 64
-"""Most entries of a body's list."""
 LONGEST_SLUG: Final = 64
 JOB_ID: Final = r"^job_[0-9a-f]{32}$"
 Slug = Annotated[str, pydantic.Field(pattern=SLUG, max_length=LONGEST_SLUG)]
@@ -46,7 +40,7 @@ class Wire(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
 
-class WithPlan(Wire):
+class WithPlan(Request):
     """Base of bodies in which a plan file can stand in for the required fields."""
 
     model_config = ConfigDict(
@@ -61,60 +55,21 @@ class Told(Wire):
 
 
 def wire_body(
-    name: str,
-    request: type[Request],
-    *,
-    without: Collection[str] = (),
-    required: Collection[str] = (),
-    doc: str = "",
-) -> type[Wire]:
-    """Return the strict body of ``request``: its fields with their bounds, except ``without``.
-
-    The ``required`` fields must be given. ``doc`` defaults to the request's docstring.
-    """
-    hints = hints_of(request)
-    made: dict[str, Any] = {
-        item.name: _body_field(item, hints[item.name], required=item.name in required)
-        for item in fields(request)
-        if item.name not in without
-    }
-    base = WithPlan if "plan" in made else Wire
-    return create_model(name, __base__=base, __doc__=doc or inspect.getdoc(request), **made)
-
-
-def to_request(body: Wire, kind: type[Asked], without: Collection[str] = ()) -> Asked:
-    """Return the request in ``body``, without its inline plan and the fields in ``without``."""
-    given = body.model_dump(exclude={"plan", *without})
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
-
-
-def _body_field(item: Field[Any], hint: Any, *, required: bool) -> tuple[Any, Any]:
-    """Return (type, field) of one option."""
-    option = option_of(item)
-    optional = NoneType in get_args(hint)
-    core = next(arg for arg in get_args(hint) if arg is not NoneType) if optional else hint
-    wire = SPECIAL.get(item.name) or _bounded(option, core)
-    if get_origin(core) is tuple:
-        wire = Annotated[wire, pydantic.Field(max_length=MOST_ENTRIES)]
-        return wire, pydantic.Field(default_factory=list, description=option.help)
-    if required or item.default is MISSING:
-        return wire, pydantic.Field(description=option.help)
-    default = pydantic.Field(default=item.default, description=option.help)
-    return (wire | None if optional else wire), default
-
-
-def _bounded(option: Option, core: Any) -> Any:
-    """Return the type of an option's value within the bounds of the option."""
-    if get_origin(core) is tuple:
-        return list[_bounded(option, get_args(core)[0])]  # type: ignore[misc]
-    if option.choices:
-        return Literal[option.choices]
-    if core is int:
-        return Annotated[int, pydantic.Field(ge=option.minimum, le=option.maximum)]
-    if core is str:
-        return Annotated[str, pydantic.Field(min_length=1, max_length=LONGEST_TEXT)]
-    assert core is bool, f"no wire type for {core}"
-    return core
+    name: str, request: type[Request], *, required: Collection[str] = (), **changed: Any
+) -> type[Any]:
+    """Return the body of ``request``: itself, with names in place of files, and the ``required``
+    fields. ``changed``: fields that are otherwise here, as (type, default)."""
+    made: dict[str, Any] = {}
+    for field, item in request.model_fields.items():
+        needed = field in required or item.is_required()
+        if field in SPECIAL or needed:
+            core: Any = SPECIAL.get(field) or item.annotation
+            core = get_args(core)[0] if NoneType in get_args(core) else core
+            kind = core if needed else core | None
+            told = option_of(request, field)
+            made[field] = (Annotated[kind, *item.metadata[:-1], told], ... if needed else None)
+    bases = (WithPlan, request) if "plan" in request.model_fields else (request,)
+    return create_model(name, __base__=bases, __doc__=inspect.getdoc(request), **made | changed)
 
 
 @functools.cache

@@ -15,8 +15,8 @@ from api.problems import bad_body
 from api.schemas import JOB_BODIES
 from api.tasks import calibration_task, task_of
 from api.validations import new_validation
-from domino_tune.service.jobs.job import JobKind, NewJob
-from domino_tune.service.tokens import Scope
+from domino_tune.requests.service import JobKind, Scope
+from domino_tune.service.jobs.job import NewJob
 from domino_tune.service.work.task import Task
 
 
@@ -41,7 +41,7 @@ def _verb(kind: JobKind) -> Kind:
 def _calibration(body: Any, parts: Parts, owner: str) -> NewJob:
     task = calibration_task(body, parts.library)
     shown = {"profile": body.profile, "name": body.name, "runs": len(task.request["runs"])}
-    return _job("calibration", owner, shown, task)
+    return _job("calibrate", owner, shown, task)
 
 
 def _job(kind: JobKind, owner: str, shown: Mapping[str, Any], task: Task) -> NewJob:
@@ -66,9 +66,9 @@ KINDS: Final[Mapping[JobKind, Kind]] = {
     "tune": _verb("tune"),
     "layout": _verb("layout"),
     "scale": _verb("scale"),
-    "sweep": _verb("sweep"),
-    "calibration": Kind(new=_calibration, scope="admin"),
-    "validation": Kind(new=lambda body, parts, owner: new_validation(body, parts.jobs, owner)),
+    "whatif": _verb("whatif"),
+    "calibrate": Kind(new=_calibration, scope="admin"),
+    "validate": Kind(new=lambda body, parts, owner: new_validation(body, parts.jobs, owner)),
 }
 
 

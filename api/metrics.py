@@ -19,7 +19,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from domino_tune.base.errors import StorageError, UnavailableError
-from domino_tune.service.jobs.job import JobState
+from domino_tune.requests.service import JobState
 
 if TYPE_CHECKING:
     from api.parts import Parts

@@ -13,8 +13,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, cr
 
 from api.generate import (
     JOB_ID,
-    LONGEST_TEXT,
-    MOST_ENTRIES,
     Slug,
     Told,
     Wire,
@@ -23,14 +21,16 @@ from api.generate import (
     wire_body,
 )
 from api.problems import Problem
-from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest
-from domino_tune.requests.fields import NEEDED
-from domino_tune.requests.verbs import (
-    LAYOUT_FIELDS,
-    LAYOUTS_NOT_SERVED,
-    NOT_SERVED,
-    SCALE_NOT_SERVED,
+from domino_tune.requests import (
+    LayoutRequest,
+    ScaleRequest,
+    SimulateRequest,
+    TuneRequest,
+    WhatIfRequest,
 )
+from domino_tune.requests.fields import NEEDED, CutFields
+from domino_tune.requests.options import MOST_ENTRIES, Text
+from domino_tune.requests.service import JobKind, JobState
 from domino_tune.results.calibrate import CalibrateResult
 from domino_tune.results.layouts import Layouts
 from domino_tune.results.plan import ExportResult
@@ -40,7 +40,6 @@ from domino_tune.results.tune import BEST, SPEEDUPS, GridCell, TrialResult
 from domino_tune.results.tune import TuneResult as TuneAnswer
 from domino_tune.results.validate import ValidateResult
 from domino_tune.results.whatif import POINT_FIELDS, WhatIfResult
-from domino_tune.service.jobs.job import JobKind, JobState
 from domino_tune.service.work.reporting import StopReason
 from domino_tune.store.formats.run_table import LEAST_MS, LONGEST_NOTE, MOST_MS
 from domino_tune.store.plans import Predicted, ProfileRef
@@ -51,32 +50,17 @@ from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 # Bodies ----------------------------------------------------------------------------------------
 
-Text = Annotated[str, Field(min_length=1, max_length=LONGEST_TEXT)]
-
 LONGEST_LABEL: Final = 100
-SLOW: Final = frozenset({"retune", "sweep"})
-"""Fields of a what-if that make it a sweep, which is a job."""
-
-TuneBody = wire_body("TuneBody", TuneRequest, without=NOT_SERVED, required=NEEDED)
-LayoutBody = wire_body(
-    "LayoutBody",
-    TuneRequest,
-    without=LAYOUTS_NOT_SERVED,
-    required=("model", "profile", "seq_length", *LAYOUT_FIELDS),
-    doc="Find the best layouts of this many GPUs for a global batch. Of tp, pp, vpp, cp, dp, "
-    "micro_batch_size and recompute those that are given stay; the others are searched.",
-)
-ScaleBody = wire_body(
-    "ScaleBody",
-    TuneRequest,
-    without=SCALE_NOT_SERVED,
-    required=("model", "profile", "seq_length", "global_batch_size", "sweep"),
-    doc="Find the best layouts at each number of GPUs of `sweep`, say `gpus=8,16,32`, for the same "
-    "global batch. What is given of a layout stays.",
-)
+OF_LAYOUTS: Final = ("model", "profile", "seq_length", "global_batch_size")
+TuneBody = wire_body("TuneBody", TuneRequest, required=NEEDED)
+LayoutBody = wire_body("LayoutBody", LayoutRequest, required=(*OF_LAYOUTS, "gpus"))
+ScaleBody = wire_body("ScaleBody", ScaleRequest, required=OF_LAYOUTS)
 SimulateBody = wire_body("SimulateBody", SimulateRequest)
-WhatIfBody = wire_body("WhatIfBody", WhatIfRequest, without=SLOW)
 SweepBody = wire_body("SweepBody", WhatIfRequest)
+WhatIfBody = wire_body(
+    "WhatIfBody", WhatIfRequest, sweep=(None, None), retune=(Literal[False], False)
+)
+"""What takes longer is a job."""
 
 
 class ValidationBody(Wire):
@@ -90,9 +74,9 @@ MeasuredRunBody = create_model(
     "MeasuredRun",
     __base__=wire_body(
         "MeasuredRun",
-        SimulateRequest,
-        without=("plan", "profile"),
+        CutFields,
         required=[name for name in NEEDED if name != "profile"],
+        profile=(None, None),
     ),
     __doc__="A measured iteration: the fields of a simulation, of strategy `megatron` where none "
     "is given, and its time.",
@@ -138,9 +122,9 @@ BODIES: Final[dict[JobKind, type[Wire]]] = {
     "tune": TuneBody,
     "layout": LayoutBody,
     "scale": ScaleBody,
-    "sweep": SweepBody,
-    "calibration": CalibrationBody,
-    "validation": ValidationBody,
+    "whatif": SweepBody,
+    "calibrate": CalibrationBody,
+    "validate": ValidationBody,
 }
 """What asks for a job of each kind, beside its ``kind``."""
 
@@ -384,9 +368,9 @@ RESULTS: Final[dict[JobKind, type[BaseModel]]] = {
     "tune": TuneResultShown,
     "layout": LayoutsResultShown,
     "scale": ScaleResultShown,
-    "sweep": WhatIfResultShown,
-    "calibration": CalibrateResultShown,
-    "validation": ValidationShown,
+    "whatif": WhatIfResultShown,
+    "calibrate": CalibrateResultShown,
+    "validate": ValidationShown,
 }
 
 

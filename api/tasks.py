@@ -4,54 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields, replace
 from typing import Any, Final
 
-from pydantic import ValidationError
 from starlette.requests import Request
 
 from api.auth import Caller
-from api.body import sentence
-from api.generate import MOST_ENTRIES, Wire, to_request
+from api.generate import Wire
 from api.problems import ProblemError, bad_body, pointer
-from api.schemas import MeasuredRunBody
 from api.wire import in_thread, parts_of
-from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest, WorkloadFields
+from domino_tune.requests import SimulateRequest
+from domino_tune.requests.options import MOST_ENTRIES
 from domino_tune.service.library import Library
 from domino_tune.service.work.task import Task
-from domino_tune.store.formats.run_table import RunRow, read_runs
+from domino_tune.store.formats.run_table import read_runs
 from domino_tune.store.models import LoadedModel
 from domino_tune.verbs.calibrate import USUAL, AskedRun, asked_in
 from domino_tune.verbs.measured_runs import LEAST_RUNS
 from simulator.errors import DominoTuneError
 
-REQUESTS: Final[Mapping[str, type[WorkloadFields]]] = {
-    "tune": TuneRequest,
-    "layout": TuneRequest,
-    "scale": TuneRequest,
-    "sweep": WhatIfRequest,
-    "simulate": SimulateRequest,
-    "whatif": WhatIfRequest,
-}
-"""What the bodies of verbs ask."""
 TOLD: Final = ("label", "measured_ms", "rounding_ms", "note")
 """Fields of a measured run beside those of its simulation."""
 
 
-def task_of(kind: str, body: Wire, library: Library) -> Task:
+def task_of(kind: str, body: Any, library: Library) -> Task:
     """Return the task of a verb, with the present contents of all that it names. This blocks; it
     reads no profile. Raise InputError."""
-    request = to_request(body, REQUESTS[kind], without=("kind",))
     plan: Mapping[str, Any] | None = getattr(body, "plan", None)
     made_on = (plan or {}).get("profile")
-    named = request.profile or (made_on.get("name") if isinstance(made_on, dict) else None)
+    named = body.profile or (made_on.get("name") if isinstance(made_on, dict) else None)
     models = {}
-    if request.model is not None:
+    if body.model is not None:
         with _placed("model"):
-            models[request.model] = _model(library, request.model)
+            models[body.model] = _model(library, body.model)
     with _placed("profile"):
         profile = library.file(named) if isinstance(named, str) else b""
-    return Task(kind=kind, request=asdict(request), plan=plan, models=models, profile=profile)
+    return Task(
+        kind=kind,
+        request=body.model_dump(exclude={"kind", "plan"}),
+        plan=plan,
+        models=models,
+        profile=profile,
+    )
 
 
 async def answer_at_once(request: Request, caller: Caller, kind: str, body: Wire) -> bytes:
@@ -80,10 +73,10 @@ def calibration_task(body: Any, library: Library) -> Task:
                 models[name] = _model(library, name)
     request = {
         "name": body.name, "listed": not isinstance(body.runs, str),
-        "runs": [asdict(one) for one in runs],
+        "runs": [{**vars(one), "request": one.request.model_dump()} for one in runs],
     }  # fmt: skip
     return Task(
-        kind="calibration", request=request, models=models, profile=library.file(body.profile)
+        kind="calibrate", request=request, models=models, profile=library.file(body.profile)
     )
 
 
@@ -102,36 +95,16 @@ def _runs(body: Any) -> list[AskedRun]:
                 f"There are {len(rows)} runs; give {LEAST_RUNS} to {MOST_ENTRIES}.",
                 place=("runs",),
             )
-        return [_asked(_body_of(row, body.profile), 0, body.profile) for row in rows]
-
-
-def _body_of(row: RunRow, profile: str) -> Any:
-    """Return the row as a JSON body would give it, checked like one."""
-    run = asked_in(row, profile)
-    given: dict[str, Any] = {name: getattr(run, name) for name in TOLD if getattr(run, name)}
-    for item in fields(SimulateRequest):
-        value = getattr(run.request, item.name)
-        if value != item.default and item.name != "profile":
-            given[item.name] = list(value) if isinstance(value, tuple) else value
-    try:
-        return MeasuredRunBody.model_validate(given)
-    except ValidationError as error:
-        fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        said = f"{run.label}: {fault['loc'][-1]}: {sentence(fault['msg'])}"
-        raise bad_body(said, place=("runs",)) from None
+        return [asked_in(row, body.profile) for row in rows]
 
 
 def _asked(run: Wire, number: int, profile: str) -> AskedRun:
     told = run.model_dump(include=set(TOLD))
     with _placed("runs", number):
-        request = to_request(run, SimulateRequest, without=TOLD)
-    return AskedRun(
-        label=told["label"] or f"run {number + 1}",
-        request=replace(request, profile=profile, strategy=request.strategy or USUAL),
-        measured_ms=told["measured_ms"],
-        rounding_ms=told["rounding_ms"],
-        note=told["note"] or "",
-    )
+        request = SimulateRequest(**run.model_dump(exclude={*TOLD}))
+    request = request.but(profile=profile, strategy=request.strategy or USUAL)
+    told |= {"label": told["label"] or f"run {number + 1}", "note": told["note"] or ""}
+    return AskedRun(request=request, **told)
 
 
 @contextmanager

@@ -36,7 +36,7 @@ def new_validation(body: Any, jobs: JobDesk, owner: str) -> NewJob:
     _check(plain, tuned)
     result = {"plans": [_compared(one, tuned) for one in plain["plans"]], "measured": plain}
     shown = {"of": body.of, "model": plain["model"]["name"], "plans": len(plain["plans"])}
-    return NewJob(kind="validation", owner=owner, request=shown, result=json_bytes(result))
+    return NewJob(kind="validate", owner=owner, request=shown, result=json_bytes(result))
 
 
 def _check(measured: dict[str, Any], tuned: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ from api.auth import Caller, authenticate, check_scope
 from api.body import JSON_TYPES, TABLE_TYPES, parse, parsed, read_body, read_object
 from api.problems import LONGEST_NAME, Fault, ProblemError
 from api.strict_json import MOST_VALUES
-from domino_tune.service.tokens import Scope
+from domino_tune.requests.service import Scope
 
 if TYPE_CHECKING:
     from api.parts import Parts

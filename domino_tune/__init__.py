@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from domino_tune.store.profiles import load_profile, save_profile
     from domino_tune.verbs.calls import (
         calibrate,
+        layout,
         profile,
+        scale,
         simulate,
         tune,
-        tune_layouts,
-        tune_scale,
+        tune_measured,
         validate,
         whatif,
     )
@@ -49,7 +50,7 @@ _PLACES: Final = {
     "domino_tune.store.plans": ("PlanFile", "load_plan", "save_plan"),
     "domino_tune.store.profiles": ("load_profile", "save_profile"),
     "domino_tune.verbs.calls": (
-        "calibrate", "profile", "simulate", "tune", "tune_layouts", "tune_scale", "validate",
+        "calibrate", "layout", "profile", "scale", "simulate", "tune", "tune_measured", "validate",
         "whatif",
     ),
     "simulator.errors": ("DominoTuneError", "InfeasiblePlanError", "InputError"),
@@ -62,8 +63,8 @@ __all__ = [
     "CalibrateResult", "DominoTuneError", "InfeasiblePlanError", "InputError", "LayoutsResult",
     "ModelSpec", "PlanFile", "Profile", "ProfilingResult", "ScaleResult", "SimulateResult",
     "TuneResult", "ValidateResult", "WhatIfResult",
-    "__version__", "calibrate", "load_plan", "load_profile", "profile", "save_plan", "save_profile",
-    "simulate", "tune", "tune_layouts", "tune_scale", "validate", "whatif",
+    "__version__", "calibrate", "layout", "load_plan", "load_profile", "profile", "save_plan",
+    "save_profile", "scale", "simulate", "tune", "tune_measured", "validate", "whatif",
 ]  # fmt: skip
 
 

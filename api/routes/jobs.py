@@ -46,10 +46,11 @@ from api.wire import (
     read_by,
 )
 from domino_tune.base.errors import NotFoundError, PreconditionError
+from domino_tune.requests.service import JobKind, JobState
 from domino_tune.results.json_form import to_json
 from domino_tune.service.encoding import json_bytes
 from domino_tune.service.idempotency import Idempotency
-from domino_tune.service.jobs.job import Job, JobKind, JobState
+from domino_tune.service.jobs.job import Job
 from domino_tune.service.jobs.listing import JobFilter
 from domino_tune.service.library import ANY
 from domino_tune.store.plans import plan_from_json
@@ -108,9 +109,9 @@ async def submit_job(
     body: Any = read_by(read_job, JobBody),
 ) -> Response:
     """Ask for a job of a kind: `tune` (the best plan of a layout), `layout` (the best layouts of
-    some GPUs for a global batch), `scale` (the same at several numbers of GPUs), `sweep` (a plan,
-    or the best plan, at many points), `calibration` (a profile that explains measured iterations;
-    scope admin), `validation` (keep what `validate --json` printed of a tune's plan).
+    some GPUs for a global batch), `scale` (the same at several numbers of GPUs), `whatif` (a plan,
+    or the best plan, at many points), `calibrate` (a profile that explains measured iterations;
+    scope admin), `validate` (keep what `validate --json` printed of a tune's plan).
 
     With `Prefer: wait=30` the answer is 200 with the finished job where it ends within 30 seconds.
     """
@@ -286,7 +287,7 @@ async def get_file(
 
 
 def _points(parts: Parts, job: Job) -> bytes:
-    if job.kind not in ("sweep", "scale"):
+    if job.kind not in ("whatif", "scale"):
         raise NotFoundError(f"Job {job.id!r} has no points; it is a {job.kind}.")
     found = parts.jobs.points(job.id)
     return b'{"items":[%s]}' % b",".join(

@@ -24,5 +24,5 @@ async def simulate(request: Request, caller: Me, body: Any = body_of(SimulateBod
 @routes.route("POST", "/v1/what-ifs", scope="read", returns=WhatIfResultShown)
 async def what_if(request: Request, caller: Me, body: Any = body_of(WhatIfBody)) -> Response:
     """Predict a plan as things are, and where machine or workload are changed. Several points, or
-    the best plan of each, are a job of kind `sweep`."""
+    the best plan of each, are a job of kind `whatif`."""
     return json_response(await answer_at_once(request, caller, "whatif", body))

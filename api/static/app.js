@@ -10,7 +10,7 @@ import { library } from './library.js';
 import { forgetToken, mayAskAgain, token } from './token.js';
 
 const host = document.getElementById('content'), account = document.getElementById('account');
-const ASKED = ['layout', 'scale', 'tune'], OF_POINTS = ['sweep', 'scale'], JOBS = [...ASKED, 'sweep', 'calibration'];  // asked by the form; shown point by point; all
+const ASKED = ['layout', 'scale', 'tune'], OF_POINTS = ['whatif', 'scale'], JOBS = [...ASKED, 'whatif', 'calibrate'];  // asked by the form; shown point by point; all
 let leave = new AbortController();
 
 /** Show a problem in `place`; after a 401, with a button to give a token. */

@@ -2,14 +2,13 @@
 import { Problem } from './api.js';
 import { h } from './dom.js';
 
-const FIRST = ['model', 'profile', 'gpus', 'sweep', 'global_batch_size', 'tp', 'dp', 'nodes', 'seq_length', 'micro_batch_size',
+const FIRST = ['model', 'profile', 'gpus', 'global_batch_size', 'tp', 'dp', 'nodes', 'seq_length', 'micro_batch_size',
   'grad_accumulation', 'dtype'];
-const LABELS = { profile: 'Machine', gpus: 'GPUs', sweep: 'Numbers of GPUs', global_batch_size: 'Global batch', tp: 'Tensor parallel', dp: 'Data parallel',
+const LABELS = { profile: 'Machine', gpus: 'GPUs', global_batch_size: 'Global batch', tp: 'Tensor parallel', dp: 'Data parallel',
   pp: 'Pipeline stages', vpp: 'Virtual stages', cp: 'Context parallel', seq_length: 'Sequence length',
   micro_batch_size: 'Micro-batch', grad_accumulation: 'Accumulation', dtype: 'Type', cuda_graph: 'CUDA graphs',
   overrides: 'Model overrides' };
 const HINTS = { model: 'A preset, or a model that was added from its config.json (Library).',
-  sweep: 'With a comma between them, from the fewest to the most.',
   profile: 'What was measured, or published, of a machine; add your own in the Library.' };
 
 export const label = name => LABELS[name] ?? (name[0].toUpperCase() + name.slice(1)).replaceAll('_', ' ');
@@ -39,9 +38,8 @@ const manyOf = (said, attributes) => {
     write: value => boxes.forEach(box => { box.checked = (value ?? []).includes(box.value); }) };
 };
 
-// The API's text is that of the command line: `gpus=8,16`. Here the numbers are enough.
-const numbersControl = element => ({ element, write: value => { element.value = (value ?? '').replace(/^gpus=/, '').replaceAll(',', ', '); },
-  read: () => element.value.trim() ? `gpus=${element.value.split(/[\s,;]+/).filter(Boolean).join(',')}` : undefined });
+const numbersControl = element => ({ element, write: value => { element.value = (value ?? []).join(', '); },
+  read: () => element.value.trim() ? element.value.split(/[\s,;]+/).filter(Boolean).map(one => /^\d{1,15}$/.test(one) ? Number(one) : one) : undefined });
 
 const controlOf = (name, said, attributes, library) => {
   const options = library[name] ?? said.enum?.map(value => [value, value]);
@@ -51,13 +49,14 @@ const controlOf = (name, said, attributes, library) => {
     return { element, read: () => element.checked || undefined, write: value => { element.checked = Boolean(value); } };
   }
   if (said.type === 'array' && said.items.enum) return manyOf(said, attributes);
+  if (said.type === 'array' && said.items.type === 'integer')
+    return numbersControl(h('input', { ...attributes, type: 'text', autocomplete: 'off', spellcheck: 'false' }));
   if (said.type === 'array') {
     const element = h('textarea', { ...attributes, rows: 2, spellcheck: 'false', placeholder: 'num_attention_heads=64' });
     const lines = () => element.value.split('\n').map(line => line.trim()).filter(Boolean);
     return { element, read: () => lines().length ? lines() : undefined,
       write: value => { element.value = (value ?? []).join('\n'); } };
   }
-  if (name === 'sweep') return numbersControl(h('input', { ...attributes, type: 'text', autocomplete: 'off', spellcheck: 'false' }));
   const whole = said.type === 'integer';
   const control = plainControl(h('input', { ...attributes, type: 'text', autocomplete: 'off', spellcheck: 'false',
     inputmode: whole ? 'numeric' : null,

@@ -3,7 +3,6 @@ import { newKey, post, Problem } from './api.js';
 import { button, count, h } from './dom.js';
 import { fieldOf, label } from './fields.js';
 import { shape } from './schema.js';
-import { swept } from './words.js';
 
 // A JSON pointer names a field; a text may name its option on the command line instead.
 const nameOf = pointer => pointer?.replace(/^#/, '').split('/')[1];
@@ -38,7 +37,7 @@ const show = (problem, fields, alert, apply) => {
 /** Return GPUs, sequences and tokens of an iteration, in one line. */
 const sums = (body, models) => {
   const { tp = 1, pp = 1, cp = 1, dp = 1, micro_batch_size: micro, seq_length: sequence, grad_accumulation: accumulate = 1 } = body;
-  const gpus = body.sweep ? swept(body)[1].map(Number) : [body.gpus ?? tp * pp * cp * dp], batch = body.global_batch_size ?? (micro && micro * accumulate * dp);
+  const gpus = [body.gpus ?? tp * pp * cp * dp].flat(), batch = body.global_batch_size ?? (micro && micro * accumulate * dp);
   if (![...gpus, batch, sequence].every(value => value > 0)) return '';
   const most = models.find(model => model.name === body.model)?.model.max_position_embeddings;
   const long = most && sequence > most ? ` ${body.model} has ${count(most)} positions.` : '';

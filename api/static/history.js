@@ -3,7 +3,7 @@ import { h, link } from './dom.js';
 import { jobList } from './jobs.js';
 
 const STATES = [['', 'all'], ['done', 'done'], ['running', 'running'], ['queued', 'waiting'], ['failed', 'failed']];
-const KIND_NAMES = { tune: 'tunes', layout: 'layouts', scale: 'numbers of GPUs', sweep: 'sweeps', calibration: 'calibrations', validation: 'measured' };
+const KIND_NAMES = { tune: 'tunes', layout: 'layouts', scale: 'numbers of GPUs', whatif: 'sweeps', calibrate: 'calibrations', validate: 'measured' };
 const TYPED_MS = 250;  // a pause after which what was typed is searched for
 
 const choice = (id, name, options, onchange) => h('div', { class: 'field' }, h('label', { for: id }, name),

@@ -48,9 +48,9 @@ const planned = async (job, asking) => {
 const KINDS = {
   tune: { one: 'tune', running: 'Looking for the best cut', again: true, done: planned },
   layout: { one: 'search', running: 'Looking for the best layout', again: true, done: planned },
-  sweep: { title: ({ request }) => `Over ${named(swept(request)[0])}`, draw: drawSweep },
+  whatif: { title: ({ request }) => `Over ${named(swept(request)[0])}`, draw: drawSweep },
   scale: { title: () => 'With more GPUs', again: true, draw: drawScale },
-  calibration: { one: 'calibration', running: 'Fitting the profile to the runs',
+  calibrate: { one: 'calibration', running: 'Fitting the profile to the runs',
     done: (job, asking) => ({ parts: calibrated(job, head(job, asking), asking) }) },
 };
 
@@ -59,7 +59,7 @@ const stopped = (job, { kind, id }) => [h('p', { class: 'eyebrow' }, asked(job.r
   job.error ? h('p', { class: 'warn', role: 'alert' }, job.error.detail ?? job.error.title) : '',
   KINDS[kind].again ? h('p', { class: 'row' }, link(`#/new/${kind}/${id}`, 'Change it and ask again')) : ''];
 
-/** Show job `id` of `kind` (`tune`, `layout`, `calibration`) in `host`; call `arrived` at each new content, `begin(job)`
+/** Show job `id` of `kind` (`tune`, `layout`, `calibrate`) in `host`; call `arrived` at each new content, `begin(job)`
     with another job. Resolves when the job is over and shown. */
 export const showJob = async ({ kind, id, host, signal, fail, arrived, begin }) => {
   const path = `v1/jobs/${encodeURIComponent(id)}`, asking = { kind, id, path, signal, fail, begin };
@@ -82,7 +82,7 @@ export const showJob = async ({ kind, id, host, signal, fail, arrived, begin }) 
   await done?.shown?.();
 };
 
-/** Show job `id` of `kind` (`sweep`, `scale`) in `host`: its points are drawn as they come. */
+/** Show job `id` of `kind` (`whatif`, `scale`) in `host`: its points are drawn as they come. */
 export const showPoints = async ({ kind, id, host, signal, arrived }) => {
   const job = await get(`v1/jobs/${encodeURIComponent(id)}`, { signal }), place = h('div', { class: 'swept' });
   document.title = asked(job.request);

@@ -27,7 +27,7 @@ const line = (job, { tools, picked, forget }) => {
     onchange: () => doing(() => patch(path, { label: field.value.trim() || null }), field) });
   const pick = h('input', { type: 'checkbox', 'aria-label': `Compare ${name}`, onchange: () => picked(job, pick.checked) });
   const element = h('li', { class: 'job', 'data-id': job.id }, h('span', { class: 'title' }, tools && pick,
-    h('span', {}, link(`#/${job.kind === 'validation' ? 'tune' : job.kind}/${job.request?.of ?? job.id}`, name), tools ? '' : label)), h('span', { class: 'when' }, when(job.created)),
+    h('span', {}, link(`#/${job.kind === 'validate' ? 'tune' : job.kind}/${job.request?.of ?? job.id}`, name), tools ? '' : label)), h('span', { class: 'when' }, when(job.created)),
     state, bar, said, h('span', { class: 'acts' }, tools && field, cancel, tools && gone));
   const update = now => {
     const ended = over(now.state);

@@ -71,7 +71,7 @@ const calibrating = begin => {
     wrong.textContent = '';
     if (!file.files.length) { wrong.textContent = 'Choose a table of runs first.'; file.focus(); return; }
     try {
-      begin(await post('v1/jobs', { kind: 'calibration', profile: base.value, name: name.value.trim(), runs: await file.files[0].text() },
+      begin(await post('v1/jobs', { kind: 'calibrate', profile: base.value, name: name.value.trim(), runs: await file.files[0].text() },
         { headers: { 'idempotency-key': newKey() } }));
     } catch (problem) { wrong.textContent = problem.message; }
   };

@@ -53,7 +53,7 @@ export const measured = ({ job, path, signal, fail }) => {
   const none = () => [h('p', { class: 'note' },
     'Nothing measured yet. Run the plan on the cluster; what it measures appears here:'),
     h('pre', { tabindex: '0' }, h('code', {}, `python -m domino_tune validate --plan plan.json --report-to ${url.href}`))];
-  list('v1/jobs', { limit: 20, query: { kind: 'validation', of: job.id }, signal })
+  list('v1/jobs', { limit: 20, query: { kind: 'validate', of: job.id }, signal })
     .then(items => Promise.all(items.reverse().map(item => get(`v1/jobs/${item.id}`, { signal }))))
     .then(items => host.replaceChildren(...(items.length ? items.map(item => one(item, fail)) : none())))
     .catch(problem => { if (problem.name !== 'AbortError') fail(problem, host); });

@@ -49,7 +49,7 @@ export const progressBox = ({ path, signal, fail }) => {
     if (part === null) bar.removeAttribute('value'); else bar.value = part;
     text.textContent = job.stopped_by ? 'stopping, the best so far is kept' : progressWords(job);
     pace.textContent = paceWords(job);
-    stop.hidden = over(job.state) || Boolean(job.stopped_by) || job.kind === 'calibration';
+    stop.hidden = over(job.state) || Boolean(job.stopped_by) || job.kind === 'calibrate';
     draw();
     if (job.state !== lastState || performance.now() - spoken > SPOKEN_EVERY_MS) {
       [spoken, lastState] = [performance.now(), job.state];

@@ -1,7 +1,7 @@
 // The best layout at each of several numbers of GPUs, which train the same global batch.
 import { count, gib, h, ms, percent, table, times } from './dom.js';
 import { plotOf } from './points.js';
-import { cutWords, layoutWords, swept } from './words.js';
+import { cutWords, layoutWords } from './words.js';
 
 const EVEN = 1.0005;  // a smaller gain is called none
 
@@ -24,7 +24,7 @@ const sentence = found => {
 
 /** Return how the points of a scale job are drawn: a function of their place and of them, by their places. */
 export const drawScale = job => (place, points) => {
-  const [, numbers] = swept(job.request), xs = numbers.map(number => count(Number(number)));
+  const xs = job.request.gpus.map(count);
   const of = value => xs.map((_, index) => points.get(index)?.layout ? value(points.get(index)) ?? null : null);
   const common = { x: 'GPUs', xs };
   const plots = [['Tokens a second a GPU', plotOf({ ...common, label: 'Tokens a second a GPU', unit: '', digits: 0, lines: [

@@ -39,7 +39,7 @@ export const sweeping = ({ plan, margin, signal }) => {
     try {
       const rest = JSON.stringify({ sweep: `${key.value}=${asked.join(',')}`, retune: anew.checked,
         memory_margin: margin ?? null }).slice(1);
-      const job = await post('v1/jobs', `{"kind":"sweep","plan":${await plan()},${rest}`,
+      const job = await post('v1/jobs', `{"kind":"whatif","plan":${await plan()},${rest}`,
         { signal, headers: { 'idempotency-key': newKey() } });
       await followPoints(job, host, drawSweep(job), signal);
     } catch (problem) {

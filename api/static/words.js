@@ -18,10 +18,10 @@ export const swept = ({ sweep = '' }) => {
 export const asked = request => {
   const { plan, gpus, global_batch_size: batch, seq_length: sequence, micro_batch_size: micro, runs } = request;
   const size = name => request[name] > 1 && `${name} ${request[name]}`, [key, values] = swept(request);
-  const parts = [request.name, request.model ?? plan?.model, plan && 'a plan file', key === 'gpus' && `${values.join(', ')} GPUs`, gpus && `${count(gpus)} GPUs`, request.tp && `tp ${request.tp}`,
+  const parts = [request.name, request.model ?? plan?.model, plan && 'a plan file', gpus && `${[gpus].flat().map(count).join(', ')} GPUs`, request.tp && `tp ${request.tp}`,
     ...['pp', 'vpp', 'cp', 'dp'].map(size), (batch || micro) && `${count(batch || micro)} × ${count(sequence)}`,
     request.target && `for ${request.target}`, runs && `calibrated from ${count(runs)} runs`, request.profile ?? plan?.profile,
-    key && key !== 'gpus' && `${named(key)} ${values.join(', ')}`, request.retune && 'tuned anew'];
+    key && `${named(key)} ${values.join(', ')}`, request.retune && 'tuned anew'];
   return parts.filter(Boolean).join(' · ');
 };
 

@@ -6,22 +6,26 @@ Imports are inside the functions, so that ``--help`` stays fast.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from domino_tune import requests
 from domino_tune.cli.output import answer, json_text, tell_written
 from domino_tune.requests.outputs import (
-    CalibrateOutputs,
     FileOutputs,
     JsonOutputs,
     Outputs,
     PlanOutputs,
     ReportOutputs,
-    TuneOutputs,
+    ScaleOutputs,
+    SearchOutputs,
+    ServerOutputs,
     ValidateOutputs,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from domino_tune.base.progress import Progress
     from domino_tune.results.simulate import SimulateResult
 
 
@@ -30,7 +34,7 @@ def simulate(request: requests.SimulateRequest, outputs: PlanOutputs) -> None:
     from domino_tune.cli import show
     from domino_tune.verbs.simulate import simulate as run
 
-    _check_places(outputs)
+    check_places(outputs)
     with show.progress() as progress:
         progress("simulating the plan, and those that it is compared with")
         result = run(request)
@@ -39,93 +43,84 @@ def simulate(request: requests.SimulateRequest, outputs: PlanOutputs) -> None:
         from domino_tune.verbs import report
 
         report.report_simulation(outputs.report, request, result)
-    answer(result, outputs.json, show.tables)
+    answer(result, outputs.as_json, show.tables)
 
 
-def tune(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
-    """Find the best plan, on this machine or at a server."""
-    _check_places(outputs)
-    if request.sweep is not None:
-        _tune_scale(request, outputs)
-    elif outputs.server:
-        from domino_tune.cli import service_actions, show
-
-        result = service_actions.tune_there(request, outputs, outputs.server)
-        answer(result, outputs.json, show.tables)
-    else:
-        _tune_here(request, outputs)
-
-
-def _tune_here(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
-    """Find the best plan on this machine; when interrupted, print how to continue."""
-    from domino_tune.base.errors import TuningInterrupted
-    from domino_tune.base.garbage import rare_collections
-    from domino_tune.base.tables import print_line
-    from domino_tune.cli import show
+def tune(request: requests.TuneRequest, outputs: SearchOutputs) -> None:
+    """Find the best plan of a layout, on this machine or at a server."""
+    from domino_tune.verbs import report
     from domino_tune.verbs.tune import tune as run
-    from domino_tune.verbs.written import recommended
 
-    if request.gpus or request.global_batch_size:
-        _tune_layouts(request, outputs)
-        return
-    try:
-        measures = request.objective == "measure"
-        shown = show.still_progress() if measures else show.progress()
-        with shown as progress, rare_collections():
-            result = run(request, progress)
-    except TuningInterrupted as interrupt:
-        print_line(str(interrupt), sys.stderr)
-        raise
-    strategy = result.best.plan.strategy if measures else recommended(result.best, request.target)
-    _write_files(outputs, result.best, strategy)
-    if outputs.report:
-        from domino_tune.verbs import report
-
-        report.report_tuning(outputs.report, request, outputs, result)
-    answer(result, outputs.json, show.tables)
+    _search("tune", request, outputs, run, report.report_tuning)
 
 
-def _tune_layouts(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
-    """Find the best layouts; the files are of the best one."""
-    from domino_tune.base.garbage import rare_collections
-    from domino_tune.cli import show
+def layout(request: requests.LayoutRequest, outputs: SearchOutputs) -> None:
+    """Find the best layouts, here or at a server; the files are of the best one."""
+    from domino_tune.verbs import report
     from domino_tune.verbs.layouts import tune_layouts
-    from domino_tune.verbs.written import recommended
 
-    with show.progress() as progress, rare_collections():
-        result = tune_layouts(request, progress)
-    _write_files(outputs, result.best, recommended(result.best))
-    if outputs.report:
-        from domino_tune.verbs import report
-
-        report.report_layouts(outputs.report, request, outputs, result)
-    answer(result, outputs.json, show.tables)
+    _search("layout", request, outputs, tune_layouts, report.report_layouts)
 
 
-def _tune_scale(request: requests.TuneRequest, outputs: TuneOutputs) -> None:
-    """Find the best layout at each number of GPUs, on this machine or at a server. Raise InputError
-    if a file of a single layout is asked for.
-    """
+def _search(
+    kind: str, request: Any, outputs: SearchOutputs, run: Callable[[Any, Progress], Any],
+    report: Callable[[str, Any, SearchOutputs, Any], None],
+) -> None:  # fmt: skip
     from domino_tune.base.garbage import rare_collections
     from domino_tune.cli import service_actions, show
-    from domino_tune.verbs.scale import tune_scale
-    from simulator.errors import InputError
+    from domino_tune.verbs.written import recommended
 
-    if outputs.out or outputs.trace:
-        raise InputError(
-            "--out and --trace write files of one layout, and --sweep finds many; leave them out, "
-            "or give one number as --gpus N."
-        )
+    check_places(outputs)
+    target = getattr(request, "target", None)
     if outputs.server:
-        result = service_actions.scale_there(request, outputs, outputs.server)
+        result = service_actions.search_there(kind, request, outputs, outputs.server, target)
+    else:
+        with show.progress() as progress, rare_collections():
+            result = run(request, progress)
+        _write_files(outputs, result.best, recommended(result.best, target))
+        if outputs.report:
+            report(outputs.report, request, outputs, result)
+    answer(result, outputs.as_json, show.tables)
+
+
+def scale(request: requests.ScaleRequest, outputs: ScaleOutputs) -> None:
+    """Find the best layout at each number of GPUs, on this machine or at a server."""
+    from domino_tune.base.garbage import rare_collections
+    from domino_tune.cli import service_actions, show
+    from domino_tune.verbs import report
+    from domino_tune.verbs.scale import tune_scale
+
+    check_places(outputs)
+    if outputs.server:
+        result = service_actions.answer_there("scale", request, outputs, outputs.server)
     else:
         with show.progress() as progress, rare_collections():
             result = tune_scale(request, progress)
     if outputs.report:
-        from domino_tune.verbs import report
-
         report.report_scale(outputs.report, request, outputs, result)
-    answer(result, outputs.json, show.tables)
+    answer(result, outputs.as_json, show.tables)
+
+
+def measure(request: requests.MeasureRequest, outputs: PlanOutputs) -> None:
+    """Find the plan that runs fastest on real ranks; when interrupted, print how to continue."""
+    from domino_tune.base.errors import TuningInterrupted
+    from domino_tune.base.garbage import rare_collections
+    from domino_tune.base.tables import print_line
+    from domino_tune.cli import show
+    from domino_tune.verbs import report
+    from domino_tune.verbs.tune_measured import tune_measured
+
+    check_places(outputs)
+    try:
+        with show.still_progress() as progress, rare_collections():
+            result = tune_measured(request, progress)
+    except TuningInterrupted as interrupt:
+        print_line(str(interrupt), sys.stderr)
+        raise
+    _write_files(outputs, result.best, result.best.plan.strategy)
+    if outputs.report:
+        report.report_tuning(outputs.report, request, outputs, result)
+    answer(result, outputs.as_json, show.tables)
 
 
 def whatif(request: requests.WhatIfRequest, outputs: ReportOutputs) -> None:
@@ -133,14 +128,14 @@ def whatif(request: requests.WhatIfRequest, outputs: ReportOutputs) -> None:
     from domino_tune.cli import show
     from domino_tune.verbs.whatif import whatif as run
 
-    _check_places(outputs)
+    check_places(outputs)
     with show.progress() as progress:
         result = run(request, progress)
     if outputs.report:
         from domino_tune.verbs import report
 
         report.report_whatif(outputs.report, request, result)
-    answer(result, outputs.json, show.tables)
+    answer(result, outputs.as_json, show.tables)
 
 
 def validate(request: requests.ValidateRequest, outputs: ValidateOutputs) -> None:
@@ -152,7 +147,7 @@ def validate(request: requests.ValidateRequest, outputs: ValidateOutputs) -> Non
     from domino_tune.verbs.validate import check_result
     from domino_tune.verbs.validate import validate as run
 
-    _check_places(outputs)
+    check_places(outputs)
     if outputs.report_to:
         from domino_tune.cli import sending
 
@@ -161,7 +156,7 @@ def validate(request: requests.ValidateRequest, outputs: ValidateOutputs) -> Non
         result = run(request, progress)
     if outputs.trace:
         write_trace(outputs.trace, result.timelines)
-    answer(result, outputs.json, show.tables)
+    answer(result, outputs.as_json, show.tables)
     try:
         if outputs.report_to:
             from domino_tune.cli import sending
@@ -184,22 +179,22 @@ def profile(request: requests.ProfileRequest, outputs: JsonOutputs) -> None:
         path = profile.profile_path(request.name)
         show_profile.interrupted(path, profile.resume_command(request))
         raise
-    answer(result, outputs.json, show.tables)
+    answer(result, outputs.as_json, show.tables)
 
 
-def calibrate(request: requests.CalibrateRequest, outputs: CalibrateOutputs) -> None:
+def calibrate(request: requests.CalibrateRequest, outputs: ServerOutputs) -> None:
     """Fit a profile to measured iterations, here or at a server; print what the runs showed."""
     from domino_tune.base.garbage import rare_collections
     from domino_tune.cli import service_actions, show
 
     if outputs.server:
-        result = service_actions.calibrate_there(request, outputs, outputs.server)
+        result = service_actions.answer_there("calibrate", request, outputs, outputs.server)
     else:
         from domino_tune.verbs.calibrate import calibrate as run
 
         with show.progress() as progress, rare_collections():
             result = run(request, progress)
-    answer(result, outputs.json, show.tables)
+    answer(result, outputs.as_json, show.tables)
 
 
 def plan_export(request: requests.PlanExportRequest, outputs: FileOutputs) -> None:
@@ -209,16 +204,16 @@ def plan_export(request: requests.PlanExportRequest, outputs: FileOutputs) -> No
     from domino_tune.verbs.plan import export_text
     from domino_tune.verbs.plan import plan_export as run
 
-    _check_places(outputs)
+    check_places(outputs)
     result = run(request)
-    text = json_text(to_json(result)) if outputs.json else export_text(result)
+    text = json_text(to_json(result)) if outputs.as_json else export_text(result)
     if outputs.out:
         write_whole(outputs.out, text)
     else:
         sys.stdout.write(text)
 
 
-def _check_places(outputs: Outputs) -> None:
+def check_places(outputs: Outputs) -> None:
     """Raise InputError for a file that cannot be written, before a long computation starts."""
     from domino_tune.store.files import check_writable
 

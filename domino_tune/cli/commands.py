@@ -6,11 +6,13 @@ import errno
 import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Annotated, Any, Final, TextIO, get_args, get_type_hints
+from itertools import chain
+from types import NoneType
+from typing import Annotated, Any, Final, TextIO, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -19,10 +21,14 @@ from domino_tune import requests
 from domino_tune.base.errors import meaning_of
 from domino_tune.base.printable import printable
 from domino_tune.base.version import VERSION
-from domino_tune.cli import actions, completion, job_actions, service_actions
+from domino_tune.cli import actions, asking, completion, job_actions, service_actions
 from domino_tune.cli.output import load, printed
 from domino_tune.requests import outputs
-from domino_tune.requests.options import Option, option_of
+from domino_tune.requests.options import GROUPS as OPTION_GROUPS
+from domino_tune.requests.options import Request, choices_of, core_of, is_list, option_of
+from domino_tune.requests.outputs import Asking
+from domino_tune.requests.problems import in_typed_words
+from domino_tune.requests.verbs import QUESTIONS
 from simulator.errors import InputError
 
 # Some versions of typer contain click, others import it; these are the classes in use.
@@ -31,7 +37,7 @@ ClickException: Any = UsageError.__base__
 INTERRUPTED: Final = meaning_of(KeyboardInterrupt()).exit_code
 # System errors when stdout is full or closed. Errors of files name the file.
 LOST_OUTPUT: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-SETTINGS: Final = {"help_option_names": ["--help", "-h"]}
+SETTINGS: Final = {"help_option_names": ["--help", "-h"], "max_content_width": 100}
 GROUPS: Final = {
     "plan": "Show a plan file, or export it to a framework.",
     "profiles": "List, show, check, import and compare machine profiles.",
@@ -51,14 +57,37 @@ class Verb:
     listing: str = ""
     """Name of a function of domino_tune that returns (name, text) pairs for the end of the help."""
 
+    @property
+    def parts(self) -> tuple[type[Request], ...]:
+        """What its options are fields of."""
+        return (self.request, *((Asking,) if self.asks else ()), self.outputs)
+
+    def read(self, values: Mapping[str, Any]) -> tuple[Any, Any, Asking]:
+        """Return the request of what was typed, where its answer goes, and where it comes from."""
+        typed = {name: value for name, value in values.items() if value not in (None, [])}
+        request, *more, places = (
+            {name: typed[name] for name in part.model_fields if name in typed}
+            for part in self.parts
+        )
+        told = Asking(**(more[0] if more else {}))
+        return asking.asked(self.request, request, told), self.outputs(**places), told
+
+    @property
+    def asks(self) -> bool:
+        """Whether it asks a question that a job file can hold."""
+        return self.name in QUESTIONS
+
 
 VERBS: Final = (
-    Verb("simulate", requests.SimulateRequest, outputs.PlanOutputs, actions.simulate),
-    Verb("tune", requests.TuneRequest, outputs.TuneOutputs, actions.tune),
-    Verb("whatif", requests.WhatIfRequest, outputs.ReportOutputs, actions.whatif),
-    Verb("validate", requests.ValidateRequest, outputs.ValidateOutputs, actions.validate),
-    Verb("profile", requests.ProfileRequest, outputs.JsonOutputs, actions.profile),
-    Verb("calibrate", requests.CalibrateRequest, outputs.CalibrateOutputs, actions.calibrate),
+    Verb("tune", QUESTIONS["tune"], outputs.SearchOutputs, actions.tune),
+    Verb("layout", QUESTIONS["layout"], outputs.SearchOutputs, actions.layout),
+    Verb("scale", QUESTIONS["scale"], outputs.ScaleOutputs, actions.scale),
+    Verb("simulate", QUESTIONS["simulate"], outputs.PlanOutputs, actions.simulate),
+    Verb("whatif", QUESTIONS["whatif"], outputs.ReportOutputs, actions.whatif),
+    Verb("measure", QUESTIONS["measure"], outputs.PlanOutputs, actions.measure),
+    Verb("validate", QUESTIONS["validate"], outputs.ValidateOutputs, actions.validate),
+    Verb("profile", QUESTIONS["profile"], outputs.JsonOutputs, actions.profile),
+    Verb("calibrate", QUESTIONS["calibrate"], outputs.ServerOutputs, actions.calibrate),
     Verb("plan show", requests.PlanShowRequest, outputs.JsonOutputs,
          printed("verbs.plan:plan_show", "show:plan")),
     Verb("plan export", requests.PlanExportRequest, outputs.FileOutputs, actions.plan_export),
@@ -142,13 +171,42 @@ def build_app() -> typer.Typer:
 def _command(verb: Verb) -> type[TyperCommand]:
     """Return the class of a verb's command; its help ends with the verb's listing."""
 
+    told = {name: option_of(part, name) for part in verb.parts for name in part.model_fields}
+
     class Command(TyperCommand):
+        def format_options(self, ctx: Any, formatter: Any) -> None:
+            if not verb.asks:
+                super().format_options(ctx, formatter)
+                return
+            records: dict[str, list[tuple[str, str]]] = {group: [] for group in OPTION_GROUPS}
+            for item in self.get_params(ctx):
+                group = told[item.name].group if item.name in told else OPTION_GROUPS[-1]
+                if record := item.get_help_record(ctx):
+                    records[group].append(record)
+            for group, lines in records.items():
+                if lines:
+                    with formatter.section(group):
+                        formatter.write_dl(lines)
+            if rare := _rare(verb.request):
+                with formatter.section("For --set and job files"):
+                    formatter.write_dl(rare)
+
         def format_epilog(self, ctx: Any, formatter: Any) -> None:
             if verb.listing:
                 with formatter.section("Formats"):
                     formatter.write_dl(load("domino_tune", verb.listing)())
 
     return Command
+
+
+def _rare(kind: type[Request]) -> list[tuple[str, str]]:
+    """Return the fields without an option, each with its help and choices."""
+    found = []
+    for name, item in kind.model_fields.items():
+        told, choices = option_of(kind, name), choices_of(item.annotation)
+        if told.rare:
+            found.append((name, told.help + f" [{'|'.join(choices)}]" * bool(choices)))
+    return found
 
 
 def _root(
@@ -177,50 +235,54 @@ def _group(help_text: str, *, add_completion: bool = False) -> typer.Typer:
 
 def _function(verb: Verb) -> Callable[..., None]:
     """Return a function with the verb's fields as parameters, for typer to read."""
-    request_names = {item.name for item in fields(verb.request)}
 
     def run(**values: Any) -> None:
-        given = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-        request = verb.request(**{k: v for k, v in given.items() if k in request_names})
-        places = verb.outputs(**{k: v for k, v in given.items() if k not in request_names})
+        request, places, asked = verb.read(values)
+        actions.check_places(asked)
         verb.action(request, places)
+        if asked.save_job:
+            from domino_tune.store.formats.job_file import write_job
 
-    parameters = [*_parameters(verb.request), *_parameters(verb.outputs)]
+            write_job(asked.save_job, verb.name, request)
+
+    parameters = [*chain.from_iterable(_parameters(part, verb.asks) for part in verb.parts)]
     run.__name__ = verb.name.replace(" ", "_")
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
 
 
-def _parameters(kind: type[Any]) -> list[inspect.Parameter]:
-    hints = get_type_hints(kind)
-    found = []
-    for item in fields(kind):
-        spec, hint = option_of(item), hints[item.name]
-        default: Any = inspect.Parameter.empty if item.default is MISSING else item.default
-        if hint == tuple[str, ...]:
-            hint, default = list[str], []
-        found.append(
-            inspect.Parameter(
-                item.name, inspect.Parameter.KEYWORD_ONLY, default=default,
-                annotation=Annotated[hint, _typer_info(item.name, spec, hint)],
-            )
+def _parameters(kind: type[Request], asks: bool) -> Iterator[inspect.Parameter]:
+    """Yield what typer reads; nothing is required that a job file may give."""
+    for name, item in kind.model_fields.items():
+        if option_of(kind, name).rare:
+            continue
+        core, needed = core_of(item.annotation), item.is_required() and not asks
+        several = is_list(item.annotation) and core is str
+        hint: Any = list[str] if several else str if is_list(item.annotation) else core
+        yield inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if needed else None,
+            annotation=Annotated[hint if needed else hint | None, _typer_info(kind, name)],
         )  # fmt: skip
-    return found
 
 
-def _typer_info(name: str, spec: Option, hint: Any) -> Any:
-    complete = completion.completer(name, spec)
-    metavar = spec.metavar or (f"[{'|'.join(spec.choices)}]" if spec.choices else None)
-    if not spec.flag:
+def _typer_info(kind: type[Request], name: str) -> Any:
+    told, annotation = option_of(kind, name), kind.model_fields[name].annotation
+    choices, core = choices_of(annotation), core_of(annotation)
+    complete = completion.completer(name, choices)
+    metavar = told.metavar or (
+        f"[{'|'.join(choices)}]" if choices else "N" if core is int else None
+    )
+    if told.argument:
         return typer.Argument(
-            help=spec.help, metavar=metavar, show_default=False, autocompletion=complete
+            help=told.help, metavar=metavar, show_default=False, autocompletion=complete
         )
-    flag = hint is bool or bool in get_args(hint)
-    either = bool in get_args(hint)  # on, off, or not given
-    declared = f"{spec.flag}/--no-{spec.flag.removeprefix('--')}" if either else spec.flag
+    flag = told.flag_of(name)
+    if core is bool and NoneType in get_args(annotation):  # on, off, or not given
+        flag = f"{flag}/--no-{flag.removeprefix('--')}"
     return typer.Option(
-        declared, help=spec.help, metavar=None if flag else metavar, show_default=False,
+        flag, help=told.help, metavar=None if core is bool else metavar, show_default=False,
         autocompletion=complete,
     )  # fmt: skip
 
@@ -234,7 +296,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = build_app()(arguments, prog_name=completion.PROGRAM, standalone_mode=False)
         sys.stdout.flush()
     except ClickException as error:
-        _complain(error.format_message())
+        _complain(_otherwise(error) or error.format_message())
         return 2
     except (typer.Abort, KeyboardInterrupt):
         _complain("interrupted.")
@@ -250,11 +312,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         meaning = meaning_of(error)
         if meaning.exit_code == 1:
             raise
-        _complain(str(error))
+        _complain(in_typed_words(str(error)))
         return meaning.exit_code
     if result == INTERRUPTED:  # typer returns it, as `standalone_mode` is off
         _complain("interrupted.")
     return result if isinstance(result, int) else 0
+
+
+def _otherwise(error: Any) -> str:
+    """Return how to say what an unknown option would say; nothing where it is another error."""
+    words = error.ctx.command_path.split()[1:] if getattr(error, "ctx", None) else []
+    verb = next((one for one in VERBS if one.name.split() == words), None)
+    flag = getattr(error, "option_name", "")
+    return asking.instead(verb.name, verb.request, flag) if verb and flag else ""
 
 
 def _complain(message: str) -> None:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import typer
-
-from domino_tune.requests.options import Option
 
 PROGRAM: Final = "domino-tune"
 ASKED: Final = "_DOMINO_TUNE_COMPLETE"
@@ -42,14 +40,14 @@ NAMES: Final[dict[str, Callable[[], Iterable[str]]]] = {
 """Field of a request -> the names that it takes."""
 
 
-def completer(field: str, spec: Option) -> Callable[[str], list[str]] | None:
+def completer(field: str, choices: Sequence[str]) -> Callable[[str], list[str]] | None:
     """Return what completes a field's value: its choices or its names; None for anything else."""
     names = NAMES.get(field)
-    if not (spec.choices or names):
+    if not (choices or names):
         return None
 
     def complete(incomplete: str) -> list[str]:
-        known = spec.choices or sorted(names() if names else ())
+        known = choices or sorted(names() if names else ())
         return [name for name in known if name.startswith(incomplete)]
 
     return complete

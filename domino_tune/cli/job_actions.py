@@ -25,7 +25,7 @@ def jobs_list(request: requests.JobsListRequest, outputs: JsonOutputs) -> None:
     wanted = {name: value for name, value in asked.items() if value is not None}
     with _client(request) as client:
         jobs = client.jobs(limit=request.limit, **wanted).items
-    if outputs.json:
+    if outputs.as_json:
         sys.stdout.write(json_text([job.plain for job in jobs]))
     else:
         show_jobs.listing(jobs)
@@ -64,7 +64,7 @@ def _print(job: Job, outputs: JsonOutputs) -> None:
     """Print a job, and its result. Raise the error of a job that failed, after printing it."""
     from domino_tune.cli import show_jobs
 
-    if outputs.json:
+    if outputs.as_json:
         sys.stdout.write(json_text(job.plain))
     else:
         show_jobs.one(job)

@@ -49,7 +49,7 @@ def printed(verb: str, table: str) -> Callable[[Any, JsonOutputs], None]:
     """
 
     def action(request: Any, outputs: JsonOutputs) -> None:
-        answer(load("domino_tune", verb)(request), outputs.json, load("domino_tune.cli", table))
+        answer(load("domino_tune", verb)(request), outputs.as_json, load("domino_tune.cli", table))
 
     return action
 

@@ -1,5 +1,4 @@
-"""Actions of the service's commands: serve, manage tokens, send results; and `tune` and
-`calibrate` at a server.
+"""Actions of the service's commands: serve, manage tokens, send results; and ask a server.
 
 Imports stand inside the functions, so that ``--help`` stays fast.
 """
@@ -8,14 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from domino_tune.requests import CalibrateRequest, TuneRequest
 from domino_tune.requests import service as requests
-from domino_tune.requests.outputs import CalibrateOutputs, Outputs, TuneOutputs
+from domino_tune.requests.outputs import Outputs, SearchOutputs, ServerOutputs
 
 if TYPE_CHECKING:
-    from domino_tune.results.calibrate import CalibrateResult
     from domino_tune.results.layouts import Layouts
-    from domino_tune.results.scale import ScaleResult
     from domino_tune.results.tune import Tuned
 
 
@@ -37,7 +33,9 @@ def tokens_revoke(request: requests.TokensRevokeRequest, outputs: Outputs) -> No
     print(f"Token {request.name} is revoked.")
 
 
-def tune_there(request: TuneRequest, outputs: TuneOutputs, server: str) -> Tuned | Layouts:
+def search_there(
+    kind: str, request: Any, outputs: SearchOutputs, server: str, target: str | None
+) -> Tuned | Layouts:
     """Tune, or search layouts, at a server; write the files asked for, as the server made them."""
     from domino_tune.cli import show
     from domino_tune.cli.output import tell_written
@@ -48,13 +46,12 @@ def tune_there(request: TuneRequest, outputs: TuneOutputs, server: str) -> Tuned
     from domino_tune.verbs.written import check_has, recommended
 
     with Client(server, token=find_token(outputs.token_file)) as client:
-        kind = "layout" if request.gpus or request.global_batch_size else "tune"
         with show.progress() as progress:
             job = client.result(kind, request, progress)
         found: Tuned | Layouts = job.answer()
         if outputs.out:
             best = found.best
-            strategy = outputs.out_of or recommended(best, request.target)
+            strategy = outputs.out_of or recommended(best, target)
             check_has(best, strategy)
             write_whole(outputs.out, client.file(job.id, f"plan-{strategy}"))
             tell_written(outputs, best, strategy)
@@ -65,28 +62,14 @@ def tune_there(request: TuneRequest, outputs: TuneOutputs, server: str) -> Tuned
     return found
 
 
-def scale_there(request: TuneRequest, outputs: TuneOutputs, server: str) -> ScaleResult:
-    """Find the best layout at each number of GPUs at a server."""
-    found: ScaleResult = _answer("scale", request, outputs.token_file, server)
-    return found
-
-
-def calibrate_there(
-    request: CalibrateRequest, outputs: CalibrateOutputs, server: str
-) -> CalibrateResult:
-    """Fit a profile at a server, which keeps it."""
-    found: CalibrateResult = _answer("calibration", request, outputs.token_file, server)
-    return found
-
-
-def _answer(
-    kind: str, request: TuneRequest | CalibrateRequest, token_file: str | None, server: str
-) -> Any:
+def answer_there(kind: str, request: Any, outputs: ServerOutputs, server: str) -> Any:
+    """Return the answer of a job of a kind, which a server computes."""
     from domino_tune.cli import show
     from domino_tune.client import Client
     from domino_tune.client.tokens import find_token
 
-    with Client(server, token=find_token(token_file)) as client, show.progress() as progress:
+    token = find_token(outputs.token_file)
+    with Client(server, token=token) as client, show.progress() as progress:
         return client.result(kind, request, progress).answer()
 
 

@@ -6,8 +6,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, Field, fields
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -18,18 +17,11 @@ from domino_tune.requests import (
     PlanFields,
     ProfilesImportRequest,
     Request,
-    TuneRequest,
     WhatIfRequest,
 )
 from domino_tune.requests.from_text import by_field
-from domino_tune.requests.options import option_of
-from domino_tune.requests.verbs import (
-    LAYOUT_FIELDS,
-    LAYOUTS_NOT_SERVED,
-    NOT_OF_LAYOUTS,
-    NOT_SERVED,
-    SCALE_NOT_SERVED,
-)
+from domino_tune.requests.options import flag_of
+from domino_tune.requests.verbs import QUESTIONS
 from domino_tune.store.files import read_text
 from domino_tune.store.formats.megatron_log import read_megatron_log
 from domino_tune.store.formats.run_table import LABEL, MEASURED, NOTE, ROUNDING, read_runs
@@ -38,36 +30,31 @@ from simulator.errors import InputError, unknown_name
 
 NAMES: Final = {"model": "models", "profile": "profiles", "into": "profiles"}
 """Fields that hold names, each with the list that a server has of them."""
-NO_RANKS: Final = "a server starts no ranks"
 
 
 def job_body(kind: str, request: Asked) -> bytes:
     """Return the body that asks for a job. Raise InputError for options that a server cannot
     follow, and for another request than the kind's."""
-    if kind not in KINDS:
-        raise unknown_name("kind of job", kind, KINDS)
-    wanted, given = KINDS[kind]
+    if kind not in FIELDS:
+        raise unknown_name("kind of job", kind, FIELDS)
+    wanted = QUESTIONS[kind]
     if not isinstance(request, wanted):
         raise InputError(f"A {kind} asks a {wanted.__name__}, got a {type(request).__name__}.")
-    return _encoded({"kind": kind, **given(request)})
+    return _encoded({"kind": kind, **FIELDS[kind](request)})
 
 
-def _tune(request: TuneRequest) -> dict[str, Any]:
-    _given(request, without=("sweep",), why="that asks for many numbers of GPUs: kind `scale`")
-    _given(request, without=LAYOUT_FIELDS, why="that asks for layouts: kind `layout`")
-    return _given(request, without=NOT_SERVED, why=NO_RANKS)
-
-
-def _layout(request: TuneRequest) -> dict[str, Any]:
-    _given(request, without=NOT_OF_LAYOUTS, why="with --gpus the layout is searched")
-    _given(request, without=("sweep",), why="that asks for many numbers of GPUs: kind `scale`")
-    return _given(request, without=LAYOUTS_NOT_SERVED, why=NO_RANKS)
-
-
-def _scale(request: TuneRequest) -> dict[str, Any]:
-    _given(request, without=NOT_OF_LAYOUTS, why="with --sweep the layout is searched")
-    _given(request, without=("gpus",), why="--sweep has the numbers of GPUs")
-    return _given(request, without=SCALE_NOT_SERVED, why=NO_RANKS)
+def _given(request: Request) -> dict[str, Any]:
+    """Return the fields that are not at their default. Raise InputError for a file in place of a
+    name."""
+    given = request.given()
+    for name, listed in NAMES.items():
+        text = given.get(name)
+        if text and (os.sep in text or text.endswith(".json")):
+            raise InputError(
+                f"{flag_of(type(request), name)} {text!r} is a file; a server takes the names that "
+                f"it lists under /v1/{listed}."
+            )
+    return given
 
 
 def _plan(request: PlanFields) -> dict[str, Any]:
@@ -87,7 +74,8 @@ def plan_body(request: PlanFields) -> bytes:
 
 def whatif_body(request: WhatIfRequest) -> bytes:
     """Return the body of a what-if. Raise InputError for one that is a sweep."""
-    _given(request, without=("sweep", "retune"), why="that takes a while: ask for a sweep")
+    if request.sweep is not None or request.retune:
+        raise InputError("--sweep and --retune take a while: ask for a job of kind `whatif`.")
     return plan_body(request)
 
 
@@ -114,40 +102,16 @@ def _calibration(request: CalibrateRequest) -> dict[str, Any]:
     return {"profile": request.profile, "name": request.name, "runs": table.getvalue()}
 
 
-KINDS: Final[Mapping[str, tuple[type[Request], Callable[[Any], dict[str, Any]]]]] = {
-    "tune": (TuneRequest, _tune),
-    "layout": (TuneRequest, _layout),
-    "scale": (TuneRequest, _scale),
-    "sweep": (WhatIfRequest, _plan),
-    "calibration": (CalibrateRequest, _calibration),
-}
-"""The request of each kind of job, and what makes its fields."""
+FIELDS: Final[Mapping[str, Callable[[Any], dict[str, Any]]]] = {
+    "tune": _given, "layout": _given, "scale": _given, "whatif": _plan, "calibrate": _calibration,
+}  # fmt: skip
+"""What makes the fields of each kind of job, which is named as the verb that asks the same."""
 
 
 def import_query(request: ProfilesImportRequest) -> str:
     """Return the query of an import: all options but the file and the new name."""
     given = _given(request)
     return urlencode({name: one for name, one in given.items() if name not in ("file", "name")})
-
-
-def _given(request: Request, *, without: Collection[str] = (), why: str = "") -> dict[str, Any]:
-    """Return the fields that are not at their default. Raise InputError for any in ``without``."""
-    given = {item.name: item for item in fields(request) if _is_given(request, item)}
-    refused = [option_of(given[name]).flag for name in without if name in given]
-    if refused:
-        raise InputError(f"{', '.join(refused)} cannot be asked of a server: {why}.")
-    for name, listed in NAMES.items():
-        text = getattr(request, name, None)
-        if text and (os.sep in text or text.endswith(".json")):
-            raise InputError(
-                f"{option_of(given[name]).flag} {text!r} is a file; a server takes the names that "
-                f"it lists under /v1/{listed}."
-            )
-    return {name: getattr(request, name) for name in given}
-
-
-def _is_given(request: Request, item: Field[Any]) -> bool:
-    return item.default is MISSING or getattr(request, item.name) != item.default
 
 
 def _encoded(plain: dict[str, Any]) -> bytes:

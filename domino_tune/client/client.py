@@ -53,8 +53,8 @@ class Client:
     def submit(self, kind: str, request: Asked) -> Job:
         """Ask for a job without waiting for it.
 
-        ``kind``: tune, layout and scale of a TuneRequest, sweep of a WhatIfRequest, calibration of
-        a CalibrateRequest. Raise InputError for options that a server cannot follow.
+        ``kind``: tune, layout, scale, sweep (of a WhatIfRequest), calibration. Raise InputError for
+        options that a server cannot follow.
         """
         return job_of(self._post("/v1/jobs", job_body(kind, request), key=new_key()))
 
@@ -124,7 +124,7 @@ class Client:
     def send_validation(self, tune: str, measured: Any, key: str) -> Job:
         """Send measured results of a tune's plan, which ``validate --json`` prints. The server
         stores one result for each ``key``."""
-        body = json.dumps({"kind": "validation", "of": tune, "result": measured}).encode()
+        body = json.dumps({"kind": "validate", "of": tune, "result": measured}).encode()
         return job_of(self._post("/v1/jobs", body, key=key))
 
     def simulate(self, request: requests.SimulateRequest) -> Simulated:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
 from domino_tune.base.errors import ServiceError
 from domino_tune.client.answers import error_of
 from domino_tune.client.frames import rows_frame
-from domino_tune.requests import CalibrateRequest, TuneRequest, WhatIfRequest
+from domino_tune.requests import (
+    CalibrateRequest,
+    LayoutRequest,
+    ScaleRequest,
+    TuneRequest,
+    WhatIfRequest,
+)
+from domino_tune.requests.service import JobState
 from domino_tune.results.from_json import (
     calibrated_from_json,
     layouts_from_json,
@@ -22,16 +29,15 @@ from simulator.errors import InputError
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-State = Literal["queued", "running", "done", "failed"]
-STATES: Final = get_args(State)
+STATES: Final = get_args(JobState)
 ENDED: Final = ("done", "failed")
-Asked = TuneRequest | WhatIfRequest | CalibrateRequest
+Asked = TuneRequest | LayoutRequest | ScaleRequest | WhatIfRequest | CalibrateRequest
 """What jobs of all kinds ask."""
 READERS: Final[dict[str, Callable[[Any, float], Any]]] = {
     "tune": lambda plain, seconds: tuned_from_json(plain, seconds=seconds),
     "layout": lambda plain, seconds: layouts_from_json(plain, seconds=seconds),
     "scale": lambda plain, seconds: scale_from_json(plain, seconds=seconds),
-    "calibration": lambda plain, seconds: calibrated_from_json(plain),
+    "calibrate": lambda plain, seconds: calibrated_from_json(plain),
 }
 """What reads the result of a kind."""
 
@@ -48,7 +54,7 @@ class Job:
 
     id: str
     kind: str
-    state: State
+    state: JobState
     done: int
     total: int | None
     text: str
@@ -113,7 +119,7 @@ class Job:
 
         Raise as ``result`` does, and InputError for another kind of job.
         """
-        if self.kind != "sweep":
+        if self.kind != "whatif":
             raise InputError(f"A {self.kind} has no points of a sweep; take `result()`.")
         return whatif_frame(self.result())
 
@@ -158,7 +164,7 @@ def job_of(plain: Mapping[str, Any]) -> Job:
     return Job(
         id=name,
         kind=str(plain.get("kind")),
-        state=cast(State, state),
+        state=cast(JobState, state),
         done=progress.get("done") or 0,
         total=progress.get("total"),
         text=str(progress.get("text") or ""),

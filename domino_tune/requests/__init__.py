@@ -1,7 +1,7 @@
 """Requests: every question, validated once. May import base and the simulator."""
 
-from domino_tune.requests.calibrate import CalibrateRequest
-from domino_tune.requests.fields import PlanFields, RanksFields, Request, WorkloadFields
+from domino_tune.requests.fields import JobFields, PlanFields, RanksFields, WorkloadFields
+from domino_tune.requests.options import Request
 from domino_tune.requests.profiles import (
     ProfilesCheckRequest,
     ProfilesDiffRequest,
@@ -21,10 +21,15 @@ from domino_tune.requests.service import (
     TokensRevokeRequest,
 )
 from domino_tune.requests.verbs import (
+    CalibrateRequest,
+    LayoutRequest,
+    MeasureRequest,
     ModelsRequest,
     PlanExportRequest,
     PlanShowRequest,
     ProfileRequest,
+    ScaleRequest,
+    SearchFields,
     SimulateRequest,
     TuneRequest,
     ValidateRequest,
@@ -32,31 +37,11 @@ from domino_tune.requests.verbs import (
 )
 
 __all__ = [
-    "CalibrateRequest",
-    "JobsDeleteRequest",
-    "JobsListRequest",
-    "JobsShowRequest",
-    "JobsStopRequest",
-    "ModelsRequest",
-    "PlanExportRequest",
-    "PlanFields",
-    "PlanShowRequest",
-    "ProfileRequest",
-    "ProfilesCheckRequest",
-    "ProfilesDiffRequest",
-    "ProfilesImportRequest",
-    "ProfilesListRequest",
-    "ProfilesShowRequest",
-    "RanksFields",
-    "Request",
-    "SendRequest",
-    "ServeRequest",
-    "SimulateRequest",
-    "TokensAddRequest",
-    "TokensListRequest",
-    "TokensRevokeRequest",
-    "TuneRequest",
-    "ValidateRequest",
-    "WhatIfRequest",
-    "WorkloadFields",
+    "CalibrateRequest", "JobFields", "JobsDeleteRequest", "JobsListRequest", "JobsShowRequest",
+    "JobsStopRequest", "LayoutRequest", "MeasureRequest", "ModelsRequest", "PlanExportRequest",
+    "PlanFields", "PlanShowRequest", "ProfileRequest", "ProfilesCheckRequest",
+    "ProfilesDiffRequest", "ProfilesImportRequest", "ProfilesListRequest", "ProfilesShowRequest",
+    "RanksFields", "Request", "ScaleRequest", "SearchFields", "SendRequest", "ServeRequest",
+    "SimulateRequest", "TokensAddRequest", "TokensListRequest", "TokensRevokeRequest",
+    "TuneRequest", "ValidateRequest", "WhatIfRequest", "WorkloadFields",
 ]  # fmt: skip

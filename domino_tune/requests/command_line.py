@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import fields, replace
+from collections.abc import Iterator
 from typing import Any
 
-from domino_tune.requests import Request, SimulateRequest, WorkloadFields
-from domino_tune.requests.options import option_of
+from domino_tune.requests.fields import WorkloadFields
+from domino_tune.requests.options import Request, option_of
+from domino_tune.requests.verbs import SimulateRequest, verb_of
 from simulator.plan import SlicePlan
 
 
-def command_line(verb: str, *parts: Request | Any) -> str:
-    """Return ``python -m domino_tune verb`` with every option that is not at its default."""
-    words = ["python", "-m", "domino_tune", *verb.split()]
-    for part in parts:
-        for item in fields(part):
-            words += _words(option_of(item).flag, getattr(part, item.name), item.default)
+def command_line(request: Request, *parts: Request) -> str:
+    """Return ``python -m domino_tune VERB`` with every option that is not at its default."""
+    words = ["python", "-m", "domino_tune", verb_of(request)]
+    for part in (request, *parts):
+        for name, value in part.given().items():
+            words += _words(part, name, value)
     return shlex.join(words)
 
 
@@ -24,17 +25,15 @@ def simulate_request(
     request: WorkloadFields, plan: SlicePlan, micro_batch_size: int, grad_accumulation: int
 ) -> SimulateRequest:
     """Return the request that simulates ``plan`` for the workload of ``request``."""
-    shared = {item.name: getattr(request, item.name) for item in fields(WorkloadFields)}
-    base = SimulateRequest(**shared)
-    base = replace(
-        base, micro_batch_size=micro_batch_size,
+    shared = {name: getattr(request, name) for name in WorkloadFields.model_fields}
+    base = SimulateRequest(**shared).but(
+        micro_batch_size=micro_batch_size,
         sequence_parallel=plan.sequence_parallel if (request.tp or 1) > 1 else None,
         grad_accumulation=grad_accumulation if grad_accumulation > 1 else None,
-    )  # fmt: skip
+    )
     if plan.strategy != "domino":
-        return replace(base, strategy=plan.strategy)
-    return replace(
-        base,
+        return base.but(strategy=plan.strategy)
+    return base.but(
         row_slices=plan.row_slices,
         slice_dim=plan.slice_dim if plan.slice_dim != "batch" else None,
         slice_balance=plan.slice_balance if plan.slice_balance != "balanced" else None,
@@ -53,12 +52,20 @@ def _unless(value: int, default: int) -> int | None:
     return None if value == default else value
 
 
-def _words(flag: str, value: Any, default: Any) -> list[str]:
-    if value is None or value == default:
-        return []
-    if value is False:
-        return [] if default is False else [f"--no-{flag.removeprefix('--')}"]
-    if value is True:
-        return [flag]
-    values = value if isinstance(value, tuple) else (value,)
-    return [word for one in values for word in ((flag, str(one)) if flag else (str(one),))]
+def _words(part: Request, name: str, value: Any) -> Iterator[str]:
+    told = option_of(type(part), name)
+    flag = told.flag_of(name)
+    several = value if isinstance(value, tuple) else (value,)
+    if name == "gpus":
+        several = (",".join(map(str, several)),)
+    for one in several:
+        if told.argument:
+            yield str(one)
+        elif told.rare:
+            text = str(one).lower() if isinstance(one, bool) else str(one)
+            keyed = isinstance(value, tuple) and name != "tp_comm_overlap"
+            yield from ("--set", text if keyed else f"{name}={text}")
+        elif isinstance(one, bool):
+            yield flag if one else f"--no-{flag.removeprefix('--')}"
+        else:
+            yield from (flag, str(one))

@@ -6,276 +6,210 @@ default that the help text names.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final, Literal
 
-from domino_tune.requests.options import check_options, option
-from simulator.implementation import KEYS, NAMES
+from pydantic import Field
+
+from domino_tune.requests.options import (
+    Count,
+    FileName,
+    Request,
+    Text,
+    Texts,
+    common,
+    job,
+    machine,
+    slicing,
+)
+from simulator.implementation import KEYS
+from simulator.ops import TpCollectives
 from simulator.plan import (
     MAX_COL_SLICES,
     MAX_CTAS,
     MAX_ROW_SLICES,
-    ORDERS,
-    STRATEGIES,
-    WGRAD_PLACEMENTS,
+    Order,
+    Strategy,
+    WgradPlacement,
 )
-from simulator.slicing import SLICE_BALANCES, SLICE_DIMS
+from simulator.slicing import SliceBalance, SliceDim
 from simulator.specs import (
-    CP_COMM,
-    DATA_PARALLEL,
-    DTYPE_BYTES,
-    FP8_RECIPES,
-    GRAD_DTYPES,
-    PIPELINE_SCHEDULES,
-    RECOMPUTE,
-    TP_COLLECTIVES,
+    ContextComm,
+    DataParallel,
+    Dtype,
+    Fp8Recipe,
+    GradDtype,
+    PipelineSchedule,
+    Recompute,
 )
 
-BACKENDS = ("gloo", "nccl")
 NEEDED: Final = ("model", "profile", "tp", "seq_length", "micro_batch_size")
 """Fields of a workload that have no default; a plan file may give them."""
+Backend = Literal["gloo", "nccl"]
+ImplementationName = Literal["megatron-te", "megatron-2022", "torch", "domino-tune"]
+RowSlices = Annotated[int, Field(ge=1, le=MAX_ROW_SLICES)]
+ColSlices = Annotated[int, Field(ge=1, le=MAX_COL_SLICES)]
+Ctas = Annotated[int, Field(ge=0, le=MAX_CTAS)]
+FewLayers = Annotated[int, Field(ge=0, le=1000)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """Base of all requests: checks that each field's option allows its value."""
+class JobFields(Request):
+    """The model, the machine, and how ranks divide the work, but for the batch of one layout."""
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkloadFields(Request):
-    """The model, the machine, the ranks and the batch."""
-
-    model: str | None = option(
+    model: Annotated[FileName | None, common(
         "Preset (see `models`), a Hugging Face config.json, or a model file.",
-        flag="--model", metavar="NAME|FILE", default=None,
-    )  # fmt: skip
-    profile: str | None = option(
+        metavar="NAME|FILE")] = None  # fmt: skip
+    profile: Annotated[FileName | None, common(
         "Profile of the machine: a name (see `profiles list`) or a file.",
-        flag="--profile", metavar="NAME|FILE", default=None,
-    )  # fmt: skip
-    tp: int | None = option(
-        "Tensor-parallel ranks.", flag="--tp", metavar="N", default=None, minimum=1
-    )
-    dp: int | None = option(
-        "Data-parallel replicas (default 1).", flag="--dp", metavar="N", default=None, minimum=1
-    )
-    pp: int | None = option(
-        "Pipeline stages (default 1).", flag="--pp", metavar="N", default=None, minimum=1
-    )
-    vpp: int | None = option(
-        "Virtual pipeline stages of a rank, interleaved (default 1).",
-        flag="--vpp", metavar="N", default=None, minimum=1,
-    )  # fmt: skip
-    pp_schedule: str | None = option(
+        metavar="NAME|FILE")] = None  # fmt: skip
+    tp: Annotated[Count | None, common("Tensor-parallel ranks.")] = None
+    dp: Annotated[Count | None, common("Data-parallel replicas (default 1).")] = None
+    pp: Annotated[Count | None, common("Pipeline stages (default 1).")] = None
+    vpp: Annotated[Count | None, job(
+        "Virtual pipeline stages of a rank, interleaved (default 1).")] = None  # fmt: skip
+    pp_schedule: Annotated[PipelineSchedule | None, job(
         "Order of a pipeline's passes (default 1f1b; interleaved with --vpp).",
-        flag="--pp-schedule", choices=PIPELINE_SCHEDULES, default=None,
-    )  # fmt: skip
-    pp_layers: str | None = option(
-        "Layers of each (virtual) stage, like 10,10,9,9 (default: equal).",
-        flag="--pp-layers", metavar="N,N,…", default=None,
-    )  # fmt: skip
-    overlap_p2p: bool | None = option(
+        rare=True)] = None  # fmt: skip
+    overlap_p2p: Annotated[bool | None, job(
         "Messages between stages run alongside compute (default: as Megatron's schedule has it).",
-        flag="--overlap-p2p", default=None,
-    )  # fmt: skip
-    cp: int | None = option(
-        "Context-parallel ranks, which share each sequence (default 1).",
-        flag="--cp", metavar="N", default=None, minimum=1,
-    )  # fmt: skip
-    cp_comm: str | None = option(
+        rare=True)] = None  # fmt: skip
+    cp: Annotated[Count | None, job(
+        "Context-parallel ranks, which share each sequence (default 1).")] = None  # fmt: skip
+    cp_comm: Annotated[ContextComm | None, job(
         "How context-parallel ranks exchange keys and values (default p2p, a ring).",
-        flag="--cp-comm", choices=CP_COMM, default=None,
-    )  # fmt: skip
-    nodes: int | None = option(
-        "Nodes of the ranks, in Megatron's order tp, cp, dp, pp (default: as few as possible).",
-        flag="--nodes", metavar="N", default=None, minimum=1,
-    )  # fmt: skip
-    seq_length: int | None = option(
-        "Tokens of one sequence.", flag="--seq-length", metavar="N", default=None, minimum=1
-    )
-    micro_batch_size: int | None = option(
-        "Sequences of one micro-batch.",
-        flag="--micro-batch-size", metavar="N", default=None, minimum=1,
-    )  # fmt: skip
-    grad_accumulation: int | None = option(
-        "Micro-batches of one iteration (default 1).",
-        flag="--grad-accumulation", metavar="N", default=None, minimum=1,
-    )  # fmt: skip
-    dtype: str | None = option(
-        "Type of activations and weights (default bf16).",
-        flag="--dtype", choices=tuple(DTYPE_BYTES), default=None,
-    )  # fmt: skip
-    cuda_graph: bool = option(
-        "Launches take no time, as under CUDA graphs.", flag="--cuda-graph", default=False
-    )
-    power_cap: str | None = option(
+        rare=True)] = None  # fmt: skip
+    nodes: Annotated[Count | None, machine(
+        "Nodes of the ranks, in Megatron's order tp, cp, dp, pp (default: as few as possible)."
+        )] = None  # fmt: skip
+    seq_length: Annotated[Count | None, common("Tokens of one sequence.")] = None
+    micro_batch_size: Annotated[Count | None, common(
+        "Sequences of one micro-batch.")] = None  # fmt: skip
+    dtype: Annotated[Dtype | None, job(
+        "Type of activations and weights (default bf16).")] = None  # fmt: skip
+    cuda_graph: Annotated[bool, machine(
+        "Launches take no time, as under CUDA graphs.")] = False  # fmt: skip
+    power_cap: Annotated[Text | None, machine(
         "Power limit that the GPUs are set to (default the profile's); it decides their clock.",
-        flag="--power-cap", metavar="WATTS", default=None,
-    )  # fmt: skip
-    clock_mhz: int | None = option(
+        metavar="WATTS")] = None  # fmt: skip
+    clock_mhz: Annotated[Count | None, machine(
         "Clock that the GPUs are locked to; under the power limit it may be lower.",
-        flag="--clock-mhz", metavar="MHZ", default=None, minimum=1,
-    )  # fmt: skip
-    memory_margin: str | None = option(
+        metavar="MHZ")] = None  # fmt: skip
+    memory_margin: Annotated[Text | None, machine(
         "Memory of each GPU to leave free, like 4GiB or 5% (default 0).",
-        flag="--memory-margin", metavar="SIZE", default=None,
-    )  # fmt: skip
-    data_parallel: str | None = option(
-        "What replicas share (default distributed-optimizer; replicas with objective measure).",
-        flag="--data-parallel", choices=DATA_PARALLEL, default=None,
-    )  # fmt: skip
-    overlap_grad_reduce: bool | None = option(
+        metavar="SIZE")] = None  # fmt: skip
+    data_parallel: Annotated[DataParallel | None, job(
+        "What replicas share (default distributed-optimizer; replicas where plans are measured)."
+        )] = None  # fmt: skip
+    overlap_grad_reduce: Annotated[bool | None, job(
         "Reduce gradients alongside backward, in buckets (default on).",
-        flag="--overlap-grad-reduce", default=None,
-    )  # fmt: skip
-    overlap_param_gather: bool | None = option(
+        rare=True)] = None  # fmt: skip
+    overlap_param_gather: Annotated[bool | None, job(
         "Gather updated parameters alongside forward, in buckets (default on).",
-        flag="--overlap-param-gather", default=None,
-    )  # fmt: skip
-    grad_dtype: str | None = option(
-        "Type of main gradients and of their sums (default fp32).",
-        flag="--grad-dtype", choices=GRAD_DTYPES, default=None,
-    )  # fmt: skip
-    recompute: str | None = option(
+        rare=True)] = None  # fmt: skip
+    grad_dtype: Annotated[GradDtype | None, job(
+        "Type of main gradients and of their sums (default fp32).", rare=True)] = None  # fmt: skip
+    recompute: Annotated[Recompute | None, job(
         "What backward computes again instead of keeping it: each layer; the attention core, "
         "which saves nothing with flash attention; or per-op, every second matmul and what is "
-        "cheap, as torchtitan has it (default none).",
-        flag="--recompute", choices=RECOMPUTE, default=None,
-    )  # fmt: skip
-    recompute_layers: int | None = option(
+        "cheap, as torchtitan has it (default none).")] = None  # fmt: skip
+    recompute_layers: Annotated[Count | None, job(
         "Recompute only in this many of the first layers (default all).",
-        flag="--recompute-layers", metavar="N", default=None, minimum=1,
-    )  # fmt: skip
-    fp8_recipe: str | None = option(
+        rare=True)] = None  # fmt: skip
+    fp8_recipe: Annotated[Fp8Recipe | None, job(
         "How linear layers are quantized: Megatron's --fp8-recipe, or --fp4-recipe for nvfp4 "
-        "(default none: they multiply in --dtype).",
-        flag="--fp8-recipe", choices=FP8_RECIPES, default=None,
-    )  # fmt: skip
-    num_layers_at_start_in_bf16: int | None = option(
-        "First layers that are not quantized (default 0).",
-        flag="--num-layers-at-start-in-bf16", metavar="N", default=None, minimum=0,
-        maximum=1000,
-    )  # fmt: skip
-    num_layers_at_end_in_bf16: int | None = option(
-        "Last layers that are not quantized (default 0).",
-        flag="--num-layers-at-end-in-bf16", metavar="N", default=None, minimum=0,
-        maximum=1000,
-    )  # fmt: skip
-    fp8_param_gather: bool | None = option(
+        "(default none: they multiply in --dtype).")] = None  # fmt: skip
+    num_layers_at_start_in_bf16: Annotated[FewLayers | None, job(
+        "First layers that are not quantized (default 0).", rare=True)] = None  # fmt: skip
+    num_layers_at_end_in_bf16: Annotated[FewLayers | None, job(
+        "Last layers that are not quantized (default 0).", rare=True)] = None  # fmt: skip
+    fp8_param_gather: Annotated[bool | None, job(
         "Keep and gather the parameters of quantized layers in FP8 (default off).",
-        flag="--fp8-param-gather", default=None,
-    )  # fmt: skip
-    implementation: str | None = option(
+        rare=True)] = None  # fmt: skip
+    implementation: Annotated[ImplementationName | None, job(
         "Whose kernels train (default megatron-te; domino-tune where the profile times only the "
-        "kernels of this project's runtime).",
-        flag="--implementation", choices=NAMES, default=None,
-    )  # fmt: skip
-    implementation_set: tuple[str, ...] = option(
+        "kernels of this project's runtime).")] = None  # fmt: skip
+    implementation_set: Annotated[Texts, job(
         f"Change one key of the implementation; may be repeated. Keys: {', '.join(KEYS)}.",
-        flag="--implementation-set", metavar="KEY=VALUE", default=(),
-    )  # fmt: skip
-    tp_backward_overlap: bool | None = option(
+        metavar="KEY=VALUE", rare=True)] = ()  # fmt: skip
+    tp_backward_overlap: Annotated[bool | None, job(
         "Without Domino, backward's gathers and sums overlap GEMMs (default by implementation).",
-        flag="--tp-backward-overlap", default=None,
-    )  # fmt: skip
-    tp_collectives: str | None = option(
+        rare=True)] = None  # fmt: skip
+    tp_collectives: Annotated[TpCollectives | None, machine(
         "Kernels of tensor-parallel collectives inside a node (default nccl).",
-        flag="--tp-collectives", choices=TP_COLLECTIVES, default=None,
-    )  # fmt: skip
-    sequence_parallel: bool | None = option(
+        rare=True)] = None  # fmt: skip
+    sequence_parallel: Annotated[bool | None, job(
         "Each rank holds 1/tp of the tokens between the blocks, as Megatron's flag does (default: "
-        "where tp divides the sequences and the profile times gathers; `tune` tries both).",
-        flag="--sequence-parallel", default=None,
-    )  # fmt: skip
-    overrides: tuple[str, ...] = option(
+        "where tp divides the sequences and the profile times gathers; `tune` tries both)."
+        )] = None  # fmt: skip
+    overrides: Annotated[Texts, job(
         "Override a field of the model, by its Hugging Face name; may be repeated.",
-        flag="--set", metavar="FIELD=VALUE", default=(),
-    )  # fmt: skip
+        metavar="FIELD=VALUE", flag="--set", rare=True)] = ()  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanFields(WorkloadFields):
-    """The plan: from a plan file, or from these fields."""
+class WorkloadFields(JobFields):
+    """One layout: the model, the machine, the ranks and the batch."""
 
-    plan: str | None = option(
-        "Plan file of `tune --out`; it also gives the workload that no option gives.",
-        flag="--plan", metavar="FILE", default=None,
-    )  # fmt: skip
-    strategy: str | None = option(
-        "How to overlap (default domino).", flag="--strategy", choices=STRATEGIES, default=None
-    )
-    row_slices: int | None = option(
-        "Row slices of the micro-batch (default 2).",
-        flag="--row-slices", metavar="N", default=None, minimum=1, maximum=MAX_ROW_SLICES,
-    )  # fmt: skip
-    slice_dim: str | None = option(
+    grad_accumulation: Annotated[Count | None, common(
+        "Micro-batches of one iteration (default 1).")] = None  # fmt: skip
+    pp_layers: Annotated[Text | None, job(
+        "Layers of each (virtual) stage, like 10,10,9,9 (default: equal).",
+        metavar="N,N,…", rare=True)] = None  # fmt: skip
+
+
+class CutFields(WorkloadFields):
+    """How the layout is cut."""
+
+    strategy: Annotated[Strategy | None, slicing("How to overlap (default domino).")] = None
+    row_slices: Annotated[RowSlices | None, slicing(
+        "Row slices of the micro-batch (default 2).")] = None  # fmt: skip
+    slice_dim: Annotated[SliceDim | None, slicing(
         "What a row slice is: whole sequences (batch), or positions of all of them (sequence) "
-        "(default batch; `tune` tries both where the micro-batch is one sequence).",
-        flag="--slice-dim", choices=SLICE_DIMS, default=None,
-    )  # fmt: skip
-    slice_balance: str | None = option(
+        "(default batch; `tune` tries both where the micro-batch is one sequence)."
+        )] = None  # fmt: skip
+    slice_balance: Annotated[SliceBalance | None, slicing(
         "Slices of sequences: of equal work, of equal length, or with more work in the first ones "
-        "(default balanced).",
-        flag="--slice-balance", choices=SLICE_BALANCES, default=None,
-    )  # fmt: skip
-    col_slices: int | None = option(
-        "Column slices of both blocks (default 1).",
-        flag="--col-slices", metavar="N", default=None, minimum=1, maximum=MAX_COL_SLICES,
-    )  # fmt: skip
-    attn_col_slices: int | None = option(
-        "Column slices of the attention block.",
-        flag="--attn-col-slices", metavar="N", default=None, minimum=1, maximum=MAX_COL_SLICES,
-    )  # fmt: skip
-    mlp_col_slices: int | None = option(
-        "Column slices of the MLP block.",
-        flag="--mlp-col-slices", metavar="N", default=None, minimum=1, maximum=MAX_COL_SLICES,
-    )  # fmt: skip
-    attn_dgrad_slices: int | None = option(
+        "(default balanced).", rare=True)] = None  # fmt: skip
+    col_slices: Annotated[ColSlices | None, slicing(
+        "Column slices of both blocks (default 1).")] = None  # fmt: skip
+    attn_col_slices: Annotated[ColSlices | None, slicing(
+        "Column slices of the attention block.", rare=True)] = None  # fmt: skip
+    mlp_col_slices: Annotated[ColSlices | None, slicing(
+        "Column slices of the MLP block.", rare=True)] = None  # fmt: skip
+    attn_dgrad_slices: Annotated[ColSlices | None, slicing(
         "Pieces of the attention block's dgrad (default: its column slices).",
-        flag="--attn-dgrad-slices", metavar="N", default=None, minimum=1, maximum=MAX_COL_SLICES,
-    )  # fmt: skip
-    mlp_dgrad_slices: int | None = option(
+        rare=True)] = None  # fmt: skip
+    mlp_dgrad_slices: Annotated[ColSlices | None, slicing(
         "Pieces of the MLP block's dgrad (default: its column slices).",
-        flag="--mlp-dgrad-slices", metavar="N", default=None, minimum=1, maximum=MAX_COL_SLICES,
-    )  # fmt: skip
-    order: str | None = option(
-        "Issue order (default greedy).", flag="--order", choices=ORDERS, default=None
-    )
-    wgrad: str | None = option(
-        "Placement of weight gradients (default fill for greedy, else eager).",
-        flag="--wgrad", choices=WGRAD_PLACEMENTS, default=None,
-    )  # fmt: skip
-    merge_wgrad: bool = option(
-        "One weight-gradient GEMM over all row slices.", flag="--merge-wgrad", default=False
-    )
-    comm_ctas: int | None = option(
-        "NCCL CTAs of tensor-parallel collectives (default: NCCL's choice).",
-        flag="--comm-ctas", metavar="N", default=None, minimum=0, maximum=MAX_CTAS,
-    )  # fmt: skip
-    tp_comm_overlap: tuple[str, ...] = option(
+        rare=True)] = None  # fmt: skip
+    order: Annotated[Order | None, slicing("Issue order (default greedy).")] = None
+    wgrad: Annotated[WgradPlacement | None, slicing(
+        "Placement of weight gradients (default fill for greedy, else eager).")] = None  # fmt: skip
+    merge_wgrad: Annotated[bool, slicing(
+        "One weight-gradient GEMM over all row slices.", rare=True)] = False  # fmt: skip
+    comm_ctas: Annotated[Ctas | None, slicing(
+        "NCCL CTAs of tensor-parallel collectives (default: NCCL's choice).")] = None  # fmt: skip
+    tp_comm_overlap: Annotated[Texts, slicing(
         "How strategy userbuffers, async-tp or fused hides a GEMM's collective, like "
         "fc2_fprop=pipeline:8:16 (chunks, SMs) or proj_dgrad=none; may be repeated.",
-        flag="--tp-comm-overlap", metavar="GEMM=METHOD", default=(),
-    )  # fmt: skip
+        metavar="GEMM=METHOD", rare=True)] = ()  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+class PlanFields(CutFields):
+    """The plan: from a plan file, or from the fields of a cut."""
+
+    plan: Annotated[FileName | None, slicing(
+        "Plan file of `tune --out`; it also gives the workload that no option gives.",
+        metavar="FILE")] = None  # fmt: skip
+
+
 class RanksFields(Request):
     """Real ranks: how many start here, and how they communicate."""
 
-    backend: str | None = option(
+    backend: Annotated[Backend | None, machine(
         "Backend of collectives (default nccl where NVIDIA's driver is installed and no link is "
-        "emulated, else gloo).",
-        flag="--backend", choices=BACKENDS, default=None,
-    )  # fmt: skip
-    nproc_per_node: int | None = option(
-        "Ranks to start on this machine (default all, or none under torchrun or Slurm).",
-        flag="--nproc-per-node", metavar="N", default=None, minimum=1,
-    )  # fmt: skip
-    emulate_link: str | None = option(
+        "emulated, else gloo).")] = None  # fmt: skip
+    nproc_per_node: Annotated[Count | None, machine(
+        "Ranks to start on this machine (default all, or none under torchrun or Slurm)."
+        )] = None  # fmt: skip
+    emulate_link: Annotated[Text | None, machine(
         "Put the ranks on two emulated hosts with a link of this rate, like 1gbit (Linux, gloo).",
-        flag="--emulate-link", metavar="RATE", default=None,
-    )  # fmt: skip
+        metavar="RATE")] = None  # fmt: skip

@@ -1,18 +1,16 @@
-"""Requests from texts: a row of a table, whose columns are options of the command line."""
+"""Requests from texts: a row of a table, a job file, ``--set key=value``."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any, Final, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar
 
-from domino_tune.requests.fields import Request
+from pydantic import ValidationError
+
+from domino_tune.requests.options import Request, is_list, refusal
 from simulator.errors import InputError, unknown_name
 
 Asked = TypeVar("Asked", bound=Request)
-_WHOLE: Final = re.compile(r"-?[0-9]{1,18}")
-BOOLEANS: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 def field_name(column: str) -> str:
@@ -36,27 +34,19 @@ def request_from_text(kind: type[Asked], row: Mapping[str, str]) -> Asked:
 
     Raise InputError for an unknown option, or a value of another type.
     """
-    hints = get_type_hints(kind)
-    known = [item.name for item in fields(kind)]
     values: dict[str, Any] = {}
     for name, text in by_field(row).items():
-        if name not in known:
-            raise unknown_name("column", name, known)
+        if name not in kind.model_fields:
+            raise unknown_name("column", name, kind.model_fields)
         if text:
-            values[name] = _value(name, hints[name], text)
-    return kind(**values)
+            annotation = kind.model_fields[name].annotation
+            values[name] = text.split() if is_list(annotation) else text
+    return from_values(kind, values)
 
 
-def _value(column: str, hint: Any, text: str) -> Any:
-    kinds = set(get_args(hint)) or {hint}
-    if hint == tuple[str, ...]:
-        return tuple(text.split())
-    if bool in kinds:
-        if text.lower() not in BOOLEANS:
-            raise InputError(f"{column} must be true or false, got {text!r}; correct it.")
-        return BOOLEANS[text.lower()]
-    if int in kinds:
-        if not _WHOLE.fullmatch(text):
-            raise InputError(f"{column} must be a whole number, got {text[:40]!r}; correct it.")
-        return int(text)
-    return text
+def from_values(kind: type[Asked], values: Mapping[str, Any]) -> Asked:
+    """Return the request of values that may be texts. Raise InputError."""
+    try:
+        return kind.model_validate(values, strict=False)
+    except ValidationError as error:
+        raise refusal(kind, error) from None

@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Annotated, Final
 
-from domino_tune.requests.options import check_options, option, option_of
+from pydantic import model_validator
+
+from domino_tune.requests.options import FileName, Request, Text, Texts, common, option_of, output
 from simulator.errors import InputError
-from simulator.plan import STRATEGIES
+from simulator.plan import Compared
 
 FILE: Final = "FILE"
-COMPARED: Final = tuple(name for name in STRATEGIES if name != "no_comm")
-"""Strategies that a verdict compares."""
+TokenFile = Annotated[FileName | None, output(
+    "File that holds the server's token (default: $DOMINO_TUNE_TOKEN).", metavar="PATH"
+        )]  # fmt: skip
+"""Its metavar is not FILE, as it is not written."""
 
 
-def server_option(help_text: str) -> Any:
-    """Return the option of the server that does the work."""
-    return option(help_text, flag="--server", metavar="URL", default=None)
-
-
-def token_option() -> Any:
-    """Return the option of a token's file. Its metavar is not FILE, as it is not written."""
-    return option(
-        "File that holds the server's token (default: $DOMINO_TUNE_TOKEN).",
-        flag="--token-file", metavar="PATH", default=None,
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outputs:
+class Outputs(Request):
     """Base of the options that say where a result goes."""
 
-    def __post_init__(self) -> None:
-        """Raise InputError for a wrong value, or when two options name one file."""
-        check_options(self)
+    @model_validator(mode="after")
+    def _check_files(self) -> Outputs:
+        """Raise InputError when two options name one file."""
         flags: dict[str, str] = {}
         for flag, path in self.files().items():
             other = flags.setdefault(os.path.realpath(path), flag)
@@ -42,117 +31,107 @@ class Outputs:
                 raise InputError(
                     f"{other} and {flag} both name the file {path!r}; give each a file of its own."
                 )
+        return self
 
     def files(self) -> dict[str, str]:
         """Return flag -> path of the files to write."""
-        given = {option_of(item): getattr(self, item.name) for item in fields(self)}
         return {
-            option.flag: path
-            for option, path in given.items()
-            if option.metavar == FILE and path is not None
+            option_of(type(self), name).flag_of(name): path
+            for name, path in self
+            if option_of(type(self), name).metavar == FILE and path is not None
         }
 
 
-@dataclass(frozen=True, kw_only=True)
+class Asking(Outputs):
+    """Where a question comes from beside its options, and where it is kept."""
+
+    job: Annotated[FileName | None, common(
+        "Read the question from this job file; options given beside it win.",
+        metavar="FILE.yaml")] = None  # fmt: skip
+    settings: Annotated[Texts, common(
+        "Set any field of the job, of its implementation, or of its model by the Hugging Face "
+        "name; may be repeated.", metavar="KEY=VALUE", flag="--set")] = ()  # fmt: skip
+    save_job: Annotated[FileName | None, output(
+        "Write the question to this job file, to ask it again.", metavar=FILE)] = None  # fmt: skip
+
+
 class JsonOutputs(Outputs):
     """A table or JSON on stdout."""
 
-    json: bool = option("Print the result as JSON.", flag="--json", default=False)
+    as_json: Annotated[bool, output("Print the result as JSON.", flag="--json")] = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class FileOutputs(JsonOutputs):
     """Also a file."""
 
-    out: str | None = option(
-        "Write the result to this file instead of stdout.", flag="--out", metavar=FILE, default=None
-    )
+    out: Annotated[FileName | None, output(
+        "Write the result to this file instead of stdout.", metavar=FILE)] = None  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class TraceOutputs(JsonOutputs):
-    """Also a timeline."""
-
-    trace: str | None = option(
-        "Write a Chrome trace for Perfetto.", flag="--trace", metavar=FILE, default=None
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class ReportOutputs(JsonOutputs):
     """Also a page."""
 
-    report: str | None = option(
-        "Write a self-contained HTML page.", flag="--report", metavar=FILE, default=None
-    )
+    report: Annotated[FileName | None, output(
+        "Write a self-contained HTML page.", metavar=FILE)] = None  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class PictureOutputs(TraceOutputs, ReportOutputs):
-    """Also a timeline and a page."""
+class TraceOutputs(JsonOutputs):
+    """Also a timeline."""
+
+    trace: Annotated[FileName | None, output(
+        "Write a Chrome trace for Perfetto.", metavar=FILE)] = None  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanOutputs(PictureOutputs):
+class PlanOutputs(ReportOutputs, TraceOutputs):
     """Also a plan file."""
 
-    out: str | None = option(
-        "Write the plan to this file; of tune the one that the verdict recommends.",
-        flag="--out", metavar=FILE, default=None,
-    )  # fmt: skip
-    out_of: str | None = option(
-        "Write the plan of this strategy instead, which the verdict compares.",
-        flag="--out-of", choices=COMPARED, default=None,
-    )  # fmt: skip
+    out: Annotated[FileName | None, output(
+        "Write the plan to this file: of a search the one that the verdict recommends.",
+        metavar=FILE)] = None  # fmt: skip
+    out_of: Annotated[Compared | None, output(
+        "Write the plan of this strategy instead, which the verdict compares.")] = None  # fmt: skip
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _check_out_of(self) -> PlanOutputs:
         if self.out_of and not self.out:
             raise InputError("--out-of says whose plan --out writes; give both, or leave it out.")
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
-class TuneOutputs(PlanOutputs):
+class ServerOutputs(JsonOutputs):
+    """A result that may come from a server."""
+
+    server: Annotated[Text | None, output(
+        "Ask this server, http://HOST:PORT; models and profiles are names that it knows.",
+        metavar="URL")] = None  # fmt: skip
+    token_file: TokenFile = None
+
+    @model_validator(mode="after")
+    def _check_token(self) -> ServerOutputs:
+        _only_with("--server", self.server, self.token_file)
+        return self
+
+
+class SearchOutputs(PlanOutputs, ServerOutputs):
     """The best plan's files, which may come from a server."""
 
-    server: str | None = server_option(
-        "Tune at this server: http://HOST:PORT; model and profile are names that it knows."
-    )
-    token_file: str | None = token_option()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _only_with("--server", self.server, self.token_file)
+class ScaleOutputs(ReportOutputs, ServerOutputs):
+    """A page, and a result that may come from a server."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CalibrateOutputs(JsonOutputs):
-    """The result, which may come from a server."""
-
-    server: str | None = server_option(
-        "Calibrate at this server, which keeps the profile: http://HOST:PORT; models and profile "
-        "are names that it knows."
-    )
-    token_file: str | None = token_option()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _only_with("--server", self.server, self.token_file)
-
-
-@dataclass(frozen=True, kw_only=True)
 class ValidateOutputs(TraceOutputs):
     """Also a timeline; the result may go to the server that tuned."""
 
-    report_to: str | None = option(
+    report_to: Annotated[Text | None, output(
         "Send the result to this URL: SERVER/v1/jobs/ID, the tune's job.",
-        flag="--report-to", metavar="URL", default=None,
-    )  # fmt: skip
-    token_file: str | None = token_option()
+        metavar="URL")] = None  # fmt: skip
+    token_file: TokenFile = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _check_token(self) -> ValidateOutputs:
         _only_with("--report-to", self.report_to, self.token_file)
+        return self
 
 
 def _only_with(flag: str, given: str | None, token_file: str | None) -> None:

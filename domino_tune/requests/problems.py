@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import cache
 from typing import Any, Final
 
 from domino_tune import requests
 from domino_tune.base.errors import meaning_of
-from domino_tune.requests.options import option_of
+from domino_tune.requests.options import choices_of, options_of
 from simulator.errors import DominoTuneError, InfeasiblePlanError
 
 TYPES: Final = "/static/problems.html"
 _FLAG: Final = re.compile(r"--[a-z][a-z0-9-]*")
 _TOLD: Final = re.compile(rf"({_FLAG.pattern})( (?=[0-9]))?")
 """An option, and the blank before its number."""
+_VALUED: Final = re.compile(rf"({_FLAG.pattern})(?: ([a-z0-9_]+))?")
+"""An option, and the word after it."""
 
 
 def plain_problem(error: BaseException) -> dict[str, Any]:
@@ -62,14 +63,35 @@ def fields_named(text: str) -> tuple[str, ...]:
     return tuple(name for name in named if name)
 
 
+def in_typed_words(text: str) -> str:
+    """Return ``text`` with each field that no option gives as ``--set`` gives it."""
+
+    def named(told: re.Match[str]) -> str:
+        name = _rare_by_flag().get(told[1])
+        if name is None:
+            return told[0]
+        values = choices_of(requests.PlanFields.model_fields[name].annotation)
+        value = told[2] if told[2] and (told[2].isdigit() or told[2] in values) else None
+        return f"--set {name}" + (f"={value}" if value else f" {told[2]}" * bool(told[2]))
+
+    return _VALUED.sub(named, text)
+
+
+@cache
+def _rare_by_flag() -> Mapping[str, str]:
+    return {
+        told.flag_of(name): name
+        for name, told in options_of(requests.PlanFields).items()
+        if told.rare and not told.flag
+    }
+
+
 @cache
 def _fields_by_flag() -> Mapping[str, str]:
     found: dict[str, str] = {}
-    kinds: list[type[Any]] = [requests.Request]
+    kinds: list[type[requests.Request]] = [requests.Request]
     while kinds:
         kind = kinds.pop()
         kinds += kind.__subclasses__()
-        for item in fields(kind):
-            if flag := option_of(item).flag:
-                found[flag] = item.name
+        found |= {told.flag_of(name): name for name, told in options_of(kind).items()}
     return found

@@ -1,216 +1,232 @@
-"""One request per verb; the command line and the API are generated from these classes."""
+"""One request a question; the command line, the API, the client and the page read these classes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+import re
+from itertools import pairwise
+from typing import Annotated, Any, Final, Literal
 
-from domino_tune.requests.fields import PlanFields, RanksFields, Request, WorkloadFields
-from domino_tune.requests.options import option
-from simulator.specs import DTYPE_BYTES
+from pydantic import BeforeValidator, Field, ValidationInfo
 
-SEARCH_NAMES = ("exhaustive", "bayes", "random")
-TARGET_NAMES = ("deepspeed",)
-TUNE_ALSO = ("micro_batch_size", "tp_collectives")
-EXPORT_FORMATS = (
-    "megatron", "megatron-bridge", "deepspeed", "env", "te-userbuffers", "torchtitan",
-)  # fmt: skip
-OBJECTIVES = ("simulate", "measure")
+from domino_tune.requests.fields import JobFields, PlanFields, RanksFields, WorkloadFields
+from domino_tune.requests.options import (
+    Count,
+    FileName,
+    FileNames,
+    Request,
+    Several,
+    Text,
+    Texts,
+    common,
+    job,
+    machine,
+    option,
+    searching,
+)
+from simulator.errors import InputError
+from simulator.specs import Dtype
+
+SearchName = Literal["exhaustive", "bayes", "random"]
+Target = Literal["deepspeed"]
+TuneAlso = Literal["micro_batch_size", "tp_collectives"]
+ExportFormat = Literal[
+    "megatron", "megatron-bridge", "deepspeed", "env", "te-userbuffers", "torchtitan"
+]  # fmt: skip
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+Gpus = Annotated[int, Field(ge=1, le=1 << 16)]
+Rounds = Annotated[int, Field(ge=3, le=10_000)]
+Samples = Annotated[int, Field(ge=3, le=1000)]
+GlobalBatchSize = Annotated[Count | None, common(
+    "Sequences of one iteration, over all replicas.")]  # fmt: skip
+FEWEST: Final = 2
+MOST_NUMBERS: Final = 32
+NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}")
 
 
-@dataclass(frozen=True, kw_only=True)
+def _numbers(value: Any, told: ValidationInfo) -> Any:
+    """Return ``8,16,32``, or a list, as numbers. Raise InputError for numbers that do not rise."""
+    kinds = (list,) if told.mode == "json" else (str, list, tuple)
+    if not isinstance(value, kinds):
+        return value
+    texts = [text.strip() for text in value.split(",")] if isinstance(value, str) else value
+    read = [int(one) for one in texts if NUMBER.fullmatch(str(one))]
+    rising = all(low < high for low, high in pairwise(read))
+    if len(read) != len(texts) or not FEWEST <= len(read) <= MOST_NUMBERS or not rising:
+        raise InputError(
+            f"needs {FEWEST} to {MOST_NUMBERS} rising whole numbers ≥ 1, got "
+            f"{str(value)[:80]!r}; write it like 8,16,32."
+        )
+    return tuple(read)
+
+
+Numbers = Annotated[
+    tuple[Gpus, ...],
+    Field(min_length=FEWEST, max_length=MOST_NUMBERS),
+    BeforeValidator(_numbers),
+]
+
+
 class SimulateRequest(PlanFields):
     """Predict one plan, with the baseline and the no-communication bound."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TuneRequest(WorkloadFields, RanksFields):
-    """Find the best plan."""
+class SearchFields(WorkloadFields):
+    """How the plans of one layout are searched."""
 
-    objective: str = option(
-        "Source of a plan's time: the simulator, or runs on real ranks.",
-        flag="--objective", choices=OBJECTIVES, default="simulate",
-    )  # fmt: skip
-    evidence: str | None = option(
-        "File of every measured run; given again, the search continues (objective measure).",
-        flag="--evidence", metavar="FILE", default=None,
-    )  # fmt: skip
-    force: bool = option(
-        "Allow a profile of another machine (objective measure).",
-        flag="--force", default=False,
-    )  # fmt: skip
-
-    search: str | None = option(
-        "exhaustive finds the fastest of all plans under this profile, or measures every plan; "
-        "bayes and random try some (default exhaustive; bayes with objective measure).",
-        flag="--search", choices=SEARCH_NAMES, default=None,
-    )  # fmt: skip
-    trials: int | None = option(
+    trials: Annotated[Count | None, searching(
         "Most plans to evaluate (default: until no other can be faster; 40 for bayes and random; "
-        "8 with objective measure, the baseline included, its final comparison not).",
-        flag="--trials", metavar="N", default=None, minimum=1,
-    )  # fmt: skip
-    seed: int = option(
-        "Seed of --search random; the other searches draw nothing.",
-        flag="--seed", metavar="K", default=0, minimum=0, maximum=2**32 - 1,
-    )  # fmt: skip
-    target: str | None = option(
-        "Search only plans that this framework can run.",
-        flag="--target", choices=TARGET_NAMES, default=None,
-    )  # fmt: skip
-    gpus: int | None = option(
-        "Find the best layout of this many GPUs: tp, pp, vpp, cp, dp, micro-batch and "
-        "recomputation; those that are given stay as given.",
-        flag="--gpus", metavar="N", default=None, minimum=1, maximum=1 << 16,
-    )  # fmt: skip
-    global_batch_size: int | None = option(
-        "Sequences of one iteration, over all replicas; needed with --gpus and --sweep.",
-        flag="--global-batch-size", metavar="N", default=None, minimum=1,
-    )  # fmt: skip
-    sweep: str | None = option(
-        "Find the best layout at each of these numbers of GPUs; the global batch stays the same.",
-        flag="--sweep", metavar="gpus=A,B,C", default=None,
-    )  # fmt: skip
-    tune_also: tuple[str, ...] = option(
-        "Tune this too; the global batch does not change.",
-        flag="--tune-also", choices=TUNE_ALSO, default=(),
-    )  # fmt: skip
-
-    @property
-    def method(self) -> str:
-        """The search given, else the objective's default."""
-        return self.search or ("exhaustive" if self.objective == "simulate" else "bayes")
+        "8 of `measure`, the baseline included, its final comparison not).")] = None  # fmt: skip
+    seed: Annotated[Seed, searching(
+        "Seed of --search random; the other searches draw nothing.", metavar="K")] = 0  # fmt: skip
+    target: Annotated[Target | None, searching(
+        "Search only plans that this framework can run.")] = None  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+class TuneRequest(SearchFields):
+    """Find the best cut of one layout, by simulation."""
+
+    search: Annotated[SearchName, searching(
+        "exhaustive finds the fastest of all plans under this profile; bayes and random try some "
+        "(default exhaustive).")] = "exhaustive"  # fmt: skip
+    tune_also: Annotated[Several[TuneAlso], searching(
+        "Tune this too; the global batch does not change.")] = ()  # fmt: skip
+
+
+class MeasureRequest(SearchFields, RanksFields):
+    """Find the plan that runs fastest on real ranks, which this starts for each plan."""
+
+    search: Annotated[
+        SearchName,
+        searching("exhaustive measures every plan; bayes and random some (default bayes)."),
+    ] = "bayes"
+    evidence: Annotated[FileName | None, searching(
+        "File of every measured run; given again, the search continues.",
+        metavar="FILE")] = None  # fmt: skip
+    force: Annotated[bool, machine("Allow a profile of another machine.")] = False
+
+
+class LayoutRequest(JobFields):
+    """Find the best layouts of a number of GPUs for a global batch.
+
+    Searched are tp, pp, vpp, cp, dp, micro-batch and recomputation; those that are given stay."""
+
+    gpus: Annotated[Gpus | None, common("GPUs of the whole job.")] = None
+    global_batch_size: GlobalBatchSize = None
+
+
+class ScaleRequest(JobFields):
+    """Find the best layouts at several numbers of GPUs, for one global batch.
+
+    What is given of a layout stays."""
+
+    gpus: Annotated[Numbers, common("Numbers of GPUs, from the fewest.", metavar="A,B,C")]
+    global_batch_size: GlobalBatchSize = None
+
+
 class WhatIfRequest(PlanFields):
     """Predict a plan on a changed machine or workload; the profile does not change."""
 
-    change: tuple[str, ...] = option(
-        "Change, like link_bandwidth=2x, link_latency=5us, tp=16, contention=off; may be repeated.",
-        flag="--change", metavar="KEY=VALUE", default=(),
-    )  # fmt: skip
-    sweep: str | None = option(
-        "Change KEY to each of the values.",
-        flag="--sweep", metavar="KEY=A,B,C", default=None,
-    )  # fmt: skip
-    retune: bool = option(
-        "Find the best plan of each point; otherwise the same plan is replayed.",
-        flag="--retune", default=False,
-    )  # fmt: skip
+    change: Annotated[Texts, common(
+        "Change, like link_bandwidth=2x, link_latency=5us, tp=16, contention=off; may be "
+        "repeated.", metavar="KEY=VALUE")] = ()  # fmt: skip
+    sweep: Annotated[Text | None, searching(
+        "Change KEY to each of the values.", metavar="KEY=A,B,C")] = None  # fmt: skip
+    retune: Annotated[bool, searching(
+        "Find the best plan of each point; otherwise the same plan is replayed."
+        )] = False  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
 class ValidateRequest(RanksFields):
     """Run plans on real ranks, with the baseline and the bound; compare with predictions."""
 
-    plan: tuple[str, ...] = option(
+    plan: Annotated[FileNames, common(
         "Plan file of `tune --out`; may be repeated for the same model and batch.",
-        flag="--plan", metavar="FILE",
-    )  # fmt: skip
-    profile: str | None = option(
+        metavar="FILE")]  # fmt: skip
+    profile: Annotated[FileName | None, common(
         "Predict with this profile, by name or file (default: the plan's).",
-        flag="--profile", metavar="NAME|FILE", default=None,
-    )  # fmt: skip
-    rounds: int = option(
-        "Rounds (default 10); each runs every plan once.",
-        flag="--rounds", metavar="N", default=10, minimum=3, maximum=10_000,
-    )  # fmt: skip
-    emulate_collectives: bool = option(
+        metavar="NAME|FILE")] = None  # fmt: skip
+    rounds: Annotated[Rounds, searching(
+        "Rounds (default 10); each runs every plan once.")] = 10  # fmt: skip
+    emulate_collectives: Annotated[bool, machine(
         "Run rank 0 alone, at any tp: its collectives take the profile's times, which are not "
-        "measured.",
-        flag="--emulate-collectives", default=False,
-    )  # fmt: skip
-    max_error: str | None = option(
+        "measured.")] = False  # fmt: skip
+    max_error: Annotated[Text | None, searching(
         "Exit with code 3 when the error of a prediction is larger than this, like 5%.",
-        flag="--max-error", metavar="PERCENT", default=None,
-    )  # fmt: skip
-    force: bool = option("Allow a profile of another machine.", flag="--force", default=False)
+        metavar="PERCENT")] = None  # fmt: skip
+    force: Annotated[bool, machine("Allow a profile of another machine.")] = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class ProfileRequest(RanksFields):
     """Measure this machine into a profile; run the same command again to continue."""
 
-    name: str = option("Name of the profile.", flag="--name", metavar="NAME")
-    for_model: str | None = option(
+    name: Annotated[Text, common("Name of the profile.", metavar="NAME")]
+    for_model: Annotated[FileName | None, common(
         "Measure only what plans for this model need: a preset, a Hugging Face config.json, or a "
-        "model file (default: a general grid).",
-        flag="--for-model", metavar="NAME|FILE", default=None,
-    )  # fmt: skip
-    tp: int = option("Tensor-parallel ranks.", flag="--tp", metavar="N", minimum=1)
-    dp: int | None = option(
-        "Data-parallel replicas (default 1).", flag="--dp", metavar="N", default=None, minimum=1
-    )
-    seq_length: int | None = option(
-        "Tokens of one sequence; needed with --for-model.",
-        flag="--seq-length", metavar="N", default=None, minimum=1,
-    )  # fmt: skip
-    micro_batch_size: int | None = option(
-        "Sequences of one micro-batch; needed with --for-model.",
-        flag="--micro-batch-size", metavar="N", default=None, minimum=1,
-    )  # fmt: skip
-    dtype: str | None = option(
-        "Type of activations and weights (default bf16 on GPUs, fp32 on CPUs).",
-        flag="--dtype", choices=tuple(DTYPE_BYTES), default=None,
-    )  # fmt: skip
-    overrides: tuple[str, ...] = option(
+        "model file (default: a general grid).", metavar="NAME|FILE")] = None  # fmt: skip
+    tp: Annotated[Count, common("Tensor-parallel ranks.")]
+    dp: Annotated[Count | None, common("Data-parallel replicas (default 1).")] = None
+    seq_length: Annotated[Count | None, common(
+        "Tokens of one sequence; needed with --for-model.")] = None  # fmt: skip
+    micro_batch_size: Annotated[Count | None, common(
+        "Sequences of one micro-batch; needed with --for-model.")] = None  # fmt: skip
+    dtype: Annotated[Dtype | None, job(
+        "Type of activations and weights (default bf16 on GPUs, fp32 on CPUs)."
+        )] = None  # fmt: skip
+    overrides: Annotated[Texts, job(
         "Override a field of the model, by its Hugging Face name; may be repeated.",
-        flag="--set", metavar="FIELD=VALUE", default=(),
-    )  # fmt: skip
-    minutes: int | None = option(
-        "Stop after this time, in minutes (default: when all is measured).",
-        flag="--minutes", metavar="N", default=None, minimum=1,
-    )  # fmt: skip
-    samples: int = option(
-        "Timings of each op (default 20).",
-        flag="--samples", metavar="N", default=20, minimum=3, maximum=1000,
-    )  # fmt: skip
-    force: bool = option("Allow a profile file of another machine.", flag="--force", default=False)
+        metavar="FIELD=VALUE", flag="--set", rare=True)] = ()  # fmt: skip
+    minutes: Annotated[Count | None, searching(
+        "Stop after this time, in minutes (default: when all is measured).")] = None  # fmt: skip
+    samples: Annotated[Samples, searching(
+        "Timings of each op (default 20).")] = 20  # fmt: skip
+    force: Annotated[bool, machine("Allow a profile file of another machine.")] = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class PlanShowRequest(Request):
     """Show the contents of a plan file."""
 
-    file: str = option("Plan file.", metavar="FILE")
+    file: Annotated[FileName, option("Plan file.", argument=True, metavar="FILE")]
 
 
-@dataclass(frozen=True, kw_only=True)
 class PlanExportRequest(Request):
     """Write the arguments and environment that make a framework run the plan."""
 
-    file: str = option("Plan file.", metavar="FILE")
-    to: str = option("Framework or format of the export.", flag="--to", choices=EXPORT_FORMATS)
+    file: Annotated[FileName, option("Plan file.", argument=True, metavar="FILE")]
+    to: Annotated[ExportFormat, option("Framework or format of the export.")]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModelsRequest(Request):
     """List the presets."""
 
 
-LAYOUT_FIELDS: Final = ("gpus", "global_batch_size")
-"""Fields that ask for layouts; a search of layouts needs both."""
-NOT_OF_LAYOUTS: Final = (
-    "grad_accumulation",
-    "pp_layers",
-    "tune_also",
-    "target",
-    "search",
-    "trials",
-    "seed",
-)
-"""Fields of one layout, or of another search, that a search of layouts refuses."""
-NOT_SERVED: Final = (
-    *RanksFields.__dataclass_fields__, "objective", "evidence", "force", *LAYOUT_FIELDS, "sweep",
-)  # fmt: skip
-"""Fields of a tune that a server refuses: they start ranks, name files of this machine, or search
-layouts."""
-LAYOUTS_NOT_SERVED: Final = (
-    *(name for name in NOT_SERVED if name not in LAYOUT_FIELDS), *NOT_OF_LAYOUTS,
-)  # fmt: skip
-"""Fields of a search of layouts that a server refuses."""
-SCALE_NOT_SERVED: Final = (
-    *(name for name in LAYOUTS_NOT_SERVED if name != "sweep"), "gpus",
-)  # fmt: skip
-"""Fields of a search at several numbers of GPUs that a server refuses."""
+class CalibrateRequest(Request):
+    """Fit few physical factors of a profile to measured iterations of your own jobs."""
+
+    profile: Annotated[FileName, common(
+        "Profile to start from, by name or file.", metavar="NAME|FILE")]  # fmt: skip
+    runs: Annotated[FileName | None, common(
+        "Table of runs: columns are options of simulate, and measured_ms; a run without a "
+        "strategy is Megatron's.", metavar="FILE.csv")] = None  # fmt: skip
+    megatron_log: Annotated[FileNames, common(
+        "Output of a Megatron-LM run, which prints its arguments and iteration times; may be "
+        "repeated.", metavar="FILE")] = ()  # fmt: skip
+    name: Annotated[Text, common("Name of the new profile.", metavar="NAME")]
+
+
+QUESTIONS: Final[dict[str, type[Request]]] = {
+    "tune": TuneRequest,
+    "layout": LayoutRequest,
+    "scale": ScaleRequest,
+    "simulate": SimulateRequest,
+    "whatif": WhatIfRequest,
+    "measure": MeasureRequest,
+    "validate": ValidateRequest,
+    "profile": ProfileRequest,
+    "calibrate": CalibrateRequest,
+}
+"""Verb -> what it asks. Job files hold these; kinds of jobs at a server are some of these verbs."""
+
+
+def verb_of(request: Request) -> str:
+    """Return the verb that answers a request."""
+    return next(verb for verb, kind in QUESTIONS.items() if type(request) is kind)

@@ -31,12 +31,12 @@ def tuned_from_json(value: Any, *, seconds: float) -> Tuned:
 
 
 def layouts_from_json(value: Any, *, seconds: float) -> Layouts:
-    """Return the result that ``tune --gpus --json`` prints, as ``tuned_from_json`` does."""
+    """Return the result that ``layout --json`` prints, as ``tuned_from_json`` does."""
     return _found(Layouts, value, seconds, "result of layouts")
 
 
 def scale_from_json(value: Any, *, seconds: float) -> ScaleResult:
-    """Return the result that ``tune --sweep --json`` prints, as ``tuned_from_json`` does. Raise
+    """Return the result that ``scale --json`` prints, as ``tuned_from_json`` does. Raise
     InputError for anything else."""
     content = parse(dict[str, Any], value, source="result of a scale", error=InputError)
     whole = {**content, "seconds": seconds}

@@ -1,4 +1,4 @@
-"""Result of tune --gpus: the best layouts, and what Domino adds to them."""
+"""Result of layout: the best layouts, and what Domino adds to them."""
 
 from __future__ import annotations
 

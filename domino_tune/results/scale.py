@@ -1,4 +1,4 @@
-"""Result of tune --sweep: the best layout at each number of GPUs, for the same global batch."""
+"""Result of scale: the best layout at each number of GPUs, for the same global batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Result of `tune --objective measure`: the best plan by measurement, beside predictions."""
+"""Result of `measure`: the best plan by measurement, beside predictions."""
 
 from __future__ import annotations
 

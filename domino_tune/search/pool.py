@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from domino_tune.base.progress import Progress, no_progress
-from domino_tune.requests import TuneRequest
+from domino_tune.requests import MeasureRequest
 from domino_tune.search import SEARCHES, SearchOptions, Space
 from domino_tune.search.features import Floats, Pool, encode
 from domino_tune.search.simulated import SimulatedPlans
@@ -50,7 +50,7 @@ class ChosenPool:
 def choose_pool(
     problem: SimulatedPlans,
     space: Space,
-    request: TuneRequest,
+    request: MeasureRequest,
     measured: Sequence[SlicePlan],
     progress: Progress,
 ) -> ChosenPool:
@@ -60,12 +60,12 @@ def choose_pool(
     ``exhaustive`` would measure too many plans, InfeasiblePlanError when no plan fits the memory.
     """
     total = len(space) + 1
-    if request.method == "exhaustive" and total > (request.trials or EXHAUSTIVE):
+    if request.search == "exhaustive" and total > (request.trials or EXHAUSTIVE):
         raise InputError(
             f"--search exhaustive would measure {total:,} plans, the baseline included; use "
             f"--search bayes, give fewer plans (--target), or allow them with --trials {total}."
         )
-    whole = request.method == "exhaustive" or total <= POOL
+    whole = request.search == "exhaustive" or total <= POOL
     progress("choosing plans to measure")
     plans = list(space) if whole else _promising(problem)
     evidence = set(measured)

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from domino_tune.requests.service import TokensAddRequest, TokensListRequest, TokensRevokeRequest
 from domino_tune.results.tokens import TokenAddedResult, TokenResult, TokensResult
 from domino_tune.service.sql.location import open_service_database
 
 if TYPE_CHECKING:
-    from domino_tune.service.tokens import Scope, TokenDesk
+    from domino_tune.service.tokens import TokenDesk
 
 
 def tokens_add(request: TokensAddRequest) -> TokenAddedResult:
     """Add a token. Raise ConflictError if the name is taken, InputError for a bad name."""
     owner = request.owner or request.name
     with _desk(request.database) as desk:
-        secret = desk.add(request.name, owner, cast("Scope", request.scope), request.days)
+        secret = desk.add(request.name, owner, request.scope, request.days)
     return TokenAddedResult(name=request.name, owner=owner, scope=request.scope, secret=secret)
 
 

@@ -6,12 +6,13 @@ import hmac
 import re
 import secrets
 from dataclasses import dataclass
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, cast, get_args
 
 from sqlalchemy import Connection, delete, func, or_, select, update
 
 from domino_tune.base.errors import AccessError, ConflictError, NotFoundError
 from domino_tune.requests.problems import plain_problem
+from domino_tune.requests.service import Scope
 from domino_tune.service.encoding import json_text, sha256_hex
 from domino_tune.service.jobs.job import OPEN
 from domino_tune.service.names import slug
@@ -21,7 +22,6 @@ from domino_tune.service.sql.statements import insert, now_s
 from domino_tune.service.sql.tables import jobs, tokens
 from simulator.errors import unknown_name
 
-Scope = Literal["read", "tune", "admin"]
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 """Smallest first; each scope includes those before it."""
 USE_S: Final = 60.0

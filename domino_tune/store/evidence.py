@@ -114,7 +114,7 @@ class Evidence:
         """Raise InputError unless ``torn`` begins as evidence lines do: only those may be cut."""
         if not torn.startswith(b'{"kind": '[: len(torn)]):
             raise InputError(
-                f"{str(self.path)!r} is no evidence file of `tune --objective measure`; give "
+                f"{str(self.path)!r} is no evidence file of `measure`; give "
                 "another file with --evidence."
             )
 

@@ -7,11 +7,9 @@ on ranks also accept an object that is already loaded: a ModelSpec, a Profile, a
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from reprlib import repr as shown
 from typing import (
     Any,
     Final,
@@ -19,16 +17,17 @@ from typing import (
     Protocol,
     TypeVar,
     cast,
-    get_args,
-    get_type_hints,
     overload,
 )
 
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.requests import (
     CalibrateRequest,
+    LayoutRequest,
+    MeasureRequest,
     ProfileRequest,
     Request,
+    ScaleRequest,
     SimulateRequest,
     TuneRequest,
     ValidateRequest,
@@ -42,6 +41,7 @@ from domino_tune.results.profile import ProfilingResult
 from domino_tune.results.scale import ScaleResult
 from domino_tune.results.simulate import SimulateResult
 from domino_tune.results.tune import TuneResult
+from domino_tune.results.tune_measured import MeasuredTuneResult
 from domino_tune.results.validate import ValidateResult
 from domino_tune.results.whatif import WhatIfResult
 from domino_tune.store.models import LoadedModel, load_model, override
@@ -124,29 +124,38 @@ def _verb(kind: Callable[P, R], run: Callable[[R, Loaded, Progress], T]) -> Verb
             request, loaded = _request(request_class, name, given)
             return run(request, loaded, progress or no_progress)
         except DominoTuneError as error:
-            error.args = tuple(_as_called(part) for part in error.args)
+            error.args = tuple(
+                in_wire_words(part) if isinstance(part, str) else part for part in error.args
+            )
             raise
 
     call.__name__ = call.__qualname__ = name
     call.__module__ = "domino_tune"
-    helps = [f"{item.name}: {option_of(item).help}" for item in fields(request_class)]
+    helps = [
+        f"{name}: {option_of(request_class, name).help}" for name in request_class.model_fields
+    ]
     call.__doc__ = "\n\n".join([inspect.getdoc(request_class) or "", "\n".join(helps)])
     call.__signature__ = _signature(request_class)  # type: ignore[attr-defined]
     return cast("Verb[P, T]", call)
 
 
-def _as_called(part: object) -> object:
-    """Return a part of an error with command-line options renamed to arguments."""
-    return in_wire_words(part) if isinstance(part, str) else part
-
-
 def _signature(kind: type[Request]) -> inspect.Signature:
     """Return the signature that editors and notebooks show."""
-    theirs = inspect.signature(kind).parameters.values()
-    progress = inspect.Parameter(
-        "progress", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="Progress | None"
+    fields = {
+        name: (inspect.Parameter.empty if item.is_required() else item.default, item.annotation)
+        for name, item in kind.model_fields.items()
+    }
+    return inspect.Signature(
+        [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+            )
+            for name, (default, annotation) in (
+                *fields.items(),
+                ("progress", (None, Progress | None)),
+            )
+        ]
     )
-    return inspect.Signature([*theirs, progress])
 
 
 def _request(kind: type[R], name: str, given: Mapping[str, Any]) -> tuple[R, Loaded]:
@@ -154,39 +163,20 @@ def _request(kind: type[R], name: str, given: Mapping[str, Any]) -> tuple[R, Loa
 
     Raise TypeError for an unknown argument, InputError for an invalid value.
     """
-    hints = get_type_hints(kind)
-    known = [item.name for item in fields(kind)]
+    known = [*kind.model_fields, "progress"]
     for key in given:
         if key not in known:
-            raise TypeError(f"{name}(): {unknown_name('argument', key, [*known, 'progress'])}")
+            raise TypeError(f"{name}(): {unknown_name('argument', key, known)}")
     objects = {
         key: value
         for key, value in given.items()
         if key in LOADED and isinstance(value, LOADED[key])
     }
     values = {
-        key: getattr(value, "name", None) if key in objects else _value(key, hints[key], value)
+        key: getattr(value, "name", None) if key in objects else value
         for key, value in given.items()
     }
     return kind(**values), Loaded(objects=objects)
-
-
-def _value(key: str, hint: Any, value: Any) -> Any:
-    """Return ``value`` in the type of its field. Raise InputError for another type."""
-    if isinstance(value, os.PathLike):
-        value = os.path.join(os.curdir, os.fspath(value))
-    if hint == tuple[str, ...]:
-        value = (value,) if isinstance(value, str) else value
-        if isinstance(value, list | tuple):
-            return tuple(_value(key, str, entry) for entry in value)
-        raise InputError(f"{key} must be a text or a list of them, got {shown(value)}; correct it.")
-    if hint is bool and not isinstance(value, bool):
-        raise InputError(f"{key} must be True or False, got {shown(value)}; correct it.")
-    if str in (hint, *get_args(hint)) and not isinstance(value, str | None):
-        kind = LOADED.get(key)
-        objects = f" or a {kind.__name__}" if kind else ""
-        raise InputError(f"{key} must be a text{objects}, got {shown(value)}; correct it.")
-    return value
 
 
 def _simulate(request: SimulateRequest, loaded: Loaded, progress: Progress) -> SimulateResult:
@@ -198,29 +188,28 @@ def _simulate(request: SimulateRequest, loaded: Loaded, progress: Progress) -> S
 def _tune(request: TuneRequest, loaded: Loaded, progress: Progress) -> TuneResult:
     from domino_tune.verbs import tune as tune_verb
 
-    _refuse_sweep(request)
-    if request.objective == "measure":
-        loaded.refuse("objective='measure'")
     return tune_verb.tune(request, progress, shelf=loaded)
 
 
-def _tune_layouts(request: TuneRequest, loaded: Loaded, progress: Progress) -> LayoutsResult:
+def _layout(request: LayoutRequest, loaded: Loaded, progress: Progress) -> LayoutsResult:
     from domino_tune.verbs import layouts as layouts_verb
 
-    _refuse_sweep(request)
     return layouts_verb.tune_layouts(request, progress, shelf=loaded)
 
 
-def _tune_scale(request: TuneRequest, loaded: Loaded, progress: Progress) -> ScaleResult:
+def _scale(request: ScaleRequest, loaded: Loaded, progress: Progress) -> ScaleResult:
     from domino_tune.verbs import scale as scale_verb
 
     return scale_verb.tune_scale(request, progress, shelf=loaded)
 
 
-def _refuse_sweep(request: TuneRequest) -> None:
-    """Raise InputError for a sweep over numbers of GPUs, which only ``tune_scale`` runs."""
-    if request.sweep is not None:
-        raise InputError("--sweep asks for many numbers of GPUs: call tune_scale, or leave it out.")
+def _tune_measured(
+    request: MeasureRequest, loaded: Loaded, progress: Progress
+) -> MeasuredTuneResult:
+    from domino_tune.verbs import tune_measured as measure_verb
+
+    loaded.refuse("tune_measured")
+    return measure_verb.tune_measured(request, progress)
 
 
 def _whatif(request: WhatIfRequest, loaded: Loaded, progress: Progress) -> WhatIfResult:
@@ -256,8 +245,9 @@ def _calibrate(request: CalibrateRequest, loaded: Loaded, progress: Progress) ->
 
 simulate: Final = _verb(SimulateRequest, _simulate)
 tune: Final = _verb(TuneRequest, _tune)
-tune_layouts: Final = _verb(TuneRequest, _tune_layouts)
-tune_scale: Final = _verb(TuneRequest, _tune_scale)
+tune_measured: Final = _verb(MeasureRequest, _tune_measured)
+layout: Final = _verb(LayoutRequest, _layout)
+scale: Final = _verb(ScaleRequest, _scale)
 whatif: Final = _verb(WhatIfRequest, _whatif)
 validate: Final = _verb(ValidateRequest, _validate)
 profile: Final = _verb(ProfileRequest, _profile)

@@ -1,4 +1,4 @@
-"""tune --gpus: the best layouts of a model for a number of GPUs and a global batch."""
+"""layout: the best layouts of a model for a number of GPUs and a global batch."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from domino_tune.base.cores import Ahead, in_turn, on_all_cores
 from domino_tune.base.progress import Progress, no_progress
-from domino_tune.requests import TuneRequest
-from domino_tune.requests.options import option_of
-from domino_tune.requests.verbs import NOT_OF_LAYOUTS
+from domino_tune.requests import JobFields, LayoutRequest, WorkloadFields
 from domino_tune.results.frameworks import RunsThere
 from domino_tune.results.layouts import LayoutResult, LayoutsResult
 from domino_tune.results.simulate import SimulateResult
@@ -105,7 +103,7 @@ class LayoutSpace:
     fit, but with less chance than is recommended.
     """
 
-    request: TuneRequest
+    request: LayoutRequest
     base: Case
     candidates: Sequence[Candidate]
     infeasible: Counter[str]
@@ -113,12 +111,11 @@ class LayoutSpace:
 
 
 def tune_layouts(
-    request: TuneRequest, progress: Progress = no_progress, *, shelf: Shelf = DISK
+    request: LayoutRequest, progress: Progress = no_progress, *, shelf: Shelf = DISK
 ) -> LayoutsResult:
     """Return the best layouts of the request's model on its GPUs.
 
-    Raise InputError for an option that conflicts with ``--gpus``, and InfeasiblePlanError if no
-    layout fits in memory.
+    Raise InputError, and InfeasiblePlanError if no layout fits in memory.
     """
     began = time.perf_counter()
     space = space_of(request, shelf)
@@ -130,7 +127,7 @@ def tune_layouts(
     return replace(conclude(space, search, on_all_cores), seconds=time.perf_counter() - began)
 
 
-def space_of(request: TuneRequest, shelf: Shelf = DISK) -> LayoutSpace:
+def space_of(request: LayoutRequest, shelf: Shelf = DISK) -> LayoutSpace:
     """Return the layouts that the request's search covers. Raise as ``check_may_fit`` does."""
     base = base_of(request, shelf)
     check_may_fit(base, request)
@@ -226,7 +223,7 @@ def _frameworks(case: Case, best: SimulateResult) -> tuple[RunsThere, ...]:
     )
 
 
-def check_may_fit(base: Case, request: TuneRequest) -> None:
+def check_may_fit(base: Case, request: LayoutRequest) -> None:
     """Raise InputError if no layout divides GPUs and batch. Raise InfeasiblePlanError, with the
     smallest change that was found to fit, if no layout fits. ``base`` is that of ``base_of``.
     Checks that take long are left to the search.
@@ -245,7 +242,7 @@ def check_may_fit(base: Case, request: TuneRequest) -> None:
         raise _nothing_fits(base, request)
 
 
-def _some_may_fit(base: Case, request: TuneRequest, deadline: Deadline) -> bool | None:
+def _some_may_fit(base: Case, request: LayoutRequest, deadline: Deadline) -> bool | None:
     """Return whether a layout may fit; None if none divides the GPUs and the batch. Check the
     layouts that need the least memory per GPU first. Raise OutOfTimeError.
     """
@@ -257,7 +254,7 @@ def _some_may_fit(base: Case, request: TuneRequest, deadline: Deadline) -> bool 
     return False if looked else None
 
 
-def _cases(base: Case, request: TuneRequest, deadline: Deadline) -> Iterator[Case]:
+def _cases(base: Case, request: LayoutRequest, deadline: Deadline) -> Iterator[Case]:
     """Yield the possible layouts as cases, those that need the least memory per GPU first; each
     with the most recomputation, and with none.
     """
@@ -271,7 +268,7 @@ def _cases(base: Case, request: TuneRequest, deadline: Deadline) -> Iterator[Cas
                 yield recomputing(case, again, layers)
 
 
-def _some_fits(base: Case, request: TuneRequest, deadline: Deadline) -> bool:
+def _some_fits(base: Case, request: LayoutRequest, deadline: Deadline) -> bool:
     """Return whether a layout was found that fits with its activations. Raise OutOfTimeError."""
     kept: dict[tuple[object, ...], KeptBytes] = defaultdict(KeptBytes)
     for case in _cases(base, request, deadline):
@@ -287,7 +284,7 @@ def _some_fits(base: Case, request: TuneRequest, deadline: Deadline) -> bool:
     return False
 
 
-def _smallest_change(base: Case, request: TuneRequest) -> dict[str, object]:
+def _smallest_change(base: Case, request: LayoutRequest) -> dict[str, object]:
     """Return the fields of the request with which some layout was found to fit; {} if none was, or
     the time for advice is over.
 
@@ -302,7 +299,7 @@ def _smallest_change(base: Case, request: TuneRequest) -> dict[str, object]:
         if all(getattr(request, name) is None for name in change):
             continue  # already searched
         with suppress(InputError, OutOfTimeError):
-            asked = replace(request, **change)  # type: ignore[arg-type]
+            asked = request.but(**change)
             cluster = replace(base.cluster, dp=asked.gpus or gpus, ranks_per_domain=0)
             case = replace(base, cluster=place(cluster, base.profile, request.nodes))
             if _some_fits(case, asked, deadline):
@@ -310,7 +307,7 @@ def _smallest_change(base: Case, request: TuneRequest) -> dict[str, object]:
     return {}
 
 
-def _nothing_fits(base: Case, request: TuneRequest) -> InfeasiblePlanError:
+def _nothing_fits(base: Case, request: LayoutRequest) -> InfeasiblePlanError:
     change = _smallest_change(base, request)
     near = most_likely(_cases(base, request, Deadline()))
     return InfeasiblePlanError(
@@ -329,37 +326,27 @@ def best_so_far(search: LayoutSearch) -> LayoutResult | None:
     return _result(kept[0], kept[0].best(), None) if kept else None
 
 
-def base_of(request: TuneRequest, shelf: Shelf) -> Case:
+def base_of(request: LayoutRequest, shelf: Shelf) -> Case:
     """Return the request's case with as many replicas as GPUs."""
     if not request.gpus or not request.global_batch_size:
         raise InputError(
             "Layouts need both: give --gpus N and --global-batch-size B, in sequences."
         )
-    found = [
-        option_of(item).flag
-        for item in fields(request)
-        if item.name in NOT_OF_LAYOUTS and getattr(request, item.name)
-    ]
-    if found:
-        raise InputError(f"With --gpus the layout is searched; leave out {', '.join(found)}.")
-    asked = replace(
-        request, tp=1, dp=None, pp=None, vpp=None, cp=None, nodes=None, sequence_parallel=None,
-        micro_batch_size=request.micro_batch_size or 1,
-    )  # fmt: skip
-    case = resolve(asked, shelf=shelf)
-    if request.objective != "simulate":
-        raise InputError("Layouts are searched by simulation: leave out --objective measure.")
+    given = {name: getattr(request, name) for name in JobFields.model_fields}
+    whole: dict[str, Any] = {"tp": 1, "micro_batch_size": request.micro_batch_size or 1}
+    whole |= dict.fromkeys(("dp", "pp", "vpp", "cp", "nodes", "sequence_parallel"))
+    case = resolve(WorkloadFields(**given | whole), shelf=shelf)
     cluster = replace(case.cluster, dp=request.gpus, ranks_per_domain=0)
     cluster = place(cluster, case.profile, request.nodes)
     return replace(case, cluster=cluster, sequence_parallel=request.sequence_parallel)
 
 
-def _batch(request: TuneRequest) -> int:
+def _batch(request: LayoutRequest) -> int:
     return request.global_batch_size or 0
 
 
 def candidates_of(
-    base: Case, request: TuneRequest
+    base: Case, request: LayoutRequest
 ) -> tuple[list[Candidate], Counter[str], list[Candidate]]:
     """Return the layouts that may be recommended, counts of why others are not, and those that may
     fit with less chance.
@@ -410,7 +397,7 @@ def _candidate(case: Case, again: range, layers: Layers, kept: KeptBytes) -> Can
     )
 
 
-def _again(case: Case, request: TuneRequest) -> range:
+def _again(case: Case, request: LayoutRequest) -> range:
     """Return the numbers of recomputed layers a virtual stage to choose from, the last of which is
     all.
     """
@@ -419,7 +406,7 @@ def _again(case: Case, request: TuneRequest) -> range:
     return range(max(chunk.layers for rank in case.chunks for chunk in rank) + 1)
 
 
-def layouts_of(base: Case, request: TuneRequest) -> Iterator[Layout]:
+def layouts_of(base: Case, request: LayoutRequest) -> Iterator[Layout]:
     """Yield every layout of the request; sizes that it gives are fixed."""
     gpus, length = base.cluster.world_size, base.workload.seq_length
     domain, layers = base.profile.machine.domain, base.model.num_hidden_layers
@@ -435,7 +422,7 @@ def layouts_of(base: Case, request: TuneRequest) -> Iterator[Layout]:
                         yield from _batches(request, Layout(tp, cp, pp, vpp, dp, 0, stages))
 
 
-def _batches(request: TuneRequest, layout: Layout) -> Iterator[Layout]:
+def _batches(request: LayoutRequest, layout: Layout) -> Iterator[Layout]:
     """Yield the layout with every micro-batch size."""
     each, rest = divmod(_batch(request), layout.dp)
     if rest or not each:
@@ -472,7 +459,7 @@ def _virtual(pp: int, layers: int) -> Iterator[int]:
             yield vpp
 
 
-def case_of(base: Case, request: TuneRequest, layout: Layout) -> Case:
+def case_of(base: Case, request: LayoutRequest, layout: Layout) -> Case:
     """Return the layout as a case. Raise InputError if it does not suit the model."""
     cluster = replace(
         base.cluster, tp=layout.tp, cp=layout.cp, pp=layout.pp, vpp=layout.vpp, dp=layout.dp,

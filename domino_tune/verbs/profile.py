@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.measure.coverage import coverage, cta_counts
@@ -129,7 +129,7 @@ def profile_path(name: str) -> Path:
 def resume_command(request: ProfileRequest) -> str:
     """Return the command that continues, which is the same command."""
     # ``--force`` stays: it is needed until the file holds a measurement of this machine.
-    return command_line("profile", request)
+    return command_line(request)
 
 
 def resolve_task(request: ProfileRequest) -> Task:
@@ -153,7 +153,7 @@ def resolve_task(request: ProfileRequest) -> Task:
         dp=spec.dp,
         ranks_per_node=machine.gpus_per_node if spec.world_size <= per_node else per_node,
     )
-    dtype = cast("Dtype", request.dtype or ("bf16" if spec.backend == "nccl" else "fp32"))
+    dtype = request.dtype or ("bf16" if spec.backend == "nccl" else "fp32")
     probes, notes = _probes(request, cluster, dtype, fresh)
     if spec.backend == "nccl" and find_spec("pynvml") is None:
         notes = (*notes, NO_POWER)

@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Final, cast
+from typing import Final
 
 from domino_tune.base.units import parse_quantity
 from domino_tune.measure.machine import machine_of, ranks_per_node
@@ -42,7 +42,7 @@ def launch_spec(
     return LaunchSpec(
         tp=tp,
         dp=dp,
-        backend=cast("Backend", request.backend or default_backend(emulated=rate is not None)),
+        backend=request.backend or default_backend(emulated=rate is not None),
         emulate_link_bits_per_s=None if rate is None else round(rate * BITS),
         nproc_per_node=request.nproc_per_node,
         single_rank=single_rank,

@@ -25,7 +25,7 @@ from domino_tune.report.data import (
 from domino_tune.report.html import write_report, write_scale
 from domino_tune.report.names import STRATEGY_NAMES
 from domino_tune.requests.command_line import command_line, simulate_request
-from domino_tune.requests.outputs import TuneOutputs
+from domino_tune.requests.outputs import PlanOutputs, ScaleOutputs, SearchOutputs
 from domino_tune.results.layouts import LayoutsResult
 from domino_tune.results.scale import ScaleResult
 from domino_tune.results.simulate import SimulateResult, workload_line
@@ -34,6 +34,7 @@ from domino_tune.results.tune import TuneResult, found_words
 from domino_tune.results.whatif import WhatIfPoint, WhatIfResult
 from domino_tune.search.problem import piece_count
 from domino_tune.verbs.landscape import NOTE
+from domino_tune.verbs.scale import requests_of
 from domino_tune.verbs.simulate import BASELINE, BOUND, CHOSEN
 from domino_tune.verbs.whatif import changed
 from simulator.errors import DominoTuneError
@@ -55,19 +56,19 @@ NUDGES: Final = (
 
 def report_simulation(path: str, request: requests.SimulateRequest, result: SimulateResult) -> None:
     """Write the page of one simulation."""
-    data = _page(result, [("Simulate again", command_line("simulate", request))])
+    data = _page(result, [("Simulate again", command_line(request))])
     write_report(path, data)
 
 
 def report_tuning(
-    path: str, request: requests.TuneRequest, outputs: TuneOutputs, result: TuneResult
+    path: str, request: requests.SearchFields, outputs: PlanOutputs, result: TuneResult
 ) -> None:
     """Write the page of a search."""
     write_report(path, tuning_page(request, outputs, result))
 
 
 def tuning_page(
-    request: requests.TuneRequest, outputs: TuneOutputs, result: TuneResult
+    request: requests.SearchFields, outputs: PlanOutputs, result: TuneResult
 ) -> ReportData:
     """Return the page of a search: the answer, the grid of cuts, and what the choice depends on."""
     best = result.best
@@ -76,11 +77,11 @@ def tuning_page(
         request, best.plan, workload.micro_batch_size, workload.grad_accumulation
     )
     commands = [
-        ("Tune again", command_line("tune", request, replace(outputs, json=False))),
-        ("Simulate the chosen plan", command_line("simulate", simulate)),
+        ("Ask again", command_line(request, outputs.but(as_json=False))),
+        ("Simulate the chosen plan", command_line(simulate)),
         (
             "Change the machine",
-            command_line("whatif", requests.WhatIfRequest(**vars(simulate), sweep=_SWEEP)),
+            command_line(requests.WhatIfRequest(**dict(simulate), sweep=_SWEEP)),
         ),
     ]
     return replace(
@@ -110,31 +111,31 @@ def tuning_page(
 
 
 def report_layouts(
-    path: str, request: requests.TuneRequest, outputs: TuneOutputs, result: LayoutsResult
+    path: str, request: requests.LayoutRequest, outputs: SearchOutputs, result: LayoutsResult
 ) -> None:
     """Write the page of the best layout, with the others as a picture."""
     write_report(path, layouts_page(request, outputs, result))
 
 
 def layouts_page(
-    request: requests.TuneRequest, outputs: TuneOutputs, result: LayoutsResult
+    request: requests.LayoutRequest, outputs: SearchOutputs, result: LayoutsResult
 ) -> ReportData:
     """Return the page of the best layout, with the others as a picture."""
-    again = command_line("tune", request, replace(outputs, json=False))
-    return replace(_page(result.best, [("Tune again", again)]), layouts=result)
+    again = command_line(request, outputs.but(as_json=False))
+    return replace(_page(result.best, [("Ask again", again)]), layouts=result)
 
 
 def report_scale(
-    path: str, request: requests.TuneRequest, outputs: TuneOutputs, result: ScaleResult
+    path: str, request: requests.ScaleRequest, outputs: ScaleOutputs, result: ScaleResult
 ) -> None:
     """Write the page of a sweep over numbers of GPUs."""
     last = result.found[-1][0].gpus
-    alone = replace(request, sweep=None, gpus=last)
+    (alone,) = (one for one in requests_of(request) if one.gpus == last)
     commands = [
-        ("Ask again", command_line("tune", request, replace(outputs, json=False))),
+        ("Ask again", command_line(request, outputs.but(as_json=False))),
         (
             f"The layouts of {last:,} GPUs, and the plan of the best",
-            command_line("tune", alone, TuneOutputs(out="plan.json")),
+            command_line(alone, SearchOutputs(out="plan.json")),
         ),
     ]
     write_scale(path, result, commands)
@@ -144,7 +145,7 @@ def report_whatif(path: str, request: requests.WhatIfRequest, result: WhatIfResu
     """Write the page of a what-if: the plan on the unchanged case, and the sweep as a plot."""
     base = result.base.result
     assert base is not None
-    data = _page(base, [("Ask again", command_line("whatif", request))])
+    data = _page(base, [("Ask again", command_line(request))])
     write_report(path, replace(data, sweeps=(_sweep(result),)))
 
 

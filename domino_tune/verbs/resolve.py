@@ -115,7 +115,7 @@ def _math_notes(workload: Workload, profile: Profile) -> list[str]:
     known = "timed" if timed else "those of bf16 by the ratio of the peaks, which is assumed"
     return [
         f"With {workload.implementation.label} {units} ({machine.peaks[math]:,.4g} TFLOP/s); rates "
-        f"are {known}. For the other way give --implementation-set tf32={other}."
+        f"are {known}. For the other way set tf32={other} of the implementation."
     ]
 
 
@@ -256,9 +256,8 @@ def _usual_rows(request: PlanFields, case: Case) -> int:
     two.
     """
     usual = SlicePlan(
-        row_slices=2, slice_dim=request.slice_dim or "batch",  # type: ignore[arg-type]  # checked
-        sequence_parallel=case.modes[0],
-    )  # fmt: skip
+        row_slices=2, slice_dim=request.slice_dim or "batch", sequence_parallel=case.modes[0]
+    )
     return 1 if row_problem(usual, case.workload, case.cluster) else 2
 
 

@@ -1,16 +1,14 @@
-"""tune --sweep: the best layout at each number of GPUs, for the same global batch."""
+"""scale: the best layout at each number of GPUs, for the same global batch."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Final
 
 from domino_tune.base.progress import Progress, no_progress
-from domino_tune.requests import TuneRequest
+from domino_tune.requests import LayoutRequest, ScaleRequest
 from domino_tune.results.layouts import LayoutsResult
 from domino_tune.results.scale import ScalePoint, ScaleResult
 from domino_tune.store.plans import ProfileRef
@@ -19,20 +17,17 @@ from domino_tune.verbs.layouts import base_of, tune_layouts
 from simulator.case import Case
 from simulator.errors import DominoTuneError, InfeasiblePlanError, InputError
 
-FEWEST: Final = 2
-MOST: Final = 32
 DRAWN: Final = "Trace and page show"
 """How warnings about drawings begin; a sweep has no drawings."""
-NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}")
 
 
 def tune_scale(
-    request: TuneRequest, progress: Progress = no_progress, *, shelf: Shelf = DISK
+    request: ScaleRequest, progress: Progress = no_progress, *, shelf: Shelf = DISK
 ) -> ScaleResult:
-    """Return the best layout of the request's model at each number of GPUs of its sweep.
+    """Return the best layout of the request's model at each number of GPUs that it names.
 
-    The point of a number without a layout holds the error. Raise InputError for an option that
-    conflicts with ``--sweep``, and the error of the last number if none has a layout.
+    The point of a number without a layout holds the error. Raise InputError, and the
+    error of the last number if none has a layout.
     """
     began = time.perf_counter()
     points: list[ScalePoint] = []
@@ -57,7 +52,7 @@ def tune_scale(
 def result_of(
     points: Sequence[ScalePoint],
     base: Case,
-    request: TuneRequest,
+    request: ScaleRequest,
     *,
     stopped_by: str | None = None,
 ) -> ScaleResult:
@@ -73,7 +68,7 @@ def result_of(
     )
 
 
-def scale_base(request: TuneRequest, shelf: Shelf = DISK) -> Case:
+def scale_base(request: ScaleRequest, shelf: Shelf = DISK) -> Case:
     """Return the case that the layouts divide, at the first number that can have some. Raise as
     ``tune_scale`` does, and the last number's InputError if no number can.
     """
@@ -86,33 +81,10 @@ def scale_base(request: TuneRequest, shelf: Shelf = DISK) -> Case:
     raise no_layout(errors)
 
 
-def gpus_of(sweep: str) -> tuple[int, ...]:
-    """Return the numbers of GPUs in ``gpus=A,B,C``. Raise InputError for any other text."""
-    key, _, listed = sweep.partition("=")
-    texts = [text.strip() for text in listed.split(",")]
-    numbers = tuple(int(text) for text in texts if NUMBER.fullmatch(text))
-    rising = all(low < high for low, high in pairwise(numbers))
-    whole = len(numbers) == len(texts) and FEWEST <= len(numbers) <= MOST
-    if key.strip() != "gpus" or not whole or not rising:
-        raise InputError(
-            f"--sweep of tune needs gpus=A,B,C: {FEWEST} to {MOST} rising whole numbers ≥ 1, got "
-            f"{sweep!r}; write it like gpus=8,16,32."
-        )
-    return numbers
-
-
-def requests_of(request: TuneRequest) -> tuple[TuneRequest, ...]:
-    """Return the request for each number. Raise InputError for options that conflict with
-    a sweep.
-    """
-    numbers = gpus_of(request.sweep or "")
-    if request.gpus:
-        raise InputError("--sweep has the numbers of GPUs; leave out --gpus, or give it alone.")
-    if request.objective != "simulate":
-        raise InputError("Layouts are searched by simulation: leave out --objective measure.")
-    if not request.global_batch_size:
-        raise InputError("--sweep also needs --global-batch-size B, in sequences; give both.")
-    return tuple(replace(request, sweep=None, gpus=gpus) for gpus in numbers)
+def requests_of(request: ScaleRequest) -> tuple[LayoutRequest, ...]:
+    """Return the request of each number."""
+    given = {name: value for name, value in request if name != "gpus"}
+    return tuple(LayoutRequest(**given, gpus=gpus) for gpus in request.gpus)
 
 
 def _told(progress: Progress, gpus: int) -> Progress:
@@ -141,7 +113,7 @@ def no_layout(errors: Mapping[str, DominoTuneError]) -> DominoTuneError:
     text, last = list(errors.items())[-1]
     if len(errors) == 1:
         return last
-    message = f"No number of GPUs in --sweep has a layout; the last: {text}"
+    message = f"No number of --gpus has a layout; the last: {text}"
     if isinstance(last, InfeasiblePlanError):
         return InfeasiblePlanError(message, reason=last.reason)
     return InputError(message)

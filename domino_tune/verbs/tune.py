@@ -1,4 +1,4 @@
-"""tune: search the plans of a case for the fastest, by simulation or on real ranks."""
+"""tune: search the plans of a case for the fastest, by simulation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from domino_tune.verbs.landscape import contention_sensitivity, plan_grid
 from domino_tune.verbs.resolve import Chosen, check_collectives, resolve
 from domino_tune.verbs.simulate import simulate_plan
 from simulator.case import Case
-from simulator.errors import InfeasiblePlanError, InputError
+from simulator.errors import InfeasiblePlanError
 from simulator.specs import TP_COLLECTIVES
 from simulator.units import GIB, MS_PER_NS
 
@@ -41,42 +41,10 @@ def tune(
 ) -> TuneResult:
     """Return the best plan, found as the request says; ``progress`` gets each plan tried.
 
-    Names are looked up on ``shelf``. With objective ``measure`` they are looked up on disk, and the
-    result is a MeasuredTuneResult.
+    Names are looked up on ``shelf``.
     """
-    if request.objective == "measure":
-        from domino_tune.verbs.tune_measured import tune_measured
-
-        return tune_measured(request, progress)
-    check_simulated(request)
     cases = cases_to_tune(resolve(request, shelf=shelf), request.tune_also)
     return tune_cases(cases, request, progress)
-
-
-def check_simulated(request: TuneRequest) -> None:
-    """Raise InputError for options for real ranks or for layouts, which a simulation of one layout
-    would ignore.
-    """
-    if request.gpus or request.global_batch_size:
-        raise InputError(
-            "--gpus and --global-batch-size ask for layouts, which `tune` finds on the command "
-            "line, domino_tune.tune_layouts in Python, and jobs of kind layout at a "
-            "server; not with --objective measure."
-        )
-    given = [
-        flag
-        for flag, value in (
-            ("--evidence", request.evidence), ("--force", request.force),
-            ("--backend", request.backend), ("--nproc-per-node", request.nproc_per_node),
-            ("--emulate-link", request.emulate_link),
-        )
-        if value
-    ]  # fmt: skip
-    if given:
-        raise InputError(
-            f"{', '.join(given)} cannot be used with --objective simulate; give --objective "
-            "measure, or leave this out."
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +82,7 @@ def search(
     batch = case.workload.micro_batch_size
     progress(f"micro-batch {batch}: {len(space):,} plans of {space.size:,} combinations")
     record = Record() if record is None else record
-    limit = request.trials or (None if request.method == "exhaustive" else DEFAULT_TRIALS)
+    limit = request.trials or (None if request.search == "exhaustive" else DEFAULT_TRIALS)
 
     def left() -> int:
         if limit is not None:
@@ -135,7 +103,7 @@ def search(
         trials=request.trials, seed=request.seed, progress=report, pause=pause, record=record,
         ahead=ahead,
     )  # fmt: skip
-    found = SEARCHES[request.method](plans.problem, options).within(space)
+    found = SEARCHES[request.search](plans.problem, options).within(space)
     return Searched(case=case, problem=plans.problem, found=found)
 
 
@@ -219,7 +187,7 @@ def conclude(
     proven = not stopped_by and all(one.found.optimality == "proven" for one in made)
     return TuneResult(
         best=simulated,
-        search=request.method,
+        search=request.search,
         seed=request.seed,
         target=request.target,
         optimality="proven" if proven else "best_found",

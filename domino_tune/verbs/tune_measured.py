@@ -1,4 +1,4 @@
-"""tune --objective measure: search with runs on real ranks, and store every run on disk."""
+"""measure: search with runs on real ranks, and store every run on disk."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from domino_tune.base.medians import median_interval
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.measure.machine import machine_of
 from domino_tune.measure.same_machine import compared_fields
-from domino_tune.requests import TuneRequest
+from domino_tune.requests import MeasureRequest
 from domino_tune.requests.command_line import command_line
 from domino_tune.results.simulate import Interval
 from domino_tune.results.tune import TrialResult
@@ -177,7 +177,7 @@ def _plan_run(plan: SlicePlan, measured: Measured) -> PlanRun:
     )  # fmt: skip
 
 
-def tune_measured(request: TuneRequest, progress: Progress = no_progress) -> MeasuredTuneResult:
+def tune_measured(request: MeasureRequest, progress: Progress = no_progress) -> MeasuredTuneResult:
     """Return the plan that runs fastest on real ranks.
 
     The same request again continues: runs in the evidence file are not repeated. Raise InputError
@@ -186,7 +186,7 @@ def tune_measured(request: TuneRequest, progress: Progress = no_progress) -> Mea
     every case.
     """
     began = time.perf_counter()
-    check_measurable(request)
+    check_measurable()
     case = played_case(request)
     check_runnable(case.model, case.cluster.tp)
     spec = launch_spec(request, tp=case.cluster.tp, dp=case.cluster.dp)
@@ -208,14 +208,13 @@ def tune_measured(request: TuneRequest, progress: Progress = no_progress) -> Mea
         return _result(request, session, choice, found, differing, began)
 
 
-def played_case(request: TuneRequest) -> Case:
+def played_case(request: MeasureRequest) -> Case:
     """Return the case as the runtime plays it, with its own kernels and whole replicas.
 
     Raise InputError if the request asks for something else.
     """
     case = resolve(
-        replace(
-            request,
+        request.but(
             data_parallel=request.data_parallel or "replicas",
             implementation=request.implementation or DOMINO_TUNE.name,
         )
@@ -224,19 +223,14 @@ def played_case(request: TuneRequest) -> Case:
     return case
 
 
-def check_measurable(request: TuneRequest) -> None:
-    """Raise InputError for a request that cannot be measured."""
-    if request.tune_also:
-        raise InputError(
-            "--objective measure compares plans of one micro-batch size; leave out --tune-also, or "
-            "use --objective simulate."
-        )
+def check_measurable() -> None:
+    """Raise InputError where nothing can be measured."""
     launcher = find_launcher()
     if launcher is not None:
         raise InputError(
-            "--objective measure starts new ranks for every plan, so it cannot run under "
-            f"{launcher.name}. Run it without {launcher.name} on one machine, or tune with "
-            f"--objective simulate and run `validate` under {launcher.name}."
+            "`measure` starts new ranks for every plan, so it cannot run under "
+            f"{launcher.name}. Run it without {launcher.name} on one machine, or `tune` "
+            f"and run `validate` under {launcher.name}."
         )
 
 
@@ -255,10 +249,12 @@ def question_of(case: Case, spec: LaunchSpec) -> Question:
     }
 
 
-def _search(session: MeasuringSession, request: TuneRequest, choice: ChosenPool) -> MeasuredSearch:
+def _search(
+    session: MeasuringSession, request: MeasureRequest, choice: ChosenPool
+) -> MeasuredSearch:
     options = MeasuredOptions(
-        method=request.method,  # type: ignore[arg-type]
-        trials=request.trials or (EXHAUSTIVE if request.method == "exhaustive" else TRIALS),
+        method=request.search,
+        trials=request.trials or (EXHAUSTIVE if request.search == "exhaustive" else TRIALS),
         seed=request.seed,
     )
     try:
@@ -266,13 +262,9 @@ def _search(session: MeasuringSession, request: TuneRequest, choice: ChosenPool)
             session.pool, session.measure, session.compare, options, session.ratios
         )
     except KeyboardInterrupt:
-        raise TuningInterrupted(
-            f"{_so_far(session)} To go on: {command_line('tune', request)}"
-        ) from None
+        raise TuningInterrupted(f"{_so_far(session)} To go on: {command_line(request)}") from None
     except RunError as error:
-        raise RunError(
-            f"{error}\n{_so_far(session)} To go on: {command_line('tune', request)}"
-        ) from error
+        raise RunError(f"{error}\n{_so_far(session)} To go on: {command_line(request)}") from error
 
 
 def _so_far(session: MeasuringSession) -> str:
@@ -290,7 +282,7 @@ def _faster(ratio: Ratio) -> str:
 
 
 def _result(
-    request: TuneRequest, session: MeasuringSession, choice: ChosenPool, found: MeasuredSearch,
+    request: MeasureRequest, session: MeasuringSession, choice: ChosenPool, found: MeasuredSearch,
     differing: Sequence[str], began: float,
 ) -> MeasuredTuneResult:  # fmt: skip
     case, pool, problem = session.case, session.pool, session.problem
@@ -303,7 +295,7 @@ def _result(
     everything = choice.whole and found.stopped == "all measured"
     return MeasuredTuneResult(
         best=best,
-        search=request.method,
+        search=request.search,
         seed=request.seed,
         target=request.target,
         optimality="all_measured" if everything else "best_found",
@@ -323,7 +315,7 @@ def _result(
         comparisons=sum(one.kind == "comparison" for one in session.evidence.records),
         new_runs=session.new_runs,
         evidence=str(session.evidence.path),
-        resume=command_line("tune", request),
+        resume=command_line(request),
         backend=session.spec.backend,
         emulate_link_bits_per_s=session.spec.emulate_link_bits_per_s,
         machine_differences=tuple(differing),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from domino_tune.base.tables import Table
-from domino_tune.requests import TuneRequest
+from domino_tune.requests import LayoutRequest
 from domino_tune.results.layouts import LayoutResult, LayoutsResult
 from domino_tune.verbs.layouts import tune_layouts
 from lab.verdict import at_most, check_table
@@ -64,7 +64,7 @@ def layouts() -> list[Table]:
 
 
 def _search(profile: str, job: Job) -> LayoutsResult | None:
-    request = TuneRequest(
+    request = LayoutRequest(
         model=job.model, profile=profile, seq_length=job.seq_length, gpus=job.gpus,
         global_batch_size=job.global_batch_size,
     )  # fmt: skip

@@ -81,7 +81,7 @@ def model_file(model: ModelSpec) -> Path:
 def plans_of(case: Case, fields: WorkloadFields, kind: Kind) -> dict[str, Chosen]:
     """Return the plans of the report, the tuned plan and the plan without communication by name."""
     request = TuneRequest(
-        **{name: getattr(fields, name) for name in WorkloadFields.__dataclass_fields__},
+        **{name: getattr(fields, name) for name in WorkloadFields.model_fields},
         search="bayes",
     )
     tuned = tune(request).best.plan_file

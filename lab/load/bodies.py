@@ -37,7 +37,7 @@ def tune(seed: int, trials: int) -> dict[str, Any]:
 def sweep(number: int) -> dict[str, Any]:
     """Return a sweep over four link bandwidths."""
     factors = ",".join(f"{0.5 + step / 4 + number % 100 / 1000:g}x" for step in range(4))
-    return {"kind": "sweep", **CACHED, "sweep": f"link_bandwidth={factors}"}
+    return {"kind": "whatif", **CACHED, "sweep": f"link_bandwidth={factors}"}
 
 
 def profile(name: str) -> bytes:

@@ -46,11 +46,8 @@ def parsed(words: list[str]) -> Request:
     for name in path:
         command = command.commands[name]
     with command.make_context(verb.name, words[len(path) :]) as context:
-        given = {name: value for name, value in context.params.items() if value is not None}
-    plain = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
-    names = set(verb.request.__dataclass_fields__)
-    verb.outputs(**{k: v for k, v in plain.items() if k not in names})
-    return verb.request(**{k: v for k, v in plain.items() if k in names})
+        request: Request = verb.read(context.params)[0]
+    return request
 
 
 def serving(words: list[str]) -> ServeRequest:

@@ -22,7 +22,6 @@ from packaging.requirements import Requirement
 from api.routes.health import PING_S
 from api.settings import Settings
 from domino_tune.base.version import VERSION
-from domino_tune.requests import TuneRequest
 from domino_tune.verbs.tune_measured import check_measurable
 from lab.load.memory import DEPLOYED_BYTES
 from simulator.errors import InputError
@@ -70,11 +69,11 @@ def test_measured_tuning_is_allowed_where_its_script_starts_it(
     monkeypatch.setenv("SLURM_PROCID", "0")
     monkeypatch.setenv("SLURM_NTASKS", "1")
     monkeypatch.delenv("SLURM_STEP_NUM_TASKS", raising=False)
-    assert "\nsrun " not in (DEPLOY / "slurm" / "tune.sbatch").read_text()
-    check_measurable(TuneRequest(objective="measure"))
+    assert "\nsrun " not in (DEPLOY / "slurm" / "measure.sbatch").read_text()
+    check_measurable()
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
     with pytest.raises(InputError, match="cannot run under Slurm"):
-        check_measurable(TuneRequest(objective="measure"))
+        check_measurable()
 
 
 def needed(extras: set[str]) -> set[str]:

@@ -88,7 +88,7 @@ CASES: Final[dict[str, Case]] = {
     ),
     # Bodies of jobs
     "no kind": _asked(SMALL, place="#/kind"),
-    "another kind": _asked(job(SMALL, "dance"), place="#/kind", says="calibration"),
+    "another kind": _asked(job(SMALL, "dance"), place="#/kind", says="calibrate"),
     "a kind that is no text": _asked({**SMALL, "kind": ["tune"]}, place="#/kind"),
     "an unknown field": _bad("#/tpp", tpp=1),
     "a text for a number": _bad("#/tp", tp="4"),
@@ -118,21 +118,23 @@ CASES: Final[dict[str, Case]] = {
     "one number of GPUs": _asked(
         {
             "kind": "scale", "model": "gpt3-1.3b", "profile": "h100-dgx", "seq_length": 512,
-            "sweep": "gpus=8", "global_batch_size": 16,
+            "gpus": [8], "global_batch_size": 16,
         },
-        says="gpus=A,B,C",
+        says="write it like 8,16,32",
     ),
-    "a sweep of nothing": _asked(job(CELL, "sweep"), says="what to change"),
-    "a sweep of an odd key": _asked(job({**CELL, "sweep": "colour=1,2"}, "sweep"), says="colour"),
-    "a plan that is none": _asked({"kind": "sweep", "plan": {}, "sweep": "tp=1,2"}, place="#/plan"),
-    "a validation of nothing": _asked({"kind": "validation", "of": "job_1"}, place="#/"),
+    "a sweep of nothing": _asked(job(CELL, "whatif"), says="what to change"),
+    "a sweep of an odd key": _asked(job({**CELL, "sweep": "colour=1,2"}, "whatif"), says="colour"),
+    "a plan that is none": _asked(
+        {"kind": "whatif", "plan": {}, "sweep": "tp=1,2"}, place="#/plan"
+    ),
+    "a validation of nothing": _asked({"kind": "validate", "of": "job_1"}, place="#/"),
     "one run": _asked(
-        {"kind": "calibration", "profile": "h100-dgx", "name": "mine", "runs": "measured_ms\n1\n"},
+        {"kind": "calibrate", "profile": "h100-dgx", "name": "mine", "runs": "measured_ms\n1\n"},
         place="#/runs",
     ),
     "a calibration under its base's name": _asked(
         {
-            "kind": "calibration", "profile": "h100-dgx", "name": "h100-dgx",
+            "kind": "calibrate", "profile": "h100-dgx", "name": "h100-dgx",
             "runs": [{**CELL, "measured_ms": 100.0}] * 2,
         },
         says="profile",

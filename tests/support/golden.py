@@ -30,7 +30,9 @@ LONGEST: Final = {
     "llama3-70b": 8192,
 }  # fmt: skip
 """Model -> tokens of its longest sequence here."""
-COUNTS: Final = {"simulate": 222, "whatif": 40, "tune": 24, "tune_layouts": 10, "tune_scale": 4}
+COUNTS: Final = {"simulate": 222, "whatif": 40, "tune": 24, "layout": 10, "scale": 4}
+SEEDS: Final = {"layout": "tune_layouts", "scale": "tune_scale"}
+"""Words of seeds that are not the verb's: its name when the cases were drawn."""
 LATER: Final[dict[str, object]] = {
     "fp8_recipe": "none", "fp8_param_gather": False, "num_layers_at_start_in_bf16": 0,
     "num_layers_at_end_in_bf16": 0, "ranks_per_domain": 0,
@@ -69,7 +71,11 @@ def cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield name, verb and arguments of each case."""
     for verb, count in COUNTS.items():
         for number in range(count):
-            yield f"{verb}-{number}", verb, drawn(verb, random.Random(f"{verb} {number}"))
+            yield (
+                f"{verb}-{number}",
+                verb,
+                drawn(verb, random.Random(f"{SEEDS.get(verb, verb)} {number}")),
+            )
 
 
 def answer(verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -96,7 +102,7 @@ def _without_seconds(told: dict[str, Any]) -> dict[str, Any]:
 
 def drawn(verb: str, rng: random.Random) -> dict[str, Any]:
     """Return the arguments of a case."""
-    whole = verb in ("tune_layouts", "tune_scale")
+    whole = verb in ("layout", "scale")
     model = rng.choice(list(LONGEST)[: 5 if whole else 6])
     lengths = [length for length in (1024, 2048, 4096, 8192) if length <= LONGEST[model]]
     job: dict[str, Any] = {
@@ -104,7 +110,7 @@ def drawn(verb: str, rng: random.Random) -> dict[str, Any]:
     }  # fmt: skip
     if whole:
         job["global_batch_size"] = rng.choice((32, 64))
-        return job | ({"gpus": 8} if verb == "tune_layouts" else {"sweep": "gpus=8,16"})
+        return job | {"gpus": 8 if verb == "layout" else (8, 16)}
     job |= {"tp": rng.choice((2, 4, 8)), "micro_batch_size": rng.choice((1, 2, 4, 8))}
     if verb == "tune":
         return job | {"overrides": ("num_hidden_layers=4",)} | _options(rng)

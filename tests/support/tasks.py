@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from domino_tune.requests import TuneRequest, WhatIfRequest
+from domino_tune.requests import LayoutRequest, Request, ScaleRequest, TuneRequest, WhatIfRequest
 from domino_tune.service.work.kinds import run_job
 from domino_tune.service.work.reporting import Outcome, Silent
 from domino_tune.service.work.task import Task
@@ -21,10 +20,10 @@ WORKLOAD: dict[str, Any] = {
 OF_LAYOUTS = {name: value for name, value in WORKLOAD.items() if name not in ("tp", "micro_batch_size")}  # fmt: skip # noqa: E501
 
 
-def task(kind: str, request: TuneRequest | WhatIfRequest) -> bytes:
+def task(kind: str, request: Request) -> bytes:
     """A task of a tiny model."""
     return Task(
-        kind=kind, request=asdict(request), models={"tiny": LoadedModel(spec=TINY)},
+        kind=kind, request=request.model_dump(), models={"tiny": LoadedModel(spec=TINY)},
         profile=bundled_bytes("h100-dgx"),
     ).to_bytes()  # fmt: skip
 
@@ -37,21 +36,21 @@ def tune_task(**options: Any) -> bytes:
 def layout_task(**options: Any) -> bytes:
     """A search of layouts on two GPUs."""
     asked = {**OF_LAYOUTS, "gpus": 2, "global_batch_size": 4, **options}
-    return task("layout", TuneRequest(**asked))
+    return task("layout", LayoutRequest(**asked))
 
 
 def scale_task(**options: Any) -> bytes:
     """A search of layouts on two, three and four GPUs; three divide nothing."""
     asked = {
-        **OF_LAYOUTS, "tp": 2, "recompute": "none", "global_batch_size": 4, "sweep": "gpus=2,3,4",
+        **OF_LAYOUTS, "tp": 2, "recompute": "none", "global_batch_size": 4, "gpus": (2, 3, 4),
     }  # fmt: skip
-    return task("scale", TuneRequest(**{**asked, **options}))
+    return task("scale", ScaleRequest(**{**asked, **options}))
 
 
 def sweep_task(**options: Any) -> bytes:
     """A sweep over four link speeds."""
     asked = {**WORKLOAD, "sweep": "link_bandwidth=0.25x,0.5x,2x,4x", **options}
-    return task("sweep", WhatIfRequest(**asked))
+    return task("whatif", WhatIfRequest(**asked))
 
 
 TASKS = {

@@ -7,18 +7,10 @@ from typing import Final
 from sqlalchemy import Connection, func, select, update
 
 from domino_tune.base.errors import NotFoundError, PreconditionError, QueueFullError
+from domino_tune.requests.service import JobState
 from domino_tune.service.encoding import json_text
 from domino_tune.service.idempotency import Idempotency, claim_key, earlier_answer
-from domino_tune.service.jobs.job import (
-    OPEN,
-    Job,
-    JobState,
-    NewJob,
-    Point,
-    check_id,
-    new_id,
-    no_such_job,
-)
+from domino_tune.service.jobs.job import OPEN, Job, NewJob, Point, check_id, new_id, no_such_job
 from domino_tune.service.jobs.listing import EVERY, JobFilter, searched
 from domino_tune.service.jobs.retention import make_room, remove_held
 from domino_tune.service.quota import Keep, lock_owner

@@ -8,17 +8,16 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, cast, get_args
 
 from sqlalchemy import Row
 
 from domino_tune.base.errors import NotFoundError
+from domino_tune.requests.service import JobKind, JobState
 from domino_tune.service.encoding import json_text, sha256_hex
 from domino_tune.service.work.reporting import StopReason
 from simulator.errors import InputError
 
-JobKind = Literal["tune", "sweep", "layout", "scale", "calibration", "validation"]
-JobState = Literal["queued", "running", "done", "failed"]
 ENDED: Final[frozenset[JobState]] = frozenset({"done", "failed"})
 OPEN: Final[frozenset[JobState]] = frozenset({"queued", "running"})
 _ID: Final = re.compile(r"[a-z]+_[0-9a-f]{32}")

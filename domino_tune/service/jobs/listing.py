@@ -8,8 +8,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, or_
 
+from domino_tune.requests.service import JobKind, JobState
 from domino_tune.service.encoding import json_text
-from domino_tune.service.jobs.job import JobKind, JobState
 from domino_tune.service.sql.tables import jobs
 
 

@@ -23,7 +23,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 UNFINISHED: Final = text("state IN ('queued', 'running')")
 """Jobs that may be claimed, few of all that there ever were. As text: SQLite uses the partial index
 only where a query repeats its condition."""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
-from domino_tune.requests import TuneRequest
-from domino_tune.requests.outputs import TuneOutputs
+from domino_tune.requests import LayoutRequest, TuneRequest
+from domino_tune.requests.outputs import SearchOutputs
 from domino_tune.results.layouts import LayoutsResult
 from domino_tune.results.tune import TuneResult
 from domino_tune.store.plans import dump_plan
 from domino_tune.verbs.written import plan_file_of, strategies_of
 
 
-def files_of(request: TuneRequest, result: TuneResult | LayoutsResult) -> dict[str, bytes]:
+def files_of(
+    request: TuneRequest | LayoutRequest, result: TuneResult | LayoutsResult
+) -> dict[str, bytes]:
     """Return the files by name: ``plan``, ``plan-STRATEGY`` of each strategy that was compared,
     ``report`` and ``trace``."""
     from domino_tune.store.formats.chrome_trace import trace_bytes
@@ -30,13 +29,12 @@ def files_of(request: TuneRequest, result: TuneResult | LayoutsResult) -> dict[s
     }
 
 
-def _page(request: TuneRequest, result: TuneResult | LayoutsResult) -> bytes:
+def _page(request: TuneRequest | LayoutRequest, result: TuneResult | LayoutsResult) -> bytes:
     from domino_tune.report.html import report_html
-    from domino_tune.verbs.report import report_layouts, tuning_page
+    from domino_tune.verbs.report import layouts_page, tuning_page
 
     if isinstance(result, TuneResult):
-        return report_html(tuning_page(request, TuneOutputs(), result)).encode()
-    with TemporaryDirectory() as folder:
-        page = Path(folder) / "report.html"
-        report_layouts(str(page), request, TuneOutputs(), result)
-        return page.read_bytes()
+        assert isinstance(request, TuneRequest)
+        return report_html(tuning_page(request, SearchOutputs(), result)).encode()
+    assert isinstance(request, LayoutRequest)
+    return report_html(layouts_page(request, SearchOutputs(), result)).encode()

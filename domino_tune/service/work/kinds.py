@@ -36,8 +36,8 @@ JOBS: Final[Mapping[str, Work]] = {
     "tune": Work(searches.tune, searches.check_tune),
     "layout": Work(searches.layout, searches.check_layout),
     "scale": Work(searches.scale, searches.check_scale),
-    "sweep": Work(searches.sweep, searches.check_sweep),
-    "calibration": Work(calibrate, check_calibration),
+    "whatif": Work(searches.sweep, searches.check_sweep),
+    "calibrate": Work(calibrate, check_calibration),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from domino_tune.requests import TuneRequest, WhatIfRequest
+from domino_tune.requests import LayoutRequest, ScaleRequest, TuneRequest, WhatIfRequest
 from domino_tune.results.json_form import to_json
 from domino_tune.results.layouts import LayoutsResult
 from domino_tune.results.scale import ScalePoint
@@ -74,7 +74,7 @@ def _tuned_so_far(
     request: TuneRequest, cases: Sequence[CasePlans], records: Sequence[Record], text: str
 ) -> Step:
     done = sum(len(record.history) for record in records)
-    limit = request.trials or (None if request.method == "exhaustive" else DEFAULT_TRIALS)
+    limit = request.trials or (None if request.search == "exhaustive" else DEFAULT_TRIALS)
     total = limit and limit * len(cases)
     left = total - done if total else _left(cases, records)
     return Step(done=done, total=total, text=text, left=left, best=_best_plan(cases, records))
@@ -114,16 +114,16 @@ def _best_plan(cases: Sequence[CasePlans], records: Sequence[Record]) -> dict[st
 
 def check_layout(task: Task) -> None:
     """Raise the DominoTuneError of a search of layouts that all do not fit."""
-    _check_layout(task, task.asked(TuneRequest))
+    _check_layout(task, task.asked(LayoutRequest))
 
 
-def _check_layout(task: Task, request: TuneRequest) -> None:
+def _check_layout(task: Task, request: LayoutRequest) -> None:
     layouts_verb.check_may_fit(layouts_verb.base_of(request, task.shelf), request)
 
 
 def layout(task: Task, reporter: Reporter) -> Outcome:
     """Search layouts; after a stop, return the best of those evaluated."""
-    request = task.asked(TuneRequest)
+    request = task.asked(LayoutRequest)
 
     def tell(search: LayoutSearch, text: str) -> None:
         best = to_json(layouts_verb.best_so_far(search))
@@ -158,7 +158,7 @@ def _search_layouts(
 def check_scale(task: Task) -> None:
     """Raise the error of the last number of GPUs where no number may have a layout."""
     errors: dict[str, DominoTuneError] = {}
-    for asked in requests_of(task.asked(TuneRequest)):
+    for asked in requests_of(task.asked(ScaleRequest)):
         try:
             _check_layout(task, asked)
             return
@@ -170,7 +170,7 @@ def check_scale(task: Task) -> None:
 def scale(task: Task, reporter: Reporter) -> Outcome:
     """Search layouts at each number of GPUs; after a stop, return the points so far, if one has a
     layout."""
-    request = task.asked(TuneRequest)
+    request = task.asked(ScaleRequest)
     numbers = requests_of(request)
     points: list[ScalePoint] = []
     errors: dict[str, DominoTuneError] = {}
@@ -269,7 +269,9 @@ def _listed(plain: dict[str, Any], last: Step, reporter: Reporter, *, cut: bool)
     return Outcome(result=json_bytes(plain), last=last, stopped_by=reporter.stop if cut else None)
 
 
-def _found(request: TuneRequest, result: TuneResult | LayoutsResult, done: int) -> Outcome:
+def _found(
+    request: TuneRequest | LayoutRequest, result: TuneResult | LayoutsResult, done: int
+) -> Outcome:
     """Return the outcome of a search after ``done`` evaluations: its answer and its files."""
     answer = to_json(result)
     del answer["seconds"]  # of this run, not of the task

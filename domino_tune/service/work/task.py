@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from threading import Lock
 from typing import Any, Final, TypeVar
@@ -99,8 +99,7 @@ class TaskShelf:
 
 def request_of(kind: type[Asked], parsed: Mapping[str, Any]) -> Asked:
     """Return the request in plain JSON."""
-    given = {item.name: parsed[item.name] for item in fields(kind)}
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
+    return kind(**parsed)
 
 
 @cached(LRUCache(maxsize=4), key=sha256_hex, lock=Lock())

@@ -35,6 +35,11 @@ ALIASES: Final[dict[str, tuple[str, ...]]] = {
     "mlp_bias": ("enable_bias", "bias"),
 }
 """Names of one ModelSpec field in the configurations of the various families."""
+FIELD_NAMES: Final[dict[str, str]] = {
+    **{alias: ours for ours, theirs in reversed(ALIASES.items()) for alias in theirs},
+    **{item.name: item.name for item in fields(ModelSpec) if item.name != "name"},
+}
+"""Hugging Face name -> ModelSpec field; of two fields with one name, the first above."""
 DEFAULT_WINDOW_LAYERS: Final = 28
 """``max_window_layers`` of Qwen: so many layers, from the first, attend to the whole sequence."""
 LARGEST: Final = 10**9
@@ -250,14 +255,9 @@ def _language_model(config: Mapping[str, Any], key: str, name: str) -> HfModel:
 
 def field_name(name: str) -> str:
     """Return the ModelSpec field of a Hugging Face name. Raise InputError for an unknown name."""
-    known = [f.name for f in fields(ModelSpec) if f.name != "name"]
-    if name in known:
-        return name
-    for ours, theirs in ALIASES.items():
-        if name in theirs:
-            return ours
-    aliases = {alias for names in ALIASES.values() for alias in names}
-    raise unknown_name("model field", name, {*known, *aliases})
+    if name not in FIELD_NAMES:
+        raise unknown_name("model field", name, FIELD_NAMES)
+    return FIELD_NAMES[name]
 
 
 def _pricing(values: Mapping[str, Any], name: str) -> list[str]:

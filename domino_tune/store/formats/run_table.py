@@ -13,6 +13,7 @@ MEASURED: Final = "measured_ms"
 ROUNDING: Final = "rounding_ms"
 NOTE: Final = "note"
 LONGEST_NOTE: Final = 4_000
+LONGEST_LABEL: Final = 256
 """Most characters of a note."""
 LABEL: Final = "label"
 MOST_RUNS: Final = 10_000
@@ -65,7 +66,7 @@ def _rows(reader: csv.DictReader[str], source: str) -> list[RunRow]:
             )
         cells = {name.strip(): (cell or "").strip() for name, cell in row.items()}
         measured = checked_ms(cells.pop(MEASURED), f"Run {number} of {source}")
-        label = cells.pop(LABEL, "") or f"run {number}"
+        label = cells.pop(LABEL, "")[:LONGEST_LABEL] or f"run {number}"
         rounding = cells.pop(ROUNDING, "")
         rounding_ms = _checked_rounding(rounding, measured, label) if rounding else 0.0
         note = cells.pop(NOTE, "")[:LONGEST_NOTE]

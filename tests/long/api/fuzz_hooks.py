@@ -22,7 +22,7 @@ ANSWERABLE: Final[dict[str, dict[str, Any]]] = {
         "gpus": 4, "global_batch_size": 4, "pp": None, "vpp": None, "cp": None,
         "overrides": ["num_hidden_layers=4"],
     },
-    "sweep": {"plan": None, "change": [], "sweep": "link_bandwidth=1x,2x", "retune": False},
+    "whatif": {"plan": None, "change": [], "sweep": "link_bandwidth=1x,2x", "retune": False},
 }  # fmt: skip
 """Fields of a body, by the start or end of its operation's name."""
 WORKLOAD: Final = {**CELL, "dp": 1, "nodes": None, "dtype": "bf16", "overrides": []}

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
 
@@ -35,7 +35,7 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
     },
     **{
         f"sweep {number}": {
-            "kind": "sweep", **TINY, "retune": True,
+            "kind": "whatif", **TINY, "retune": True,
             "sweep": f"link_bandwidth=0.5x,{1 + number}.5x,{4 + number}x",
         }
         for number in range(2)
@@ -54,7 +54,7 @@ def expected_result(name: str) -> Outcome:
     kind = values.pop("kind")
     request = TuneRequest(**values) if kind == "tune" else WhatIfRequest(**values)
     task = Task(
-        kind=kind, request=asdict(request), models={TINY["model"]: load_model(TINY["model"])},
+        kind=kind, request=request.model_dump(), models={TINY["model"]: load_model(TINY["model"])},
         profile=bundled_bytes(TINY["profile"]),
     )  # fmt: skip
     return run_job(task.to_bytes(), Silent())
@@ -136,7 +136,7 @@ class Customers:
         simulated = self._request("GET", job.path).json()["result"]["simulation"]
         key = f"{job.path.rpartition('/')[2]}-{len(job.measurements)}"
         of = job.path.rpartition("/")[2]
-        body = {"kind": "validation", "of": of, "result": measurement(simulated)}
+        body = {"kind": "validate", "of": of, "result": measurement(simulated)}
         answer = self._request("POST", "/v1/jobs", body, key)
         assert answer.status_code == 200, answer.text
         job.measurements.add(answer.json()["id"])
@@ -178,7 +178,7 @@ class Customers:
                 if final.get(index) != point
             ]
         if job.measurements:
-            wanted = f"kind=validation&of={job.path.rpartition('/')[2]}"
+            wanted = f"kind=validate&of={job.path.rpartition('/')[2]}"
             found = self._request("GET", f"/v1/jobs?{wanted}").json()["items"]
             missing = job.measurements - {one["id"] for one in found}
             audit.lost += [f"{job.path}: measurement {one}" for one in missing]

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from domino_tune.requests import TuneRequest
+from domino_tune.requests import MeasureRequest
 from domino_tune.requests.command_line import command_line
 from tests.conftest import REPOSITORY
 from tests.real.domino_tune.verbs.measured_cases import launches, measured_request
@@ -25,21 +25,21 @@ Tuning = subprocess.Popen[str]
 
 
 @pytest.fixture
-def request_(tmp_path: Path) -> TuneRequest:
+def request_(tmp_path: Path) -> MeasureRequest:
     return measured_request(tmp_path)
 
 
-def tuning_of(request: TuneRequest) -> AbstractContextManager[Tuning]:
-    command = [sys.executable, *shlex.split(command_line("tune", request))[1:], "--json"]
+def tuning_of(request: MeasureRequest) -> AbstractContextManager[Tuning]:
+    command = [sys.executable, *shlex.split(command_line(request))[1:], "--json"]
     return started(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def evidence_lines(request: TuneRequest) -> int:
+def evidence_lines(request: MeasureRequest) -> int:
     path = Path(str(request.evidence))
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def ranks_of(tuning: Tuning, request: TuneRequest, known: int) -> list[int]:
+def ranks_of(tuning: Tuning, request: MeasureRequest, known: int) -> list[int]:
     """Return the ranks of a tuning, while they run after ``known`` lines of evidence."""
 
     def ranks() -> list[int]:
@@ -50,7 +50,7 @@ def ranks_of(tuning: Tuning, request: TuneRequest, known: int) -> list[int]:
     return wait_until(ranks)
 
 
-def finish(request: TuneRequest) -> dict[str, object]:
+def finish(request: MeasureRequest) -> dict[str, object]:
     with tuning_of(request) as tuning:
         out, err = tuning.communicate(timeout=2 * PATIENCE_S)
     assert tuning.returncode == 0, err
@@ -58,7 +58,7 @@ def finish(request: TuneRequest) -> dict[str, object]:
     return answer
 
 
-def test_a_tuning_that_is_stopped_three_times_loses_nothing(request_: TuneRequest) -> None:
+def test_a_tuning_that_is_stopped_three_times_loses_nothing(request_: MeasureRequest) -> None:
     """The same command runs four times. Each run continues where the one before was stopped."""
     with tuning_of(request_) as tuning:
         ranks = ranks_of(tuning, request_, known=2)

@@ -54,7 +54,7 @@ def swept(server: Served, tuned: str) -> str:
     """The id of a sweep of the tune's plan that is done."""
     plan = httpx.get(f"{server.url}/v1/jobs/{tuned}/files/plan", timeout=PATIENCE_S).text
     sweep = '"sweep": "link_bandwidth=0.5x,1x"'
-    return done(server, "sweep", f'{{"kind": "sweep", "plan": {plan}, {sweep}}}')
+    return done(server, "whatif", f'{{"kind": "whatif", "plan": {plan}, {sweep}}}')
 
 
 @pytest.fixture(scope="package")
@@ -64,7 +64,7 @@ def calibrated(server: Served) -> str:
     for run in runs:
         del run["profile"]
     body = {"profile": "h100-dgx", "name": "fitted", "runs": runs}
-    return done(server, "calibration", body)
+    return done(server, "calibrate", body)
 
 
 @pytest.fixture(scope="package")

@@ -26,7 +26,7 @@ LAYOUTS = {
 """A search of layouts of seconds, whose best one is a pipeline."""
 
 SCALE = {
-    "model": "gpt3-1.3b", "profile": "h100-dgx", "seq_length": 1024, "sweep": "gpus=4,8",
+    "model": "gpt3-1.3b", "profile": "h100-dgx", "seq_length": 1024, "gpus": [4, 8],
     "global_batch_size": 16, "tp": 4,
 }  # fmt: skip
 """A search at two numbers of GPUs, of seconds."""
@@ -44,19 +44,16 @@ def done(server: Served, kind: str, body: dict[str, Any] | str) -> str:
 
 
 QUESTIONS = {
-    "gpus": "GPUs and a global batch", "sweep": "Several numbers of GPUs",
-    "micro_batch_size": "A fixed layout",
+    int: "GPUs and a global batch", list: "Several numbers of GPUs", type(None): "A fixed layout",
 }  # fmt: skip
-"""A field of each question that no question before it has -> how the form calls the question."""
-LAST = "micro_batch_size"
+"""Type of `gpus` of each question -> how the form calls the question."""
 
 
 def fill(page: Page, values: dict[str, Any]) -> None:
     """Fill the form's fields by their names; the fields say which question is asked."""
     page.locator("form.ask").wait_for()
-    shown = next((field for field in QUESTIONS if field in values), LAST)
-    page.get_by_role("radio", name=QUESTIONS[shown]).check()
-    page.locator(f"#field-{shown}").wait_for()
+    page.get_by_role("radio", name=QUESTIONS[type(values.get("gpus"))]).check()
+    page.locator("#field-gpus" if "gpus" in values else "#field-micro_batch_size").wait_for()
     first = page.locator("fieldset .field [name]").evaluate_all("all => all.map(one => one.name)")
     if not set(values) <= set(first):
         page.get_by_text("More options").click()
@@ -65,7 +62,7 @@ def fill(page: Page, values: dict[str, Any]) -> None:
         if field.evaluate("field => field.tagName") == "SELECT":
             field.select_option(str(value))
         else:
-            field.fill(str(value))
+            field.fill(", ".join(map(str, value)) if isinstance(value, list) else str(value))
 
 
 def picture(page: Page, index: int) -> str:

@@ -26,12 +26,12 @@ BODIES: dict[str, dict[str, Any]] = {
     "tune": SMALL,
     "layout": LAYOUTS,
     "scale": {**SCALE, "overrides": ["num_hidden_layers=4"]},
-    "sweep": {**CELL, "sweep": "link_bandwidth=0.5x,2x"},
-    "calibration": {"profile": "h100-dgx", "name": "fitted", "runs": RUNS},
+    "whatif": {**CELL, "sweep": "link_bandwidth=0.5x,2x"},
+    "calibrate": {"profile": "h100-dgx", "name": "fitted", "runs": RUNS},
 }
 FILES = {
     "tune": ["plan", "report", "trace", "plan-megatron"], "layout": ["plan", "report", "trace"],
-    "scale": ["points"], "sweep": ["points"], "calibration": ["profile"],
+    "scale": ["points"], "whatif": ["points"], "calibrate": ["profile"],
 }  # fmt: skip
 
 
@@ -114,7 +114,7 @@ def test_one_question_gets_a_tuned_configuration(client: httpx.Client) -> None:
     to = client.get(f"{found['links']['files']}/plan", params={"to": "env"}).json()
     assert to["text"]
     swept = {"plan": plan, "sweep": "link_bandwidth=1x,2x"}
-    good(client.post("/v1/jobs", json=job(swept, "sweep"), headers=headers))
+    good(client.post("/v1/jobs", json=job(swept, "whatif"), headers=headers))
     simulated = good(client.post("/v1/simulations", json={"plan": plan}))
     what_if = {"plan": plan, "change": ["link_bandwidth=1x"]}
     base = good(client.post("/v1/what-ifs", json=what_if))["base"]
@@ -139,26 +139,26 @@ def test_a_long_one_is_stopped_and_another_deleted(client: httpx.Client) -> None
 def test_a_validation_stands_beside_its_tune(client: httpx.Client) -> None:
     tune = finished(client, "tune")
     said = {"of": tune["id"], "result": measured(tune["result"]["simulation"])}
-    found = good(client.post("/v1/jobs", json=job(said, "validation")))
+    found = good(client.post("/v1/jobs", json=job(said, "validate")))
     assert (found["state"], found["request"]["of"]) == ("done", tune["id"])
     mine = next(one for one in found["result"]["plans"] if one["tuned"])
     assert mine["measured_ms"] == pytest.approx(2 * mine["predicted_ms"])
-    page = good(client.get("/v1/jobs", params={"kind": "validation", "of": tune["id"]}))
+    page = good(client.get("/v1/jobs", params={"kind": "validate", "of": tune["id"]}))
     assert [one["id"] for one in page["items"]] == [found["id"]]
     other = json.loads(json.dumps(said))
     other["result"]["workload"]["seq_length"] *= 2
-    problem = refused(client.post("/v1/jobs", json=job(other, "validation")), 422)
+    problem = refused(client.post("/v1/jobs", json=job(other, "validate")), 422)
     assert problem["errors"][0]["pointer"] == "#/result/workload"
     other = json.loads(json.dumps(said))
     other["result"]["plans"][0]["measured"]["iteration_ms"] = -1.0
-    problem = refused(client.post("/v1/jobs", json=job(other, "validation")), 422)
+    problem = refused(client.post("/v1/jobs", json=job(other, "validate")), 422)
     assert problem["errors"][0]["pointer"].startswith("#/result/plans/0")
     of_layouts = {**said, "of": finished(client, "layout")["id"]}
-    refused(client.post("/v1/jobs", json=job(of_layouts, "validation")), 409)
+    refused(client.post("/v1/jobs", json=job(of_layouts, "validate")), 409)
 
 
 def test_a_calibrated_profile_is_in_the_library(client: httpx.Client) -> None:
-    finished(client, "calibration")
+    finished(client, "calibrate")
     profile = client.get("/v1/profiles/fitted")
     assert profile.json()["calibration"]["base"] == "h100-dgx"
     answer = client.post("/v1/simulations", json={**CELL, "profile": "fitted"})
@@ -167,7 +167,7 @@ def test_a_calibrated_profile_is_in_the_library(client: httpx.Client) -> None:
         f"gpt3-1.3b,512,{tp},{tp},num_hidden_layers=2,{ms}\n" for tp, ms in ((4, "12.5"), (2, "11"))
     )
     asked = {"profile": "h100-dgx", "name": "again", "runs": table}
-    good(client.post("/v1/jobs", json=job(asked, "calibration"), headers={"Prefer": "wait=30"}))
+    good(client.post("/v1/jobs", json=job(asked, "calibrate"), headers={"Prefer": "wait=30"}))
     asked["runs"] = table.replace("12.5", "0")
-    problem = refused(client.post("/v1/jobs", json=job(asked, "calibration")), 422)
+    problem = refused(client.post("/v1/jobs", json=job(asked, "calibrate")), 422)
     assert problem["errors"][0]["pointer"] == "#/runs"

@@ -214,7 +214,7 @@ def test_paste_blocks(seen: Watched, tuned: str) -> None:
 def test_predicted_against_measured(seen: Watched, tuned: str, server: Served) -> None:
     page = seen.open(f"#/tune/{tuned}/measured")
     page.locator("#measured", has_text=f"/v1/jobs/{tuned}").wait_for()
-    done(server, "validation", {"of": tuned, "result": measurement(server, tuned)})
+    done(server, "validate", {"of": tuned, "result": measurement(server, tuned)})
     page.reload()
     rows = page.locator("#measured tbody tr")
     rows.nth(1).wait_for()
@@ -223,7 +223,7 @@ def test_predicted_against_measured(seen: Watched, tuned: str, server: Served) -
     page.get_by_role("button", name="Delete what was measured").click()
     page.get_by_role("button", name="Delete for good? what was measured").click()
     rows.first.wait_for(state="detached")
-    left = httpx.get(f"{server.url}/v1/jobs?kind=validation&of={tuned}", timeout=PATIENCE_S)
+    left = httpx.get(f"{server.url}/v1/jobs?kind=validate&of={tuned}", timeout=PATIENCE_S)
     assert left.json()["items"] == []
     seen.check()
 

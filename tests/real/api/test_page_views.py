@@ -54,10 +54,10 @@ def test_gpus_and_a_global_batch_are_answered_with_layouts(seen: Watched) -> Non
 
 def test_several_numbers_of_gpus_are_compared(seen: Watched) -> None:
     page = seen.open()
-    fill(page, {**SCALE, "sweep": "4, many"})
+    fill(page, {**SCALE, "gpus": [4, "many"]})
     page.get_by_role("button", name="Compare numbers").click()
-    page.locator("#field-sweep-error", has_text="many").wait_for()
-    page.locator("#field-sweep").fill("4, 8")
+    page.locator("#field-gpus-error", has_text="many").wait_for()
+    page.locator("#field-gpus").fill("4, 8")
     page.locator("#sums").get_by_text("4, 8 GPUs, 16 sequences").wait_for()
     page.get_by_role("button", name="Compare numbers").click()
     page.locator(".swept", has_text="2 points.").wait_for()
@@ -65,8 +65,8 @@ def test_several_numbers_of_gpus_are_compared(seen: Watched) -> None:
     assert page.locator(".swept tbody th").all_inner_texts() == ["4", "8"]
     assert page.locator(".swept .plot").first.locator("circle").count() == 4
     page.get_by_role("link", name="change and ask again").click()
-    page.locator("#field-sweep").wait_for()
-    assert page.locator("#field-sweep").input_value() == "4, 8"
+    page.locator("#field-gpus").wait_for()
+    assert page.locator("#field-gpus").input_value() == "4, 8"
     seen.check(422)
 
 
@@ -294,8 +294,8 @@ def test_every_view_fits_and_can_be_used_by_all(
     views = (
         ("#/new", "form.ask"), ("#/history", ".job"), ("#/library", "#profile .shelf"),
         (f"#/tune/{tuned}", "#lanes canvas"), (f"#/layout/{laid_out}", "#lanes canvas"),
-        (f"#/calibration/{calibrated}", "#learnt"), (f"#/scale/{scaled}", "svg.plot"),
-        (f"#/sweep/{swept}", "svg.plot"), ("docs", ".opblock"),
+        (f"#/calibrate/{calibrated}", "#learnt"), (f"#/scale/{scaled}", "svg.plot"),
+        (f"#/whatif/{swept}", "svg.plot"), ("docs", ".opblock"),
         (f"#/compare/tune.{tuned}/layout.{laid_out}", ".numbers"),
     )  # fmt: skip
     with watched(browser, server.url, viewport=size, color_scheme=scheme, **touch) as seen:

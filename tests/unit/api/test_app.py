@@ -92,7 +92,7 @@ def test_the_queue_is_bounded(tmp_path: Path) -> None:
         keyed = {"Idempotency-Key": "first"}
         first = good(client.post("/v1/jobs", json=job(SMALL), headers=keyed), 202)
         swept = {**CELL, "sweep": "link_bandwidth=1x,2x"}
-        good(client.post("/v1/jobs", json=job(swept, "sweep")), 202)
+        good(client.post("/v1/jobs", json=job(swept, "whatif")), 202)
         third = client.post("/v1/jobs", json=job(SMALL))
         refused(third, 429)
         assert int(third.headers["retry-after"]) > 0
@@ -119,10 +119,10 @@ def test_lists_are_filtered_and_paged(tmp_path: Path) -> None:
         swept = {**CELL, "tp": 2, "sweep": "link_bandwidth=1x,2x"}
         made = [
             good(client.post("/v1/jobs", json=body), 202)["id"]
-            for body in (job(SMALL), job(SMALL), job(swept, "sweep"))
+            for body in (job(SMALL), job(SMALL), job(swept, "whatif"))
         ]
         assert listed(client) == made[::-1]
-        assert listed(client, kind="sweep") == made[2:]
+        assert listed(client, kind="whatif") == made[2:]
         assert listed(client, "2", kind="tune", model=SMALL["model"], q="TP 4") == made[1::-1]
         assert listed(client, state="done") == listed(client, profile="a100-sxm") == []
         assert listed(client, created_from="2999-01-01T00:00:00Z") == []

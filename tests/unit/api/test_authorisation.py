@@ -13,8 +13,9 @@ import pytest
 
 from api.app import create_app, route_table
 from api.wire import Declared
+from domino_tune.requests.service import JobKind
 from domino_tune.service.jobs.desk import JobDesk
-from domino_tune.service.jobs.job import JobKind, NewJob
+from domino_tune.service.jobs.job import NewJob
 from domino_tune.service.sql.database import open_database
 from domino_tune.service.tokens import SCOPES, TokenDesk
 from tests.support.inside import Inside, inside
@@ -138,7 +139,7 @@ def test_a_calibration_needs_admin(world: World) -> None:
     headers = {"Authorization": f"Bearer {world.secrets['tune']}"}
     runs = [{"model": "llama2-7b", "tp": 8, "seq_length": 4096, "micro_batch_size": 4}] * 2
     body = {
-        "kind": "calibration", "profile": "h100-dgx", "name": "mine",
+        "kind": "calibrate", "profile": "h100-dgx", "name": "mine",
         "runs": [{**run, "measured_ms": 100.0} for run in runs],
     }  # fmt: skip
     with world.service.client(headers=headers) as client:

@@ -42,12 +42,12 @@ def without_seconds(text: str) -> str:
 
 
 LAYOUTS = (
-    "tune", "--model", "gpt3-1.3b", "--profile", "h100-dgx", "--seq-length", "256", "--gpus", "4",
+    "layout", "--model", "gpt3-1.3b", "--profile", "h100-dgx", "--seq-length", "256", "--gpus", "4",
     "--set", "num_hidden_layers=4", "--global-batch-size", "4", "--pp", "1", "--recompute", "none",
 )  # fmt: skip
 SCALE = (
-    "tune", "--model", "gpt3-1.3b", "--profile", "h100-dgx", "--tp", "2", "--seq-length", "512",
-    "--set", "num_hidden_layers=4", "--global-batch-size", "4", "--sweep", "gpus=2,3,4",
+    "scale", "--model", "gpt3-1.3b", "--profile", "h100-dgx", "--tp", "2", "--seq-length", "512",
+    "--set", "num_hidden_layers=4", "--global-batch-size", "4", "--gpus", "2,3,4",
     "--pp", "1", "--recompute", "none",
 )  # fmt: skip
 RUNS = (
@@ -109,11 +109,11 @@ def test_a_calibration_at_the_server(
 @pytest.mark.usefixtures("calibrated")
 def test_jobs_are_listed_by_label_kind_and_state(server: Served, tmp_path: Path) -> None:
     with Client(server.url) as client:
-        job = client.jobs(kind="calibration").items[0]
+        job = client.jobs(kind="calibrate").items[0]
         assert client.set_label(job.id, "Night run").label == "Night run"
         assert [one.id for one in client.jobs(q="NIGHT fitted mine h100").items] == []
         assert [one.id for one in client.jobs(q="NIGHT mine").items] == [job.id]
-    words = ("--search", "night", "--kind", "calibration", "--state", "done", "--json")
+    words = ("--search", "night", "--kind", "calibrate", "--state", "done", "--json")
     found = command(tmp_path, "jobs", "list", "--server", server.url, *words)
     assert [one["label"] for one in json.loads(found.stdout)] == ["Night run"]
     table = command(tmp_path, "jobs", "list", "--server", server.url, "--search", "night")
@@ -149,7 +149,7 @@ def test_the_same_files_are_written(server: Served, tmp_path: Path) -> None:
 
 def shown(page: bytes) -> str:
     """Return a page without the command that made it and the time that it took."""
-    text = re.sub(r"python -m domino_tune tune [^<]*", "COMMAND", page.decode())
+    text = re.sub(r"python -m domino_tune (tune|layout|scale) [^<]*", "COMMAND", page.decode())
     return re.sub(r"<div><dt>Time</dt><dd>[\d.]+ s</dd></div>", "", text)
 
 
@@ -167,8 +167,6 @@ def test_the_same_exit_code(server: Served, tmp_path: Path, wrong: tuple[str, ..
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (("--objective", "measure", "--server", "http://h:1"), "--objective cannot be asked of"),
-        (("--sweep", "gpus=2,4", "--server", "http://h:1"), "--search, --trials cannot be"),
         (("--model", "a/config.json", "--server", "http://h:1"), "is a file"),
         (("--server", "h:1"), "no server's URL"),
         (("--server", "http://h:1", "--token-file", "/none"), "cannot be read"),
@@ -281,7 +279,7 @@ class Reports:
 
     def received(self) -> list[dict[str, object]]:
         with Client(self.server.url) as client:
-            found = client.jobs(kind="validation", of=self.job).items
+            found = client.jobs(kind="validate", of=self.job).items
             return [dict(client.job(one.id).result()) for one in reversed(found)]
 
     def unsent(self) -> list[Path]:

@@ -16,6 +16,7 @@ from domino_tune.base.errors import ConflictError, NotFoundError, PreconditionEr
 from domino_tune.client import Client
 from domino_tune.requests import (
     CalibrateRequest,
+    LayoutRequest,
     ProfilesImportRequest,
     SimulateRequest,
     TuneRequest,
@@ -39,7 +40,7 @@ WORKLOAD: dict[str, Any] = {
     "overrides": ("num_hidden_layers=4",),
 }  # fmt: skip
 ASKED = TuneRequest(**WORKLOAD, search="random", trials=4)
-LAYOUTS = TuneRequest(
+LAYOUTS = LayoutRequest(
     model="gpt3-1.3b", profile="h100-dgx", seq_length=256, overrides=("num_hidden_layers=4",),
     gpus=4, global_batch_size=4, pp=1, recompute="none",
 )  # fmt: skip
@@ -47,7 +48,7 @@ LONG = TuneRequest(
     model="gpt3-13b", profile="h100-dgx", tp=8, seq_length=2048, micro_batch_size=8,
     tune_also=("micro_batch_size",), search="bayes", trials=400,
 )  # fmt: skip
-LONG_LAYOUTS = TuneRequest(
+LONG_LAYOUTS = LayoutRequest(
     model="llama3-8b", profile="h100-dgx", seq_length=4096, gpus=16, global_batch_size=256
 )
 RUNS = (
@@ -142,9 +143,9 @@ def test_errors_are_those_of_the_verb(client: Client) -> None:
 def test_any_kind_of_job_is_found_by_its_id(client: Client) -> None:
     made = [
         client.submit("tune", ASKED), client.submit("layout", LAYOUTS),
-        client.submit("sweep", WhatIfRequest(**WORKLOAD, sweep="link_bandwidth=1x,2x")),
+        client.submit("whatif", WhatIfRequest(**WORKLOAD, sweep="link_bandwidth=1x,2x")),
     ]  # fmt: skip
-    assert [client.job(job.id).kind for job in made] == ["tune", "layout", "sweep"]
+    assert [client.job(job.id).kind for job in made] == ["tune", "layout", "whatif"]
     for job in made:
         client.wait(client.stop(job.id))
 
@@ -193,7 +194,7 @@ def test_a_sweep_is_the_frame_of_the_verb(client: Client) -> None:
     asked = WhatIfRequest(**WORKLOAD, change=("link_bandwidth=2x",))
     assert client.whatif(asked) == json.loads(json.dumps(to_json(whatif(asked))))
     sweep = WhatIfRequest(**WORKLOAD, sweep="link_bandwidth=0.5x,2x")
-    job, local = client.result("sweep", sweep), whatif(sweep)
+    job, local = client.result("whatif", sweep), whatif(sweep)
     assert job.result() == json.loads(json.dumps(to_json(local)))
     assert [one["index"] for one in json.loads(client.file(job.id, "points"))["items"]] == [0, 1]
     there, here = job.to_frame(), local.to_frame()
@@ -260,29 +261,29 @@ def test_a_table_is_imported_and_the_profile_deleted(client: Client, tmp_path: P
     for wrong in ({"file": str(tmp_path / "none.csv")}, {"into": "profiles/mine.json"}):
         fields = {"file": asked.file, "format": "gemm-csv", "into": "h100-dgx", "name": "ours"}
         with pytest.raises(InputError):
-            client.import_profile(ProfilesImportRequest(**{**fields, **wrong}))  # type: ignore[arg-type]
+            client.import_profile(ProfilesImportRequest(**{**fields, **wrong}))
 
 
 def test_a_calibration_is_kept_and_told(client: Client, tmp_path: Path) -> None:
     (tmp_path / "runs.csv").write_text(RUNS.format(12.0, 11.0))
     asked = CalibrateRequest(profile="h100-dgx", runs=str(tmp_path / "runs.csv"), name="fitted")
     texts: list[str] = []
-    job = client.result("calibration", asked, texts.append)
+    job = client.result("calibrate", asked, texts.append)
     answer = job.answer()
     assert answer.path is None
     assert "Kept as fitted." in str(answer)
     assert list(answer.to_frame()["measured_ms"]) == [12.0, 11.0]
     assert texts[-1].startswith("done")
     assert all(texts)
-    assert client.job(job.id).kind == "calibration"
-    assert job.id in [one.id for one in client.jobs(kind="calibration", state="done").items]
+    assert client.job(job.id).kind == "calibrate"
+    assert job.id in [one.id for one in client.jobs(kind="calibrate", state="done").items]
     assert client.get_profile("fitted")[0]
     taken = CalibrateRequest(profile="h100-dgx", runs=asked.runs, name="a100-sxm")
     with pytest.raises(ConflictError, match="another name"):
-        client.submit("calibration", taken)
+        client.submit("calibrate", taken)
     (tmp_path / "runs.csv").write_text(RUNS.format(12.0, 0))
     with pytest.raises(InputError, match="measured_ms"):
-        client.submit("calibration", asked)
+        client.submit("calibrate", asked)
 
 
 def _delete(client: Client, name: str) -> None:

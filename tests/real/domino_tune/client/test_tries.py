@@ -13,7 +13,7 @@ from domino_tune.client import Client
 from domino_tune.client import client as module
 from domino_tune.client.jobs import Job, job_of
 from domino_tune.client.transport import PATIENT_PAUSES_S, PAUSES_S
-from domino_tune.requests import TuneRequest
+from domino_tune.requests import LayoutRequest, TuneRequest
 from tests.real.domino_tune.client.scripted_server import (
     Asked,
     Reply,
@@ -24,7 +24,7 @@ from tests.real.domino_tune.client.scripted_server import (
     lost,
 )  # fmt: skip
 
-LAYOUTS: Final = TuneRequest(model="m", profile="p", seq_length=8, gpus=4, global_batch_size=8)
+LAYOUTS: Final = LayoutRequest(model="m", profile="p", seq_length=8, gpus=4, global_batch_size=8)
 ASKED: Final = TuneRequest(model="m", profile="p", tp=2, seq_length=8, micro_batch_size=2)
 EVENTS: Final = Asked("GET", "/v1/jobs/job_1/events")
 

@@ -47,7 +47,7 @@ class Life:
         self.made.append(open_database(f"sqlite:///{self.file}"))
 
     def submit(self) -> None:
-        new = NewJob(kind="sweep", owner="ann", request={"tp": 8}, task=TASK)
+        new = NewJob(kind="whatif", owner="ann", request={"tp": 8}, task=TASK)
         self.jobs.append(JobDesk(self.made[0]).submit(new, key())[0])
 
     def claim(self) -> None:

@@ -8,11 +8,12 @@ import pytest
 from sqlalchemy import select
 
 from domino_tune.base.errors import ConflictError, NotFoundError
+from domino_tune.requests.service import Scope
 from domino_tune.service.jobs.desk import JobDesk
 from domino_tune.service.jobs.leases import Leases
 from domino_tune.service.sql import tables
 from domino_tune.service.sql.database import Database
-from domino_tune.service.tokens import SCOPES, Scope, TokenDesk
+from domino_tune.service.tokens import SCOPES, TokenDesk
 from simulator.errors import InputError
 from tests.real.domino_tune.service.made import submit
 

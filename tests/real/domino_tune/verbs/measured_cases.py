@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from domino_tune.requests import TuneRequest
+from domino_tune.requests import MeasureRequest
 from domino_tune.store.evidence import Evidence, LaunchRecord
 from domino_tune.store.formats.model_file import dump_model
 from tests.support.validation_cases import CLUSTER, MODEL, WORKLOAD, write_files
 
 
-def measured_request(folder: Path, **changes: object) -> TuneRequest:
+def measured_request(folder: Path, **changes: object) -> MeasureRequest:
     """The request, with its model and a profile that claims to be of here written to ``folder``.
 
     DeepSpeed's orders are two plans: with the baseline, three evaluations at most.
@@ -21,13 +21,13 @@ def measured_request(folder: Path, **changes: object) -> TuneRequest:
     fields: dict[str, object] = {
         "model": str(model), "profile": profile, "tp": CLUSTER.tp,
         "seq_length": WORKLOAD.seq_length, "micro_batch_size": WORKLOAD.micro_batch_size,
-        "dtype": WORKLOAD.dtype, "backend": "gloo", "objective": "measure", "target": "deepspeed",
+        "dtype": WORKLOAD.dtype, "backend": "gloo", "target": "deepspeed",
         "evidence": str(folder / "evidence.jsonl"), **changes,
     }  # fmt: skip
-    return TuneRequest(**fields)  # type: ignore[arg-type]
+    return MeasureRequest(**fields)
 
 
-def launches(request: TuneRequest) -> list[LaunchRecord]:
+def launches(request: MeasureRequest) -> list[LaunchRecord]:
     """What the request's evidence file holds."""
     from domino_tune.verbs.ranks import launch_spec
     from domino_tune.verbs.tune_measured import played_case, question_of

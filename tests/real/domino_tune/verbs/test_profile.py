@@ -172,7 +172,7 @@ def test_a_forced_profile_says_so(at_home: Path) -> None:
     assert "ranks on a node: profiled 5, here 2" in forced.machine.details["forced"]
     assert forced.machine.gpus_per_node == 2
     save_profile(forced, path)
-    again = resolve_task(replace(request, force=False)).profile
+    again = resolve_task(request.but(force=False)).profile
     assert again.machine == forced.machine
 
 

@@ -1,4 +1,4 @@
-"""`tune --objective measure`: plans on real ranks, their evidence, and how it continues."""
+"""`measure`: plans on real ranks, their evidence, and how it continues."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from domino_tune.cli import show
 from domino_tune.measure.collect import add_message
-from domino_tune.requests import TuneRequest
+from domino_tune.requests import MeasureRequest
 from domino_tune.requests.command_line import command_line
 from domino_tune.results.json_form import to_json
 from domino_tune.results.tune_measured import MeasuredTuneResult
@@ -19,8 +19,7 @@ from domino_tune.runtime import plan_runs
 from domino_tune.store.evidence import LaunchRecord, PlanRun
 from domino_tune.store.plans import load_plan
 from domino_tune.store.profiles import load_profile, save_profile
-from domino_tune.verbs.tune import tune
-from domino_tune.verbs.tune_measured import ROUNDS
+from domino_tune.verbs.tune_measured import ROUNDS, tune_measured
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.ops import Collective
 from simulator.plan import MEGATRON
@@ -34,27 +33,27 @@ BASELINE = replace(MEGATRON, sequence_parallel=True)
 
 
 @pytest.fixture(scope="module")
-def request_(tmp_path_factory: pytest.TempPathFactory) -> TuneRequest:
+def request_(tmp_path_factory: pytest.TempPathFactory) -> MeasureRequest:
     return measured_request(tmp_path_factory.mktemp("measured"))
 
 
 @pytest.fixture(scope="module")
-def result(request_: TuneRequest) -> MeasuredTuneResult:
+def result(request_: MeasureRequest) -> MeasuredTuneResult:
     """Three plans, run for real on two ranks."""
-    found = tune(request_)
+    found = tune_measured(request_)
     assert isinstance(found, MeasuredTuneResult)
     return found
 
 
-def copied(request: TuneRequest, folder: Path, lines: int | None = None) -> TuneRequest:
+def copied(request: MeasureRequest, folder: Path, lines: int | None = None) -> MeasureRequest:
     """Return the same question with the first ``lines`` of its evidence in a file of its own."""
     first = Path(str(request.evidence)).read_bytes().splitlines(keepends=True)[:lines]
     path = folder / "evidence.jsonl"
     path.write_bytes(b"".join(first))
-    return replace(request, evidence=str(path))
+    return request.but(evidence=str(path))
 
 
-def write_down(request: TuneRequest, record: LaunchRecord) -> None:
+def write_down(request: MeasureRequest, record: LaunchRecord) -> None:
     """Add a launch to the request's evidence, as a run would have."""
     line = {"kind": record.kind, "runs": to_json(list(record.runs))}
     for entry in line["runs"]:
@@ -64,13 +63,13 @@ def write_down(request: TuneRequest, record: LaunchRecord) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def words(request: TuneRequest, *options: str) -> list[str]:
+def words(request: MeasureRequest, *options: str) -> list[str]:
     """Return the request as arguments of the command line."""
-    return [*shlex.split(command_line("tune", request))[3:], *options]
+    return [*shlex.split(command_line(request))[3:], *options]
 
 
 def test_the_baseline_first_then_each_plan_beside_it(
-    request_: TuneRequest, result: MeasuredTuneResult
+    request_: MeasureRequest, result: MeasuredTuneResult
 ) -> None:
     evaluations = [one for one in launches(request_) if one.kind == "evaluation"]
     assert [len(one.runs) for one in evaluations] == [1, 2, 2]
@@ -97,8 +96,8 @@ def test_numbers_belong_together(result: MeasuredTuneResult) -> None:
     assert result.best.iteration_ms == pytest.approx(result.chosen.predicted_ms)
 
 
-def test_given_again_nothing_is_run(request_: TuneRequest, result: MeasuredTuneResult) -> None:
-    again = tune(request_)
+def test_given_again_nothing_is_run(request_: MeasureRequest, result: MeasuredTuneResult) -> None:
+    again = tune_measured(request_)
     assert isinstance(again, MeasuredTuneResult)
     assert again.new_runs == 0
     assert again.measured == result.measured
@@ -106,7 +105,7 @@ def test_given_again_nothing_is_run(request_: TuneRequest, result: MeasuredTuneR
 
 
 def test_on_the_command_line(
-    run: Runner, request_: TuneRequest, result: MeasuredTuneResult
+    run: Runner, request_: MeasureRequest, result: MeasuredTuneResult
 ) -> None:
     path = run.folder / "plan.json"
     done = run(*words(request_, "--json", "--out", str(path)))
@@ -137,7 +136,7 @@ def test_the_frame(result: MeasuredTuneResult) -> None:
 
 
 def test_a_plan_that_ran_out_of_memory_is_told_and_not_run_again(
-    request_: TuneRequest, result: MeasuredTuneResult, tmp_path: Path
+    request_: MeasureRequest, result: MeasuredTuneResult, tmp_path: Path
 ) -> None:
     lost = result.measured[-1].plan
     asked = copied(request_, tmp_path, lines=3)
@@ -149,7 +148,7 @@ def test_a_plan_that_ran_out_of_memory_is_told_and_not_run_again(
         ),
     )
     write_down(asked, record)
-    found = tune(replace(asked, trials=3))
+    found = tune_measured(asked.but(trials=3))
     assert isinstance(found, MeasuredTuneResult)
     assert found.new_runs == 0
     assert found.infeasible["memory"] == 1
@@ -159,39 +158,39 @@ def test_a_plan_that_ran_out_of_memory_is_told_and_not_run_again(
 
 
 def test_a_baseline_that_ran_out_of_memory_is_an_answer_and_no_evidence(
-    request_: TuneRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request_: MeasureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory may be free next time: records of an earlier version are skipped, too."""
-    asked = replace(request_, evidence=str(tmp_path / "evidence.jsonl"), trials=1)
+    asked = request_.but(evidence=str(tmp_path / "evidence.jsonl"), trials=1)
     with monkeypatch.context() as patched:
         patched.setattr(plan_runs, "JOB", "tests.support.rank_jobs:validate_without_memory")
         with pytest.raises(InfeasiblePlanError, match="baseline cannot run") as caught:
-            tune(asked)
+            tune_measured(asked)
     assert caught.value.reason == "memory"
     assert launches(asked) == []
     failed = PlanRun(plan=BASELINE, makespans_ns=(), peak_bytes=None, failed="out of memory")
     write_down(asked, LaunchRecord(kind="evaluation", runs=(failed,)))
-    found = tune(asked)
+    found = tune_measured(asked)
     assert isinstance(found, MeasuredTuneResult)
     assert (found.new_runs, found.chosen.plan) == (1, BASELINE)
 
 
 def test_evidence_of_plans_that_the_target_cannot_run_is_passed_over(
-    request_: TuneRequest, result: MeasuredTuneResult, tmp_path: Path
+    request_: MeasureRequest, result: MeasuredTuneResult, tmp_path: Path
 ) -> None:
     asked = copied(request_, tmp_path)
     baseline = launches(asked)[0].runs[0]
     fast = tuple(time_ns // 2 for time_ns in baseline.makespans_ns)
     outside = PlanRun(plan=FOUR, makespans_ns=fast, peak_bytes=1)
     write_down(asked, LaunchRecord(kind="evaluation", runs=(baseline, outside)))
-    found = tune(asked)
+    found = tune_measured(asked)
     assert isinstance(found, MeasuredTuneResult)
     assert found.new_runs == 0
     assert found.chosen.plan == result.chosen.plan
     assert FOUR not in [one.plan for one in found.measured]
 
 
-def test_the_comparison_is_told(result: MeasuredTuneResult, request_: TuneRequest) -> None:
+def test_the_comparison_is_told(result: MeasuredTuneResult, request_: MeasureRequest) -> None:
     compared = [one for one in launches(request_) if one.kind == "comparison"]
     assert result.comparisons == len(compared)
     assert any(one.compared for one in result.measured) == bool(compared)
@@ -199,23 +198,25 @@ def test_the_comparison_is_told(result: MeasuredTuneResult, request_: TuneReques
 
 class TestRefused:
     def test_evidence_of_another_question(
-        self, run: Runner, request_: TuneRequest, result: MeasuredTuneResult
+        self, run: Runner, request_: MeasureRequest, result: MeasuredTuneResult
     ) -> None:
-        text = run.refused(*words(replace(request_, micro_batch_size=2)))
+        text = run.refused(*words(request_.but(micro_batch_size=2)))
         assert "workload.micro_batch_size: there 4, asked 2" in text
 
     def test_evidence_of_another_profile(
-        self, run: Runner, request_: TuneRequest, result: MeasuredTuneResult
+        self, run: Runner, request_: MeasureRequest, result: MeasuredTuneResult
     ) -> None:
-        text = run.refused(*words(replace(request_, profile="h100-dgx", force=True)))
+        text = run.refused(*words(request_.but(profile="h100-dgx", force=True)))
         assert "profile.name: there 'here', asked 'h100-dgx'" in text
 
-    def test_a_profile_of_another_machine(self, run: Runner, request_: TuneRequest) -> None:
-        text = run.refused(*words(replace(request_, profile="h100-dgx")))
+    def test_a_profile_of_another_machine(self, run: Runner, request_: MeasureRequest) -> None:
+        text = run.refused(*words(request_.but(profile="h100-dgx")))
         assert "gpu: profiled H100 SXM 80 GB" in text
         assert "--force" in text
 
-    def test_cta_counts_over_gloo(self, run: Runner, request_: TuneRequest, tmp_path: Path) -> None:
+    def test_cta_counts_over_gloo(
+        self, run: Runner, request_: MeasureRequest, tmp_path: Path
+    ) -> None:
         """The profile has CTA counts, so its plans cannot be run."""
         few = Collective("all_reduce", 1 << 20, 1, 2, 4)
         profile = add_message(
@@ -224,37 +225,29 @@ class TestRefused:
              "samples": 3},
         )  # fmt: skip
         save_profile(profile, tmp_path / "counted.json")
-        text = run.refused(*words(replace(request_, profile=str(tmp_path / "counted.json"))))
+        text = run.refused(*words(request_.but(profile=str(tmp_path / "counted.json"))))
         assert "comm_ctas = 4 is a number of NCCL CTAs, which gloo does not have" in text
 
-    def test_attention_dropout(self, run: Runner, request_: TuneRequest) -> None:
+    def test_attention_dropout(self, run: Runner, request_: MeasureRequest) -> None:
         text = run.refused(*words(request_), "--set", "attention_dropout=0.1")
         assert "attention_dropout = 0.1, which real ranks do not run" in text
         assert "--set attention_dropout=0" in text
 
     def test_missing_cuda_before_another_machine(
-        self, run: Runner, request_: TuneRequest, monkeypatch: pytest.MonkeyPatch
+        self, run: Runner, request_: MeasureRequest, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-        text = run.refused(*words(replace(request_, backend="nccl")))
+        text = run.refused(*words(request_.but(backend="nccl")))
         assert "torch sees no CUDA device" in text
 
-    def test_several_batches(self, run: Runner, request_: TuneRequest) -> None:
-        text = run.refused(*words(replace(request_, tune_also=("micro_batch_size",))))
-        assert "--tune-also" in text
-
-    def test_measuring_thousands(self, run: Runner, request_: TuneRequest) -> None:
-        asked = replace(request_, search="exhaustive", target=None, evidence=None)
+    def test_measuring_thousands(self, run: Runner, request_: MeasureRequest) -> None:
+        asked = request_.but(search="exhaustive", target=None, evidence=None)
         assert "--trials" in run.refused(*words(asked))
 
-    @pytest.mark.parametrize("option", [("--backend", "gloo"), ("--force",)])
-    def test_options_of_ranks_without_ranks(self, run: Runner, option: tuple[str, ...]) -> None:
-        text = run.refused("tune", *run.workload, *option)
-        assert option[0] in text
-        assert "--objective measure" in text
-
-    def test_under_a_launcher(self, request_: TuneRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_under_a_launcher(
+        self, request_: MeasureRequest, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         for name in ("RANK", "WORLD_SIZE"):
             monkeypatch.setenv(name, "1")
         with pytest.raises(InputError, match="torchrun"):
-            tune(request_)
+            tune_measured(request_)

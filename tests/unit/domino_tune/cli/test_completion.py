@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -39,7 +38,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
         ("domino-tune profiles ", ["list", "show", "check", "import", "diff"]),
         (
             "domino-tune tune --se",
-            ["--seq-length", "--sequence-parallel", "--set", "--search", "--seed", "--server"],
+            ["--seq-length", "--sequence-parallel", "--seed", "--search", "--set", "--server"],
         ),
         ("domino-tune simulate --model llama3", ["llama3-405b", "llama3-70b", "llama3-8b"]),
         ("domino-tune tune --profile ", BUNDLED),
@@ -76,10 +75,10 @@ def test_profiles_of_the_user_are_names_too(ask: Ask, tmp_path: Path) -> None:
 
 def test_every_field_that_takes_a_name_of_something_completes_it() -> None:
     named = {
-        item.name
+        name
         for verb in VERBS
-        for item in fields(verb.request)
-        if option_of(item).metavar in ("NAME|FILE", "PROFILE")
+        for name in verb.request.model_fields
+        if option_of(verb.request, name).metavar in ("NAME|FILE", "PROFILE")
     }
     assert named == set(NAMES)
 

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from domino_tune.requests.service import SCOPES
 from domino_tune.results.tokens import TokenAddedResult
 from tests.support.runs import Runner
 
@@ -71,9 +70,3 @@ def test_another_database(run: Runner) -> None:
 def test_no_repr_shows_the_secret() -> None:
     result = TokenAddedResult(name="ci", owner="ci", scope="tune", secret="dt_hidden")
     assert "dt_hidden" not in repr(result)
-
-
-def test_scopes_are_those_that_are_kept() -> None:
-    from domino_tune.service.tokens import SCOPES as SCOPES_KEPT
-
-    assert SCOPES == SCOPES_KEPT

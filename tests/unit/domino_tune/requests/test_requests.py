@@ -2,47 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import pytest
-from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from domino_tune.cli.commands import VERBS, Verb
 from domino_tune.requests import SimulateRequest, TuneRequest
 from domino_tune.requests.command_line import command_line, simulate_request
-from domino_tune.requests.options import option_of
+from domino_tune.requests.options import GROUPS, choices_of, option_of
 from domino_tune.search import SEARCHES
 from domino_tune.search.space import TARGETS
 from simulator.errors import InputError
+from simulator.implementation import NAMES
 from simulator.plan import SlicePlan
-
-STRICT = ConfigDict(strict=True, extra="forbid")
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
 def test_every_field_says_what_it_is(verb: Verb) -> None:
-    for item in (*fields(verb.request), *fields(verb.outputs)):
-        said = option_of(item)
-        assert said.help.endswith(".")
-        assert said.flag in ("", "--set", f"--{item.name.replace('_', '-')}")
-
-
-@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
-def test_json_readers_take_them_strictly(verb: Verb) -> None:
-    adapter = TypeAdapter(list[verb.request], config=STRICT)  # type: ignore[name-defined]
-    assert adapter.json_schema()["items"]
-    with pytest.raises(ValidationError):
-        adapter.validate_json('[{"no_such_field": 1}]')
-
-
-def test_json_and_python_requests_are_equal() -> None:
-    adapter = TypeAdapter(list[TuneRequest], config=STRICT)
-    text = '[{"model": "gpt3-13b", "tp": 8, "overrides": ["n_layer=2"], "search": "bayes"}]'
-    wanted = TuneRequest(model="gpt3-13b", tp=8, overrides=("n_layer=2",), search="bayes")
-    assert adapter.validate_json(text) == [wanted]
-    for bad in ('"8"', "8.5", "true", "0"):
-        with pytest.raises(ValidationError):
-            adapter.validate_json(f'[{{"tp": {bad}}}]')
+    for part in verb.parts:
+        for name in part.model_fields:
+            said = option_of(part, name)
+            assert said.help.endswith(".")
+            assert (said.group in GROUPS) or not verb.asks
 
 
 def test_values_are_checked_on_construction() -> None:
@@ -61,14 +40,15 @@ def test_values_are_checked_on_construction() -> None:
 
 
 def test_choices_are_those_of_the_search() -> None:
-    item = {item.name: option_of(item) for item in fields(TuneRequest)}
-    assert set(item["search"].choices) == set(SEARCHES)
-    assert item["target"].choices == TARGETS
+    items = TuneRequest.model_fields
+    assert set(choices_of(items["search"].annotation)) == set(SEARCHES)
+    assert choices_of(items["target"].annotation) == TARGETS
+    assert choices_of(items["implementation"].annotation) == NAMES
 
 
 def test_a_request_can_be_typed_again() -> None:
     request = TuneRequest(model="my model.json", tp=8, cuda_graph=True, overrides=("a=1", "b=2"))
-    assert command_line("tune", request) == (
+    assert command_line(request) == (
         "python -m domino_tune tune --model 'my model.json' --tp 8 --cuda-graph --set a=1 --set b=2"
     )
 
@@ -77,10 +57,10 @@ def test_the_command_of_a_plan_names_only_what_is_special() -> None:
     request = TuneRequest(model="gpt3-13b", profile="h100-dgx", tp=8, seed=3)
     plan = SlicePlan(row_slices=4, mlp_col_slices=2, merge_wgrad=True)
     found = simulate_request(request, plan, 8, 2)
-    assert command_line("simulate", found) == (
+    assert command_line(found) == (
         "python -m domino_tune simulate --model gpt3-13b --profile h100-dgx --tp 8 "
-        "--micro-batch-size 8 --grad-accumulation 2 --no-sequence-parallel "
-        "--row-slices 4 --mlp-col-slices 2 "
-        "--order greedy --wgrad fill --merge-wgrad"
+        "--micro-batch-size 8 --no-sequence-parallel --grad-accumulation 2 "
+        "--row-slices 4 --set mlp_col_slices=2 "
+        "--order greedy --wgrad fill --set merge_wgrad=true"
     )
     assert isinstance(found, SimulateRequest)

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from domino_tune.base.progress import no_progress
-from domino_tune.requests import TuneRequest
+from domino_tune.requests import MeasureRequest
 from domino_tune.search import Space, SpaceSpec, enumerate_plans
 from domino_tune.search.pool import (
     POOL,
@@ -36,9 +36,9 @@ def chosen(
     search: str, spec: SpaceSpec, trials: int | None = None, measured: tuple[SlicePlan, ...] = ()
 ) -> ChosenPool:
     space = enumerate_plans(CASE.model, CASE.workload, spec=spec)
-    request = TuneRequest(
+    request = MeasureRequest(
         model="gpt3-13b", profile="h100-dgx", tp=4, seq_length=1024, micro_batch_size=8,
-        objective="measure", search=search, trials=trials,
+        search=search, trials=trials,
     )  # fmt: skip
     problem = SimulatedPlans(case=CASE, plans=space)
     return choose_pool(problem, space, request, measured, no_progress)

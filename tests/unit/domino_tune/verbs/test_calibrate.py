@@ -254,7 +254,7 @@ def test_fewer_than_two_runs_are_refused(
     ("changes", "said"),
     [
         ({"micro_batchsize": "2"}, "tp 8: Unknown column 'micro_batchsize'. Did you mean"),
-        ({"tp": "eight"}, "tp 8: tp must be a whole number, got 'eight'"),
+        ({"tp": "eight"}, "tp 8: --tp must be a whole number, got 'eight'"),
         ({"tp": "3"}, "tp 8: "),
         ({"measured_ms": "soon"}, "Run 1 of "),
         ({"model": "gpt3-6.8b"}, "tp 8: Unknown model 'gpt3-6.8b'. Did you mean 'gpt3-6.7b'?"),

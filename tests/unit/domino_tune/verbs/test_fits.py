@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest
+from domino_tune.requests import (
+    LayoutRequest,
+    ScaleRequest,
+    SimulateRequest,
+    TuneRequest,
+    WhatIfRequest,
+)
 from domino_tune.results.layouts import LayoutsResult
 from domino_tune.results.simulate import SimulateResult
 from domino_tune.search.layouts import Candidate
@@ -26,7 +32,7 @@ from simulator.usable import NO_MARGIN, SURE, UNSURE, Margin
 from tests.support.room import with_gib
 from tests.support.runs import Runner
 
-SMALL = TuneRequest(
+SMALL = LayoutRequest(
     model="gpt3-1.3b", profile="a100-sxm", seq_length=2048, gpus=2, global_batch_size=4,
     overrides=("num_hidden_layers=4",), pp=1, recompute="none",
 )  # fmt: skip
@@ -88,17 +94,17 @@ def looked_at(candidates: list[Candidate]) -> list[tuple[int, int]]:
 
 
 @pytest.fixture(scope="module")
-def edge(tmp_path_factory: pytest.TempPathFactory) -> tuple[TuneRequest, LayoutsResult]:
+def edge(tmp_path_factory: pytest.TempPathFactory) -> tuple[LayoutRequest, LayoutsResult]:
     """Layouts on GPUs where the fastest one leaves 3 % free."""
     large = tune_layouts(SMALL)
     known, first = large.best.usable_memory, large.layouts[0]
     gib = known.gpu_gib - known.usable_gib + 1.03 * first.peak_memory_gib
-    asked = replace(SMALL, profile=on_gpus_of(gib, tmp_path_factory.mktemp("profiles")))
+    asked = SMALL.but(profile=on_gpus_of(gib, tmp_path_factory.mktemp("profiles")))
     return asked, tune_layouts(asked)
 
 
 def test_faster_layouts_that_may_not_fit_are_shown_but_not_recommended(
-    edge: tuple[TuneRequest, LayoutsResult],
+    edge: tuple[LayoutRequest, LayoutsResult],
 ) -> None:
     asked, result = edge
     best = result.layouts[0]
@@ -121,9 +127,9 @@ def test_faster_layouts_that_may_not_fit_are_shown_but_not_recommended(
     assert best.iteration_ms == pytest.approx(fastest_ns * 1e-6)
 
 
-def test_a_larger_margin_leaves_fewer_layouts(edge: tuple[TuneRequest, LayoutsResult]) -> None:
+def test_a_larger_margin_leaves_fewer_layouts(edge: tuple[LayoutRequest, LayoutsResult]) -> None:
     asked, result = edge
-    tight = tune_layouts(replace(asked, memory_margin="10%"))
+    tight = tune_layouts(asked.but(memory_margin="10%"))
     assert tight.layouts[0].iteration_ms >= result.layouts[0].iteration_ms
     assert tight.candidates < result.candidates
     told = {one.what: one.gib for one in tight.best.usable_memory.taken}
@@ -132,12 +138,12 @@ def test_a_larger_margin_leaves_fewer_layouts(edge: tuple[TuneRequest, LayoutsRe
 
 def test_where_nothing_is_recommended_the_most_likely_layout_is_named(tmp_path: Path) -> None:
     """Everything except the memory is fixed, so that one layout is left, which leaves 3 % free."""
-    fixed = replace(SMALL, gpus=4, tp=2, micro_batch_size=1, recompute="full")
+    fixed = SMALL.but(gpus=4, tp=2, micro_batch_size=1, recompute="full")
     large = tune_layouts(fixed)
     known, first = large.best.usable_memory, large.layouts[0]
     gib = known.gpu_gib - known.usable_gib + 1.03 * first.peak_memory_gib
     with pytest.raises(InfeasiblePlanError) as caught:
-        tune_layouts(replace(fixed, profile=on_gpus_of(gib, tmp_path)))
+        tune_layouts(fixed.but(profile=on_gpus_of(gib, tmp_path)))
     assert caught.value.reason == UNSURE
     assert "with a chance of 80 % or more; the most likely one is tp 2 × dp 2 at" in str(
         caught.value
@@ -156,16 +162,16 @@ def test_a_tune_recommends_no_plan_below_80_percent(tmp_path: Path) -> None:
     known = large.best.usable_memory
     share = known.recommended_gib / known.usable_gib
     gib = known.gpu_gib - known.usable_gib + (peaks[0] + 1e-6) / share
-    result = tune(replace(asked, profile=on_gpus_of(gib, tmp_path)))
+    result = tune(asked.but(profile=on_gpus_of(gib, tmp_path)))
     assert result.best.fits_chance >= SURE
     assert min(trial.fits_chance for trial in result.trials) >= SURE
     assert result.infeasible[UNSURE]
     assert result.to_frame()["fits_chance"].min() >= SURE
 
 
-def test_a_sweep_recommends_what_fits(edge: tuple[TuneRequest, LayoutsResult]) -> None:
+def test_a_sweep_recommends_what_fits(edge: tuple[LayoutRequest, LayoutsResult]) -> None:
     asked, result = edge
-    found = tune_scale(replace(asked, gpus=None, sweep="gpus=1,2")).found
+    found = tune_scale(ScaleRequest(**{**dict(asked), "gpus": (1, 2)})).found
     assert all(layout.fits_chance >= SURE for _, layout in found)
     assert found[-1][1] == result.layouts[0]
 

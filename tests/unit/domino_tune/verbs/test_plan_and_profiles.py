@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from domino_tune.requests.verbs import EXPORT_FORMATS
+from domino_tune.requests.verbs import ExportFormat
 from domino_tune.store.formats.megatron import megatron_arguments, training_arguments
 from domino_tune.store.models import LoadedModel
 from domino_tune.store.plans import save_plan
@@ -59,7 +59,7 @@ def test_one_hardware_queue_only_where_the_launch_order_needs_it(
     run: Runner, order: str, said: str
 ) -> None:
     path = run.folder / f"{order}.json"
-    words = ("--implementation-set", f"launch_order={order}", "--out", str(path))
+    words = ("--set", f"launch_order={order}", "--out", str(path))
     search = ("--search", "random", "--trials", "2")
     assert run("tune", *run.workload, *search, *words).code == 0
     done = run("plan", "export", str(path), "--to", "env")
@@ -149,7 +149,7 @@ def test_every_format_writes_what_the_verb_and_json_say(run: Runner) -> None:
             assert told["document"] in out.read_text()
             assert all(entry in out.read_text() for entry in told["arguments"])
             assert "export CUDA_DEVICE_MAX_CONNECTIONS=1\n" in out.read_text()
-    assert {*RUNS, "deepspeed", "env"} == set(EXPORT_FORMATS)
+    assert {*RUNS, "deepspeed", "env"} == set(get_args(ExportFormat))
     assert "it runs in Megatron-LM" in run.refused("plan", "export", str(path), "--to",
                                                    "te-userbuffers")  # fmt: skip
 

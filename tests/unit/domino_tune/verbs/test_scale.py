@@ -1,9 +1,8 @@
-"""tune --sweep: the best layout at each number of GPUs."""
+"""scale: the best layout at each number of GPUs."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,23 +10,24 @@ from typing import Any
 import pytest
 
 import domino_tune
-from domino_tune.requests import TuneRequest
+from domino_tune.requests import LayoutRequest, ScaleRequest
+from domino_tune.requests.verbs import MOST_NUMBERS
 from domino_tune.results.json_form import to_json
 from domino_tune.results.layouts import LayoutResult
 from domino_tune.results.scale import ScaleResult
 from domino_tune.verbs.layouts import tune_layouts
-from domino_tune.verbs.scale import MOST, gpus_of, tune_scale
-from simulator.errors import DominoTuneError, InfeasiblePlanError, InputError
+from domino_tune.verbs.scale import tune_scale
+from simulator.errors import InfeasiblePlanError, InputError
 from tests.support.runs import Runner
 
-SMALL = TuneRequest(
-    model="gpt3-1.3b", profile="a100-sxm", seq_length=2048, sweep="gpus=2, 3,4",
+SMALL = ScaleRequest(
+    model="gpt3-1.3b", profile="a100-sxm", seq_length=2048, gpus="2, 3,4",
     global_batch_size=4, overrides=("num_hidden_layers=4",), pp=1, recompute="none",
     micro_batch_size=1,
 )  # fmt: skip
 WORDS = (
-    "tune", "--model", "gpt3-1.3b", "--profile", "a100-sxm", "--seq-length", "2048",
-    "--global-batch-size", "4", "--set", "num_hidden_layers=4", "--sweep", "gpus=2,3,4",
+    "scale", "--model", "gpt3-1.3b", "--profile", "a100-sxm", "--seq-length", "2048",
+    "--global-batch-size", "4", "--set", "num_hidden_layers=4", "--gpus", "2,3,4",
     "--pp", "1", "--recompute", "none", "--micro-batch-size", "1",
 )  # fmt: skip
 HEAD = ["gpus", "layout"]
@@ -38,7 +38,7 @@ def told() -> tuple[ScaleResult, frozenset[str]]:
     """Two numbers with layouts around one that divides neither layers nor batch; and beginnings of
     the lines of its progress."""
     said: list[str] = []
-    result = tune_scale(replace(SMALL, tp=2), said.append)
+    result = tune_scale(SMALL.but(tp=2), said.append)
     return result, frozenset(line.partition(":")[0] for line in said)
 
 
@@ -48,7 +48,7 @@ def found() -> ScaleResult:
 
 def test_each_number_has_the_layout_that_it_has_alone() -> None:
     for point, layout in found().found:
-        alone = tune_layouts(replace(SMALL, tp=2, sweep=None, gpus=point.gpus))
+        alone = tune_layouts(LayoutRequest(**{**dict(SMALL), "tp": 2, "gpus": point.gpus}))
         assert layout == alone.layouts[0]
         assert point.best_without_domino == alone.best_without_domino
         assert point.tokens_per_second == pytest.approx(4 * 2048 / layout.iteration_ms * 1e3)
@@ -86,42 +86,40 @@ def test_the_frame_has_a_row_a_number() -> None:
 
 
 def test_the_numbers_of_a_sweep() -> None:
-    assert gpus_of("gpus=8,16, 4096") == (8, 16, 4096)
-    assert len(gpus_of("gpus=" + ",".join(map(str, range(1, MOST + 1))))) == MOST
+    assert SMALL.but(gpus="8,16, 4096").gpus == SMALL.but(gpus=[8, 16, 4096]).gpus
+    most = ",".join(map(str, range(1, MOST_NUMBERS + 1)))
+    assert len(SMALL.but(gpus=most).gpus) == MOST_NUMBERS
 
 
 @pytest.mark.parametrize(
-    "sweep",
+    "gpus",
     [
-        "", "gpus", "gpus=", "gpus=8", "gpus=8,8", "gpus=16,8", "gpus=0,8", "gpus=8,-16",
-        "gpus=8,16,", "gpus=8,x", "gpus=8,1_6", "tp=1,2", "8,16", "gpus=8,¹6",
-        "gpus=8," + "9" * 5000, "gpus=" + ",".join(map(str, range(1, MOST + 2))),
+        "", "gpus", "8", "8,8", "16,8", "0,8", "8,-16", "8,16,", "8,x", "8,1_6", "8,¹6",
+        [8, 8], [16, 8], [8, 16.0], "8," + "9" * 5000, list(range(1, MOST_NUMBERS + 2)),
     ],
 )  # fmt: skip
-def test_other_sweeps_are_refused(sweep: str) -> None:
+def test_other_numbers_are_refused(gpus: Any) -> None:
     with pytest.raises(InputError, match="2 to 32 rising whole numbers ≥ 1, got"):
-        tune_scale(replace(SMALL, sweep=sweep))
+        SMALL.but(gpus=gpus)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"gpus": 8}, "leave out --gpus"),
-        ({"objective": "measure"}, "leave out --objective measure"),
-        ({"global_batch_size": None}, "--sweep also needs --global-batch-size"),
-        ({"sweep": "gpus=8,100000"}, "--gpus must be a whole number ≤ 65536, got 100000"),
-        ({"grad_accumulation": 2}, "^With --gpus the layout is searched; leave out --grad-accum"),
+        ({"global_batch_size": None}, "Layouts need both: give --gpus N and --global-batch-size B"),
+        ({"gpus": (8, 100000)}, "--gpus must be a whole number ≤ 65536, got 100000"),
+        ({"grad_accumulation": 2}, "Unknown field 'grad_accumulation'"),
         ({"model": "gpt"}, "^Unknown model 'gpt'"),
-        ({"tp": 5}, "No number of GPUs in --sweep has a layout; the last: No layout divides 4"),
+        ({"tp": 5}, "No number of --gpus has a layout; the last: No layout divides 4"),
     ],
 )
 def test_what_does_not_go_with_a_sweep_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        tune_scale(replace(SMALL, **fields))
+        tune_scale(SMALL.but(**fields))
 
 
 def test_a_model_that_fits_at_no_number() -> None:
-    asked = replace(SMALL, model="gpt3-175b", overrides=(), sweep="gpus=2,4", tp=2)
+    asked = SMALL.but(model="gpt3-175b", overrides=(), gpus=(2, 4), tp=2)
     with pytest.raises(InfeasiblePlanError, match=r"the last: No layout of gpt3-175b on 4 GPUs"):
         tune_scale(asked)
 
@@ -133,15 +131,12 @@ def test_progress_names_the_number() -> None:
 def test_from_python() -> None:
     given: dict[str, Any] = {
         "model": "gpt3-1.3b", "profile": "a100-sxm", "seq_length": 2048, "global_batch_size": 4,
-        "overrides": "num_hidden_layers=4", "tp": 2, "sweep": "gpus=2,3,4", "pp": 1,
+        "overrides": "num_hidden_layers=4", "tp": 2, "gpus": (2, 3, 4), "pp": 1,
         "recompute": "none", "micro_batch_size": 1,
     }  # fmt: skip
-    result = domino_tune.tune_scale(**given)
+    result = domino_tune.scale(**given)
     assert isinstance(result, domino_tune.ScaleResult)
     assert to_json(result)["points"] == to_json(found())["points"]
-    for verb in (domino_tune.tune, domino_tune.tune_layouts):
-        with pytest.raises(DominoTuneError, match="sweep asks for many numbers of GPUs: call"):
-            verb(**given)
 
 
 def test_the_command_prints_a_row_a_number_and_draws_them(run: Runner, tmp_path: Path) -> None:
@@ -157,10 +152,3 @@ def test_the_command_prints_a_row_a_number_and_draws_them(run: Runner, tmp_path:
     assert "Tokens a second a GPU, by GPUs" in text
     assert "--gpus 4 --global-batch-size 4 --out plan.json" in text
     assert "100%" in run(*WORDS, "--tp", "2").out
-
-
-@pytest.mark.parametrize("flag", ["--out", "--trace"])
-def test_files_of_one_layout_are_refused(run: Runner, tmp_path: Path, flag: str) -> None:
-    said = run.refused(*WORDS, flag, str(tmp_path / "file.json"))
-    assert "files of one layout" in said
-    assert "--gpus N" in said

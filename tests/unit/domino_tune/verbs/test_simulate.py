@@ -46,7 +46,7 @@ def test_strategies_are_their_own_rows(run: Runner) -> None:
 
 
 def test_plan_options(run: Runner) -> None:
-    options = ("--row-slices", "2", "--attn-col-slices", "2", "--mlp-dgrad-slices", "4")
+    options = ("--row-slices", "2", "--set", "attn_col_slices=2", "--set", "mlp_dgrad_slices=4")
     plan = simulate(run, *options, "--order", "intra", "--wgrad", "deferred")["plan"]
     assert plan["label"] == "domino 2x2/1 dgrad 2/4 intra wgrad=deferred sp"
 
@@ -126,8 +126,9 @@ def test_speedups_are_over_the_baseline_with_sequence_parallelism(run: Runner) -
 
 def test_flags_without_effect_are_accepted(run: Runner) -> None:
     flags = (
-        "--data-parallel", "fsdp", "--no-overlap-grad-reduce", "--grad-dtype", "bf16",
-        "--no-overlap-param-gather", "--sequence-parallel",
+        "--data-parallel", "fsdp", "--set", "overlap_grad_reduce=no", "--set",
+        "grad_dtype=bf16",
+        "--set", "overlap_param_gather=no", "--sequence-parallel",
     )  # fmt: skip
     found = simulate(run, "--tp", "1", *flags)
     assert not found["plan"]["sequence_parallel"]

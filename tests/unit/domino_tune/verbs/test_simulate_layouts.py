@@ -43,7 +43,7 @@ def test_without_a_pipeline_there_is_none(run: Runner) -> None:
 
 
 def test_the_table_of_stages(run: Runner) -> None:
-    text = run(*WORDS, "--pp", "2", "--pp-layers", "13,11").out
+    text = run(*WORDS, "--pp", "2", "--set", "pp_layers=13,11").out
     assert "Stages of the chosen plan, 1f1b" in text
     assert re.search(r"\b0\s+13\b", text)
     assert "tp 2, dp 1, pp 2" in text
@@ -52,7 +52,7 @@ def test_the_table_of_stages(run: Runner) -> None:
 def test_schedules_order_as_they_should(run: Runner) -> None:
     """Fewer micro-batches in flight take less memory; virtual stages wait less."""
     plain = simulate(run, "--pp", "2")
-    gpipe = simulate(run, "--pp", "2", "--pp-schedule", "gpipe")
+    gpipe = simulate(run, "--pp", "2", "--set", "pp_schedule=gpipe")
     virtual = simulate(run, "--pp", "2", "--vpp", "2")
     assert gpipe["peak_memory_gib"] > plain["peak_memory_gib"]
     assert virtual["bubble_ms"] < plain["bubble_ms"]
@@ -72,7 +72,7 @@ def test_page_and_trace_of_a_pipeline(run: Runner, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["p2p", "all_gather", "a2a"])
 def test_shared_sequences(run: Runner, how: str) -> None:
-    alone, shared = simulate(run), simulate(run, "--cp", "2", "--cp-comm", how)
+    alone, shared = simulate(run), simulate(run, "--cp", "2", "--set", f"cp_comm={how}")
     assert shared["iteration_ms"] < alone["iteration_ms"]
     assert shared["peak_memory_gib"] < alone["peak_memory_gib"]
     assert shared["mfu"] < alone["mfu"]
@@ -83,8 +83,8 @@ def test_shared_sequences(run: Runner, how: str) -> None:
     ("options", "message"),
     [
         (("--pp", "16"), "num_hidden_layers = 24 is not divisible by pp = 16"),
-        (("--pp-layers", "12,12"), "give --pp 2 or more"),
-        (("--pp", "2", "--pp-layers", "12;12"), "must be whole numbers like 10,10,9,9"),
+        (("--set", "pp_layers=12,12"), "give --pp 2 or more"),
+        (("--pp", "2", "--set", "pp_layers=12;12"), "must be whole numbers like 10,10,9,9"),
         (("--vpp", "2"), "vpp = 2 needs a pipeline"),
         (("--cp", "3"), "seq_length = 2048 is not divisible by 2 × cp = 6"),
         (("--pp", "64", "--nodes", "1"), r"128 ranks \(tp 2 × dp 1 × pp 64\) do not fit"),

@@ -19,10 +19,10 @@ from tests.real.domino_tune.service.made import key, new_job, submit
 
 def test_a_new_job(desk: JobDesk) -> None:
     job, created = desk.submit(
-        NewJob(kind="sweep", owner="ann", request={"tp": 8, "set": ["é\0"]}, task=b"all of it")
+        NewJob(kind="whatif", owner="ann", request={"tp": 8, "set": ["é\0"]}, task=b"all of it")
     )
     assert created
-    assert (job.kind, job.owner, job.state) == ("sweep", "ann", "queued")
+    assert (job.kind, job.owner, job.state) == ("whatif", "ann", "queued")
     assert job.request == {"tp": 8, "set": ["é\0"]}
     assert (job.attempts, job.fence, job.version) == (0, 0, 1)
     assert job.progress == JobProgress()
@@ -37,7 +37,7 @@ def test_created_by_the_databases_clock(desk: JobDesk) -> None:
 
 
 def test_an_unknown_kind() -> None:
-    with pytest.raises(InputError, match="tune, sweep"):
+    with pytest.raises(InputError, match="tune, layout"):
         NewJob(kind="dance", owner="ann", request={}, task=b"")  # type: ignore[arg-type]
 
 
@@ -56,12 +56,12 @@ def test_no_id_at_all(desk: JobDesk) -> None:
 def test_pages_are_newest_first(desk: JobDesk) -> None:
     made = [submit(desk, number=number).id for number in range(5)]
     submit(desk, "bob")
-    submit(desk, kind="sweep")
+    submit(desk, kind="whatif")
     found, cursor = desk.page("ann", limit=5, wanted=JobFilter(kind="tune"))
     assert [job.id for job in found] == made[::-1]
     assert cursor is None
     assert len(desk.page(None)[0]) == 7
-    assert [job.kind for job in desk.page("ann")[0]] == ["sweep", *["tune"] * 5]
+    assert [job.kind for job in desk.page("ann")[0]] == ["whatif", *["tune"] * 5]
 
 
 def test_labels_and_search(desk: JobDesk) -> None:
@@ -203,7 +203,7 @@ def test_stop_and_keep_of_a_job_that_waits(desk: JobDesk, database: Database) ->
 
 
 def test_points_so_far(desk: JobDesk, database: Database) -> None:
-    job, leases = submit(desk, kind="sweep"), Leases(database, "worker-1")
+    job, leases = submit(desk, kind="whatif"), Leases(database, "worker-1")
     claimed = leases.claim()
     assert claimed
     made = [Point(index=index, body=b"%d" % index) for index in range(4)]
@@ -213,7 +213,7 @@ def test_points_so_far(desk: JobDesk, database: Database) -> None:
 
 
 def test_a_job_with_its_result_is_done(desk: JobDesk, database: Database) -> None:
-    new = NewJob(kind="validation", owner="ann", request={"of": "job_1"}, result=b"[1]")
+    new = NewJob(kind="validate", owner="ann", request={"of": "job_1"}, result=b"[1]")
     job, _ = desk.submit(new)
     assert (job.state, desk.result(job.id)) == ("done", b"[1]")
     assert job.finished_s is not None

@@ -116,7 +116,7 @@ def test_a_failed_job(desk: JobDesk, leases: Leases) -> None:
 
 
 def test_points_that_are_there_stay(desk: JobDesk, leases: Leases) -> None:
-    submit(desk, kind="sweep")
+    submit(desk, kind="whatif")
     claimed = claim(leases)
     leases.add_points(claimed, [Point(index=0, body=b"first")])
     leases.add_points(claimed, [Point(index=0, body=b"again"), Point(index=1, body=b"new")])
@@ -191,7 +191,7 @@ def test_a_profile_is_shelved_with_the_end_or_neither(desk: JobDesk, database: D
         shelved.append((file, owner))
 
     leases = Leases(database, "worker-1", shelve=shelve)
-    job = submit(desk, owner="ann", kind="calibration")
+    job = submit(desk, owner="ann", kind="calibrate")
     claimed = claim(leases)
     with pytest.raises(ConflictError):
         leases.finish(claimed, b"{}", {"profile": b"taken"})

@@ -46,7 +46,7 @@ def running(
 
 
 def submit(desk: JobDesk, work: str) -> Job:
-    new = NewJob(kind="sweep", owner="ann", request={}, task=work.encode())
+    new = NewJob(kind="whatif", owner="ann", request={}, task=work.encode())
     return desk.submit(new)[0]
 
 

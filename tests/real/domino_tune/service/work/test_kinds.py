@@ -83,7 +83,7 @@ def test_what_cannot_be_is_said_at_once() -> None:
     with pytest.raises(InputError, match="kind of question"):
         answer("dance", TASKS["tune"])
     plan = json.loads(undisturbed(TASKS["tune"]).files["plan"])
-    bad = Task(kind="sweep", request={}, plan={**plan, "checksum": "sha256:0"})
+    bad = Task(kind="whatif", request={}, plan={**plan, "checksum": "sha256:0"})
     with pytest.raises(DominoTuneError, match="checksum") as caught:
         _ = bad.plan_file
     assert caught.value.place == ("plan",)

@@ -1,0 +1,125 @@
+"""Job files, `--set`, and what is said where an option is no option."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from domino_tune.cli.asking import asked, instead
+from domino_tune.cli.commands import VERBS, Verb
+from domino_tune.requests import SimulateRequest
+from domino_tune.requests.options import option_of
+from domino_tune.requests.outputs import Asking
+from domino_tune.requests.problems import in_typed_words
+from domino_tune.requests.verbs import QUESTIONS
+from domino_tune.store.formats.job_file import read_job, write_job
+from simulator.errors import InputError
+from tests.support.runs import Runner
+
+JOB = """\
+model: llama2-7b  # the shape
+tp: 8
+sequence_parallel: no
+power_cap: 500
+dp:
+num_hidden_layers: 4
+nccl_algo: ring
+overrides: [vocab_size=1000]
+"""
+
+
+def of(text: str, tmp_path: Path, *settings: str, **typed: Any) -> SimulateRequest:
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    return asked(SimulateRequest, typed, Asking(job=str(path), settings=settings))
+
+
+def test_a_job_file_reaches_request_implementation_and_model(tmp_path: Path) -> None:
+    assert of(JOB, tmp_path) == SimulateRequest(
+        model="llama2-7b", tp=8, sequence_parallel=False, power_cap="500",
+        overrides=("num_hidden_layers=4", "vocab_size=1000"),
+        implementation_set=("nccl_algo=ring",),
+    )  # fmt: skip
+
+
+def test_options_beat_settings_which_beat_the_file(tmp_path: Path) -> None:
+    found = of(JOB, tmp_path, "tp=4", "grad-dtype=bf16", "n_layer=2", model="llama3-8b")
+    assert (found.tp, found.grad_dtype, found.model) == (4, "bf16", "llama3-8b")
+    assert found.overrides == ("num_hidden_layers=4", "vocab_size=1000", "n_layer=2")
+
+
+@pytest.mark.parametrize("verb", QUESTIONS)
+def test_what_is_written_is_read_again(verb: str, tmp_path: Path) -> None:
+    special: dict[str, dict[str, Any]] = {
+        "scale": {"gpus": (8, 16), "recompute": "full", "power_cap": "no"},
+        "validate": {"plan": ("a.json", "b.json")},
+        "profile": {"name": "here", "tp": 2},
+        "calibrate": {"name": "mine", "profile": "h100-dgx", "runs": "ü: x.csv"},
+    }
+    usual = {"tp": 8, "overrides": ("n_layer=2",), "cuda_graph": True}
+    request = QUESTIONS[verb](**special.get(verb, usual))
+    write_job(tmp_path / "job.yaml", verb, request)
+    assert asked(QUESTIONS[verb], {}, Asking(job=str(tmp_path / "job.yaml"))) == request
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("micro_batch: 4", "Unknown key 'micro_batch'. Did you mean 'micro_batch_size'?"),
+        ("nccl_alg: ring", "Did you mean 'nccl_algo'?"),
+        ("trials: 4", "Unknown key 'trials'"),
+        ("tp: eight", "--tp must be a whole number, got 'eight'"),
+        ("tp: {a: 1}", "tp must be a text or a list of texts"),
+        ("- tp", "has no keys"),
+        ("", "has no keys"),
+        ("tp: [", "is no YAML at line 1"),
+    ],
+)
+def test_faults_of_a_file(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as refused:
+        of(text, tmp_path)
+    assert said in str(refused.value)
+
+
+def test_an_answer_leaves_its_question(run: Runner, tmp_path: Path) -> None:
+    path = tmp_path / "again.yaml"
+    first = run("simulate", *run.workload, "--set", "merge_wgrad=true", "--save-job", str(path))
+    assert first.code == 0, first.err
+    assert path.read_text().startswith("# Ask again: domino-tune simulate --job again.yaml\n")
+    assert dict(read_job(path))["merge_wgrad"] == "true"
+    assert run("simulate", "--job", str(path)).out == first.out
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
+def test_every_field_without_an_option_is_set(verb: Verb) -> None:
+    for name in verb.request.model_fields:
+        flag = f"--{name.replace('_', '-')}"
+        said = instead(verb.name, verb.request, flag)
+        assert bool(said) == option_of(verb.request, name).rare
+        assert not said or f"{flag} is not an option; write --set " in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("tune --gpus 8", "`layout --gpus N --global-batch-size B` finds the best layout"),
+        ("tune --sweep gpus=8,16", "`scale --gpus A,B,C --global-batch-size B`"),
+        ("tune --objective measure", "`measure` finds the plan that runs fastest"),
+        ("simulate --grad-dtype bf16", "--set grad_dtype=VALUE, or grad_dtype in a job file"),
+        ("simulate --no-overlap-p2p", "--set overlap_p2p=false"),
+        ("layout --implementation-set tf32=true", "--set KEY=VALUE"),
+        ("plan show --gpus 8", "No such option: --gpus"),
+    ],
+)
+def test_what_is_said_instead(run: Runner, words: str, said: str) -> None:
+    assert said in run.refused(*words.split())
+
+
+def test_errors_say_how_a_rare_field_is_typed(run: Runner) -> None:
+    said = run.refused("simulate", *run.workload, "--set", "recompute_layers=1")
+    assert "--set recompute_layers needs --recompute" in said
+    assert in_typed_words("use --cp 4, or --cp-comm p2p and --recompute-layers 2") == (
+        "use --cp 4, or --set cp_comm=p2p and --set recompute_layers=2"
+    )
