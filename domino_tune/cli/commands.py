@@ -239,11 +239,11 @@ def _function(verb: Verb) -> Callable[..., None]:
     def run(**values: Any) -> None:
         request, places, asked = verb.read(values)
         actions.check_places(asked)
-        verb.action(request, places)
-        if asked.save_job:
+        if asked.save_job:  # before the answer, whose reader may close the pipe
             from domino_tune.store.formats.job_file import write_job
 
             write_job(asked.save_job, verb.name, request)
+        verb.action(request, places)
 
     parameters = [*chain.from_iterable(_parameters(part, verb.asks) for part in verb.parts)]
     run.__name__ = verb.name.replace(" ", "_")

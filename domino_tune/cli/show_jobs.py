@@ -15,7 +15,7 @@ _COLUMNS = ("job", "kind", "state", "label", "created", ">done", ">left", ">time
 
 def listing(jobs: Sequence[Job]) -> None:
     """Print one row a job."""
-    narrow = ("created", "left", "label", "best so far")
+    narrow = ("created", "label", "best so far", "left")
     print_table(Table(columns=_COLUMNS, rows=[_row(job) for job in jobs], narrow=narrow))
 
 
