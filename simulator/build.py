@@ -38,7 +38,7 @@ from simulator.schedules import fixed_order
 from simulator.shapes import Shapes
 from simulator.sharding import check_shardable
 from simulator.specs import ClusterSpec, ModelSpec, Recompute, Workload
-from simulator.stack import LayerKind, joined, stack
+from simulator.stack import LayerKind, joined, own_kind, stack
 from simulator.templates import Templates, shared_by
 
 MAX_SPAN: Final = 4
@@ -183,7 +183,8 @@ class Builder:
         segments = _segment(ahead)
         runs = joined(stack(shapes.model, shapes.workload))
         for kind, layers in runs:
-            made = fragments if len(runs) == 1 else self._of(fragments, kind)
+            own = len(runs) == 1 and kind.fp8_recipe == shapes.workload.fp8_recipe
+            made = fragments if own else self._of(fragments, kind)
             segments += self._pass(
                 made, order, layers, mirror=-1,
                 ends=ends.of(
@@ -224,9 +225,10 @@ class Builder:
 
     def _of(self, fragments: Fragments, kind: LayerKind) -> Fragments:
         """Return ``fragments`` of layers of one kind."""
-        if len(stack(self.shapes.model, self.shapes.workload)) == 1:
+        work = self.shapes.workload
+        if [run.kind for run in stack(self.shapes.model, work)] == [own_kind(work)]:
             return fragments
-        shapes = replace(self.shapes, workload=kind.of(self.shapes.workload))
+        shapes = replace(self.shapes, workload=kind.of(work))
         return replace(fragments, shapes=shapes, shared=shared_by(shapes))
 
     def _pass(

@@ -27,7 +27,7 @@ mostly a little low.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Final, Literal, NamedTuple
 
@@ -220,10 +220,11 @@ class ClosedForm:
         slow, waits = self._slowdowns(plan, which), waits_for_gathers(plan)
         return least_ns(one, *slow, waits=waits, layers=layers, edges_ns=beside)
 
-    def least_pass_ns(self, plan: SlicePlan) -> tuple[float, float]:
-        """Return the least times of a layer's forward and backward."""
+    def least_pass_ns(self, plan: SlicePlan, layers: Iterable[LayerKind]) -> tuple[float, float]:
+        """Return the least times of forward and backward of a layer of any of these kinds."""
+        forms = [self.of(kind) for kind in layers]
         forward, backward = (
-            min(self._least_ns(plan, which, one) for _, one in self._kinds(plan, which))
+            min(self._least_ns(plan, which, form._stretch(plan, which)) for form in forms)
             for which in PASSES
         )
         return forward, backward

@@ -27,7 +27,7 @@ from simulator.ops import Gemm, Signature
 from simulator.optimizer_step import begin_step, optimizer_step
 from simulator.plan import SlicePlan
 from simulator.schedule import COMPUTE, CP, OpTemplate
-from simulator.stack import LayerKind, kinds
+from simulator.stack import LayerKind, kinds, own_kind
 from simulator.templates import Templates
 
 
@@ -64,8 +64,10 @@ class Recipes:
     def of(self, kind: LayerKind) -> Recipes:
         """Return the recipes of a stack of one kind; of a uniform stack these."""
         if kind not in self._of_kinds:
-            case = replace(self.case, workload=kind.of(self.case.workload))
-            self._of_kinds[kind] = self if self.kinds == (kind,) else Recipes(case, self)
+            work = self.case.workload
+            uniform = self.kinds == (kind,) == (own_kind(work),)
+            case = self.case if uniform else replace(self.case, workload=kind.of(work))
+            self._of_kinds[kind] = self if uniform else Recipes(case, self)
         return self._of_kinds[kind]
 
     def block(self, plan: SlicePlan, block: str, fragments: BlockFragments) -> Recipe:

@@ -219,7 +219,8 @@ class Workload:
     compute, not at the iteration's end. ``grad_dtype``: of main gradients and their sums.
     ``recompute``: what backward computes again instead of keeping it: each layer's whole forward
     pass (``full``), the attention core (``selective``), or torchtitan's choice of single ops
-    (``per-op``). ``recompute_layers``: in so many of the first layers; 0 means all.
+    (``per-op``). ``recompute_layers``: in this many of the first layers of each
+    (virtual) stage; 0 means all.
     ``implementation``: which kernels do it.
     ``tp_collectives``: NCCL's, or multimem kernels inside a node.
     ``pp_schedule``: the order of a pipeline's forwards and backwards; ``1f1b`` with several virtual

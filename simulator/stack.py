@@ -56,6 +56,11 @@ def stack(model: ModelSpec, workload: Workload) -> tuple[Run, ...]:
     )
 
 
+def own_kind(workload: Workload) -> LayerKind:
+    """Return the kind of a layer of which ``workload`` says nothing else."""
+    return LayerKind(workload.recompute, workload.fp8_recipe)
+
+
 def kinds(model: ModelSpec, workload: Workload) -> dict[LayerKind, int]:
     """Return the number of layers of each kind."""
     found: dict[LayerKind, int] = {}

@@ -46,7 +46,8 @@ def print_table(table: Table, file: TextIO | None = None) -> None:
         print_line(table.title, file, "bold")
     width = console.width
     if width == NO_LIMIT and table.narrow:
-        width = int(os.environ.get("COLUMNS") or READABLE)
+        told = os.environ.get("COLUMNS", "")
+        width = int(told) if told.isdecimal() and int(told) else READABLE
     shown = _shown(table, width)
     rich_table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for at in shown:

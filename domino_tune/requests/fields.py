@@ -112,7 +112,7 @@ class JobFields(Request):
         "which saves nothing with flash attention; or per-op, every second matmul and what is "
         "cheap, as torchtitan has it (default none).")] = None  # fmt: skip
     recompute_layers: Annotated[Count | None, job(
-        "Recompute only in this many of the first layers (default all).",
+        "Recompute only in this many of the first layers of each stage (default all).",
         rare=True)] = None  # fmt: skip
     fp8_recipe: Annotated[Fp8Recipe | None, job(
         "How linear layers are quantized: Megatron's --fp8-recipe, or --fp4-recipe for nvfp4 "

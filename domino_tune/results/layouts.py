@@ -63,7 +63,8 @@ class LayoutResult:
         shown.append(f"micro-batch {self.micro_batch_size}")
         if self.recompute != "none":
             layers = self.recompute_layers
-            shown.append(f"{layers} layers a stage recomputed" if layers else "recomputed")
+            several = f"{layers} layer{'s' * (layers > 1)} of each stage recomputed"
+            shown.append(several if layers else "recomputed")
         return ", ".join(shown)
 
 
@@ -75,8 +76,8 @@ class Layouts(Shown):
     ``best``: the best cut of the first one, simulated in full. ``best_without_domino``: the fastest
     layout whose plan slices nothing: plain Megatron-LM or a rival. ``unsure_layouts``: faster ones
     that fit with less chance, each with one plan. ``not_searched``: what may be faster, as no
-    search looked at it. ``frontier``: layouts that no other beats in both time and memory, of those
-    that were looked at.
+    search looked at it. ``frontier``: examined layouts that no other beats in both time and
+    memory.
     ``candidates``: layouts whose weights fit, with ``plans`` in all; ``evaluations``: plans that
     were simulated. ``infeasible`` counts layouts by reason. ``stopped_by``: as in a tune; then
     nothing is known of the best layout without Domino. ``frameworks``: of the best layout, as in a
@@ -136,7 +137,7 @@ def _headline(best: LayoutResult) -> str:
     how = RIVAL_NAMES.get(best.plan.strategy) or plan_words(best.plan)
     return (
         f"Train with {best.label}, {how}: {best.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, "
-        f"{best.peak_memory_gib:.0f} GiB of each."
+        f"{best.peak_memory_gib:.0f} GiB per GPU."
     )
 
 
@@ -219,7 +220,7 @@ def _rival(result: Layouts) -> str:
     if result.stopped_by:
         return f"Searched{stopped_words(result.stopped_by)}: other layouts may be faster."
     if without is None:
-        return "No layout is sure enough to fit without Domino."
+        return "Without Domino, no layout is likely enough to fit."
     return (
         f"Without Domino the best found is {without.plan.label} with {without.label}: "
         f"{ms(without.iteration_ms)}, {without.tokens_per_second_per_gpu:,.0f} tokens/s/GPU."
@@ -238,7 +239,7 @@ def _unsure(result: Layouts) -> Table:
 
 def _frontier(result: Layouts) -> Table:
     return Table(
-        title="Less memory for more time: layouts that no other one looked at beats in both",
+        title="Less memory for more time: layouts that no other examined layout beats in both",
         columns=COLUMNS,
         rows=_rows(result.frontier),
         marked=(0,),

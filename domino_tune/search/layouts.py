@@ -203,13 +203,20 @@ class Candidate:
         if self._least_bytes[plan.sequence_parallel] > memory.usable_bytes:
             return Found()
         peaks = cache(lambda again: self._peak_bytes(plan, again))
-        first = Held(peaks(self.again[0]), self.again[0])
-        again = fewest(self.again, peaks, memory.sure_bytes)
-        fits = Held(peaks(again), again)
-        unsure = first if memory.sure_bytes < first.peak_bytes <= memory.usable_bytes else None
-        if fits.peak_bytes > memory.sure_bytes:
-            return Found(None, unsure or (fits if fits.peak_bytes <= memory.usable_bytes else None))
-        return Found(self._timed(plan, fits), unsure)
+        again, fewer = (
+            fewest(self.again, peaks, limit) for limit in (memory.sure_bytes, memory.usable_bytes)
+        )
+        unsure = Held(peaks(fewer), fewer)
+        return Found(
+            self._timed(plan, Held(peaks(again), again))
+            if peaks(again) <= memory.sure_bytes else None,
+            unsure if memory.sure_bytes < unsure.peak_bytes <= memory.usable_bytes else None,
+        )  # fmt: skip
+
+    def _fewest(self, plan: SlicePlan, limit_bytes: int) -> Held:
+        peaks = cache(lambda again: self._peak_bytes(plan, again))
+        again = fewest(self.again, peaks, limit_bytes)
+        return Held(peaks(again), again)
 
     def _peak_bytes(self, plan: SlicePlan, again: int) -> int:
         return peak_bytes(self.recomputing(again), plan, self._order(plan, again))
@@ -232,12 +239,8 @@ class Candidate:
         fits.
         """
         asked = [plan for plan in self.bounds_ns if plan in (self.unsure or self.plans)]
-        last = self.again[-1]
-        held = (
-            self.unsure.get(plan) or Held(self._peak_bytes(plan, last), last)
-            for plan in asked[:TRIED]
-        )
         usable = self.case.memory.usable_bytes
+        held = (self.unsure.get(plan) or self._fewest(plan, usable) for plan in asked[:TRIED])
         timed = (
             self._timed(plan, one)
             for plan, one in zip(asked, held, strict=False)
@@ -380,6 +383,11 @@ class LayoutSearch:
         """Return the best candidates, fastest first."""
         fits = [one for one in self.candidates if one.best() is not None]
         return sorted(fits, key=Candidate.best_ns)[:KEPT]
+
+    @property
+    def first(self) -> Candidate | None:
+        """The best candidate of those with a plan of their own that was timed."""
+        return next((one for one in self.kept() if one.best(one.own)), None)
 
     def best_unsliced(self) -> Candidate | None:
         """Return the candidate that is fastest without slices, or None."""

@@ -16,8 +16,8 @@ SHORT_LAYERS: Final = 4
 
 
 def has_rivals(case: Case) -> bool:
-    """Return whether the strategies of ``RIVALS`` can run: on GPUs of one node, with tokens
-    sharded. The baseline's own gathers must be timed, since theirs follow from them."""
+    """Return whether the strategies of ``RIVALS`` can run: on GPUs of one NVLink domain, with
+    sharded tokens. The baseline's own gathers must be timed, since theirs follow from them."""
     inside = case.cluster.tp > 1 and case.cluster.tp_group[0] == 1
     return inside and True in case.modes and case.profile.machine.backend == "nccl"
 

@@ -68,7 +68,7 @@ NOT_SEARCHED: Final = {
     "other methods of userbuffers, async-TP and tile fusion, in other layouts than the best": "",
     "recomputation of single ops": "recompute",
     "stages of other numbers of layers": "",
-    "tensor parallelism across nodes": "tp",
+    "tensor parallelism across NVLink domains": "tp",
     f"micro-batches above {MOST_MICRO_BATCH}": "micro_batch_size",
     f"vpp above {MOST_VPP}": "vpp",
     f"more than {ROW_SLICES[-1]} row or {COL_SLICES[-1]} column slices, and fixed orders": "",
@@ -150,15 +150,15 @@ def conclude(
     recommended because of its memory.
     """
     base, candidates, kept = space.base, space.candidates, search.kept()
-    if not kept:
+    first = search.first
+    best = first.best(first.own) if first else None
+    if first is None or best is None:
         raise _nothing_fits(base, space.request)
-    best = kept[0].best(kept[0].own)
-    assert best is not None, "rivals need more memory than an unsliced plan"
-    case = kept[0].recomputing(best.again)
+    case = first.recomputing(best.again)
     chosen = Chosen(plan=best.plan, order=order_of(case, best.plan))
     looked = Counter(UNSURE if one.unsure else "memory" for one in candidates if one.fits_not)
     simulated = simulate_plan(case, chosen, judged=ahead)
-    rival = None if stopped_by else _without_domino(search, kept[0], simulated)
+    rival = None if stopped_by else _without_domino(search, first, simulated)
     rival_ns = rival[1].iteration_ns if rival else None
     return LayoutsResult(
         best=simulated,

@@ -16,6 +16,7 @@ from simulator.closed_form import ClosedForm, EdgeWork, Floats, SpaceBounds
 from simulator.cost import CostModel
 from simulator.plan import SlicePlan
 from simulator.recipes import Recipes
+from simulator.stack import kinds
 
 
 class PipelineForm:
@@ -70,7 +71,8 @@ class PipelineForm:
         return self.rank.edges(plan)
 
     def _fill_ns(self, plan: SlicePlan) -> float:
-        forward, backward = self.rank.least_pass_ns(plan)
+        layers = kinds(self.case.model, self.case.workload)
+        forward, backward = self.rank.least_pass_ns(plan, layers)
         if self.case.workload.pp_schedule == "zero-bubble":
             backward = 0.0
         return self._layers_before * (forward + backward)

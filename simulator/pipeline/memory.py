@@ -14,6 +14,7 @@ from simulator.pipeline.build import Pass, Piece, Pieces, pieces_of
 from simulator.pipeline.orders import held_by_first
 from simulator.plan import SlicePlan
 from simulator.schedule import Repeat
+from simulator.shapes import Shapes
 from simulator.stack import LayerKind, kinds
 
 Phases = dict[str, Phase]
@@ -71,15 +72,18 @@ class KeptBytes:
         Before backward begins, the first stage holds what backward will read, for all micro-batches
         in flight; that is the same for every cut and order.
         """
-        first = case.chunks[0]
-        chunk = min(first, key=lambda one: one.layers)
-        shapes = chunk.of(case.shapes(plan))
+        first, whole = case.chunks[0], case.shapes(plan)
+        kept = min(self._kept(case, plan, chunk.of(whole)) for chunk in dict.fromkeys(first))
+        static = sum(held_parameters(case, joined(first).of(whole)))
+        return static + held_by_first(case.workload, case.cluster) * kept
+
+    def _kept(self, case: Case, plan: SlicePlan, shapes: Shapes) -> int:
+        """Return the least bytes that a pass of a chunk's layers keeps."""
         kept = more = 0
         for kind, layers in kinds(shapes.model, shapes.workload).items():
             each, beside = self._of(case, plan, kind)
             kept, more = kept + layers * each, min(more, beside)
-        static = sum(held_parameters(case, joined(first).of(case.shapes(plan))))
-        return static + held_by_first(case.workload, case.cluster) * (kept + more)
+        return kept + more
 
     def _of(self, case: Case, plan: SlicePlan, kind: LayerKind) -> tuple[int, int]:
         """Return the bytes that each layer of a kind keeps, and those beside, where below 0."""

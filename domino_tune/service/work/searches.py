@@ -144,7 +144,7 @@ def _search_layouts(
     def evaluated() -> None:
         if reporter.due:
             tell(search, progress.text)
-        if reporter.stop and search.kept():
+        if reporter.stop and search.first:
             raise StopError
 
     search = LayoutSearch(space.candidates, progress, pause=evaluated)

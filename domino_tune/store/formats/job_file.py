@@ -11,6 +11,7 @@ nccl_algo: ring           # a key of the implementation
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -35,9 +36,11 @@ def read_job(path: str | Path) -> Iterator[tuple[str, Any]]:
     except yaml.YAMLError as error:
         place = getattr(error, "problem_mark", None)
         line = f" at line {place.line + 1}" if place else ""
-        raise InputError(f"Job file {str(path)!r} is no YAML{line}; correct it.") from None
+        raise InputError(f"Job file {str(path)!r} is not valid YAML{line}; correct it.") from None
     if not isinstance(content, dict):
-        raise InputError(f"Job file {str(path)!r} has no keys; write lines like `tp: 8`.")
+        raise InputError(
+            f"Job file {str(path)!r} is no list of keys and values; write lines like `tp: 8`."
+        )
     for key, value in content.items():
         entries = value if isinstance(value, list) else [value]
         if not all(isinstance(one, str) for one in (key, *entries)):
@@ -49,5 +52,5 @@ def read_job(path: str | Path) -> Iterator[tuple[str, Any]]:
 def write_job(path: str | Path, verb: str, request: Request) -> None:
     """Write the fields of a question that are not at their default. Raise InputError."""
     given = {k: list(v) if isinstance(v, tuple) else v for k, v in request.given().items()}
-    head = f"# Ask again: domino-tune {verb} --job {Path(path).name}\n"
+    head = f"# Ask again: domino-tune {verb} --job {shlex.quote(str(path))}\n"
     write_whole(path, head + yaml.safe_dump(given, sort_keys=False, allow_unicode=True))

@@ -10,11 +10,14 @@ import pytest
 from domino_tune.store.profiles import load_profile
 from simulator.build import build_schedule
 from simulator.case import Case
+from simulator.clocked_form import closed_form
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.implementation import IMPLEMENTATIONS
 from simulator.memory import held_parameters
 from simulator.ops import Collective, Gemm, Pointwise, Signature
 from simulator.ordering import order_of
+from simulator.peak import peak_bytes
+from simulator.pipeline.memory import KeptBytes
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import predict, simulate
 from simulator.presets import MODELS
@@ -208,3 +211,27 @@ def test_one_gemm_over_all_slices_is_refused() -> None:
     plan = SlicePlan(row_slices=2, merge_wgrad=True, sequence_parallel=True)
     with pytest.raises(InfeasiblePlanError, match="scales of their own"):
         case_of("tensorwise").shapes(plan)
+
+
+def test_a_stack_of_layers_that_all_stay_in_bf16_is_one_without_a_recipe() -> None:
+    whole, plain = case_of("tensorwise", num_layers_at_start_in_bf16=4), case_of("none")
+    assert predict(whole, SP) == predict(plain, SP)
+    assert closed_form(whole).lower_bound_ns(SP) == closed_form(plain).lower_bound_ns(SP)
+
+
+@pytest.mark.parametrize("ends", [(4, 0), (3, 0), (0, 4), (0, 3), (4, 4)])
+@pytest.mark.parametrize("vpp", [1, 2])
+def test_bounds_hold_where_whole_stages_stay_in_bf16(ends: tuple[int, int], vpp: int) -> None:
+    case = Case(
+        model=replace(MODEL, num_hidden_layers=16 * vpp),
+        workload=replace(
+            JOB, fp8_recipe="tensorwise", micro_batch_size=2, grad_accumulation=8,
+            num_layers_at_start_in_bf16=ends[0], num_layers_at_end_in_bf16=ends[1],
+        ),
+        cluster=ClusterSpec(tp=4, pp=4, vpp=vpp),
+        profile=load_profile("h100-dgx"),
+    )  # fmt: skip
+    form = closed_form(case)
+    for plan in (SP, SlicePlan()):
+        assert form.lower_bound_ns(plan) <= predict(case, plan).makespan_ns
+    assert KeptBytes().least_bytes(case, SP) <= peak_bytes(case, SP)

@@ -60,3 +60,13 @@ def test_off_a_terminal_nothing_is_wrapped() -> None:
     out = io.StringIO()
     print_table(Table(columns=("name", "text"), rows=[("a", "word " * 100 + "end")]), out)
     assert "word " * 100 + "end" in out.getvalue()
+
+
+@pytest.mark.parametrize("told", ["", "wide", "0", "-5"])
+def test_a_width_that_is_no_number_is_not_heeded(
+    monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", told)
+    out = io.StringIO()
+    print_table(TABLE, out)
+    assert "68.4 GiB" in out.getvalue()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,15 @@ import pytest
 
 from domino_tune.requests import LayoutRequest
 from domino_tune.results.layouts import LayoutsResult
-from domino_tune.search.layouts import KEPT, Candidate
+from domino_tune.search.layouts import KEPT, Candidate, LayoutSearch
 from domino_tune.store.plans import load_plan
 from domino_tune.store.shelf import DISK
 from domino_tune.verbs.layouts import (
     base_of,
     candidates_of,
+    conclude,
     layouts_of,
+    space_of,
     tune_layouts,
 )
 from simulator.errors import InfeasiblePlanError, InputError
@@ -133,6 +136,21 @@ def test_a_layout_recomputes_the_fewest_layers_that_fit() -> None:
             assert timed is None or timed.iteration_ns >= one.bounds_ns[plan]
             again.append(fewest)
     assert any(again), "some layouts need some layers recomputed, and not all"
+
+
+def test_a_search_that_is_stopped_at_once_answers_with_what_it_has() -> None:
+    space = space_of(SMALL.but(cp=1))
+    search = LayoutSearch(space.candidates, pause=lambda: stop_if(search.first is not None))
+    with suppress(StopIteration):
+        search.run()
+    result = conclude(space, search, stopped_by="user")
+    assert result.optimality == "best_found"
+    assert result.best.plan.strategy in ("domino", "megatron")
+
+
+def stop_if(done: bool) -> None:
+    if done:
+        raise StopIteration
 
 
 def fits(one: Candidate, plan: SlicePlan, again: int) -> bool:
