@@ -236,7 +236,7 @@ def test_what_does_not_fit_is_refused_before_any_rank_starts(
     [
         ("h100-dgx", "is the name of a bundled profile"),
         ("../escape", "must be 1–64 letters"),
-        ("", "must be 1–64 letters"),
+        ("", "must be a text of 1 to 256 characters"),
     ],
 )
 def test_names_that_cannot_be(

@@ -75,7 +75,7 @@ def test_what_raises_is_undone(desk: JobDesk, database: Database) -> None:
 def test_another_schema_version_is_refused(url: str, database: Database) -> None:
     with database.write() as connection:
         connection.execute(update(schema_version).values(version=99))
-    with pytest.raises(InputError, match="schema_version 99, this program knows 5"):
+    with pytest.raises(InputError, match="schema_version 99, this program knows 6"):
         open_database(url)
 
 
