@@ -211,7 +211,7 @@ def test_jobs_are_listed_stopped_and_deleted(server: Served, tmp_path: Path) -> 
                 search="bayes", trials=400,
             ),
         )  # fmt: skip
-        wait_until(lambda: client.job(job.id).plain["best"])
+        wait_until(lambda: client.job(job.id).plain["best"] and client.job(job.id).left)
     running = command(tmp_path, "jobs", "show", job.id, *at)
     assert "running" in running.stdout
     assert "≤ " in running.stdout
