@@ -36,10 +36,10 @@ class Served:
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
-    """This process's, with a home and without a token."""
+    """This process's, with a home, without a token, and as wide as without a terminal."""
     kept = {key: value for key, value in os.environ.items() if key != "DOMINO_TUNE_TOKEN"}
     own = {"DOMINO_TUNE_HOME": str(home), "PYTHONPATH": str(REPOSITORY)}
-    return {**kept, **own, "OMP_NUM_THREADS": "1", **more}
+    return {**kept, **own, "OMP_NUM_THREADS": "1", "COLUMNS": "100", **more}
 
 
 def command(home: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:

@@ -72,9 +72,9 @@ def test_what_is_written_is_read_again(verb: str, tmp_path: Path) -> None:
         ("trials: 4", "Unknown key 'trials'"),
         ("tp: eight", "--tp must be a whole number, got 'eight'"),
         ("tp: {a: 1}", "tp must be a text or a list of texts"),
-        ("- tp", "has no keys"),
-        ("", "has no keys"),
-        ("tp: [", "is no YAML at line 1"),
+        ("- tp", "is no list of keys and values"),
+        ("", "is no list of keys and values"),
+        ("tp: [", "is not valid YAML at line 1"),
     ],
 )
 def test_faults_of_a_file(text: str, said: str, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_an_answer_leaves_its_question(run: Runner, tmp_path: Path) -> None:
     path = tmp_path / "again.yaml"
     first = run("simulate", *run.workload, "--set", "merge_wgrad=true", "--save-job", str(path))
     assert first.code == 0, first.err
-    assert path.read_text().startswith("# Ask again: domino-tune simulate --job again.yaml\n")
+    assert path.read_text().startswith(f"# Ask again: domino-tune simulate --job {path}\n")
     assert dict(read_job(path))["merge_wgrad"] == "true"
     assert run("simulate", "--job", str(path)).out == first.out
 
