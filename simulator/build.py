@@ -38,7 +38,7 @@ from simulator.schedules import fixed_order
 from simulator.shapes import Shapes
 from simulator.sharding import check_shardable
 from simulator.specs import ClusterSpec, ModelSpec, Recompute, Workload
-from simulator.stack import LayerKind, joined, own_kind, stack
+from simulator.stack import LayerKind, is_uniform, joined, stack
 from simulator.templates import Templates, shared_by
 
 MAX_SPAN: Final = 4
@@ -226,7 +226,7 @@ class Builder:
     def _of(self, fragments: Fragments, kind: LayerKind) -> Fragments:
         """Return ``fragments`` of layers of one kind."""
         work = self.shapes.workload
-        if [run.kind for run in stack(self.shapes.model, work)] == [own_kind(work)]:
+        if is_uniform(self.shapes.model, work):
             return fragments
         shapes = replace(self.shapes, workload=kind.of(work))
         return replace(fragments, shapes=shapes, shared=shared_by(shapes))

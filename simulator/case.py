@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from simulator.chunks import Chunk, chunks_of_ranks, joined
 from simulator.cost import NO_CHANGES, Changes, CostModel
@@ -103,8 +104,11 @@ class Case:
     def training(self, workload: Workload, cluster: ClusterSpec | None = None) -> Case:
         """Return the case of another workload, on other ranks of the same machine; look-ups are
         made once for all."""
-        other = replace(self, workload=workload, cluster=cluster or self.cluster)
-        assert other.cluster.cuda_graph == self.cluster.cuda_graph
+        assert cluster is None or cluster.cuda_graph == self.cluster.cuda_graph
+        return self._at_this_cost(workload=workload, cluster=cluster or self.cluster)
+
+    def _at_this_cost(self, **changes: Any) -> Case:
+        other = replace(self, **changes)
         other.__dict__["cost"] = self.cost  # which may be drawn
         return other
 
@@ -161,15 +165,12 @@ class Case:
         chunks = self.chunks[self.busiest_rank]
         chunk, each = joined(chunks), self.workload.recompute_layers
         again = sum(min(each, one.layers) for one in chunks)
-        made = replace(
-            self,
+        return self._at_this_cost(
             model=replace(self.model, num_hidden_layers=chunk.layers),
             workload=replace(chunk.workload(self.workload), pp_layers=(), recompute_layers=again),
             cluster=replace(self.cluster, pp=1, vpp=1),
             chunk=chunk,
         )
-        made.__dict__["cost"] = self.cost  # which may be drawn
-        return made
 
     def check_memory(self, plan: SlicePlan, peak_bytes: int) -> None:
         """Raise InfeasiblePlanError if the peak fits a GPU with a probability less than SURE."""

@@ -27,7 +27,7 @@ from simulator.ops import Gemm, Signature
 from simulator.optimizer_step import begin_step, optimizer_step
 from simulator.plan import SlicePlan
 from simulator.schedule import COMPUTE, CP, OpTemplate
-from simulator.stack import LayerKind, kinds, own_kind
+from simulator.stack import LayerKind, is_uniform, kinds, own_kind
 from simulator.templates import Templates
 
 
@@ -65,7 +65,7 @@ class Recipes:
         """Return the recipes of a stack of one kind; of a uniform stack these."""
         if kind not in self._of_kinds:
             work = self.case.workload
-            uniform = self.kinds == (kind,) == (own_kind(work),)
+            uniform = kind == own_kind(work) and is_uniform(self.case.model, work)
             case = self.case if uniform else replace(self.case, workload=kind.of(work))
             self._of_kinds[kind] = self if uniform else Recipes(case, self)
         return self._of_kinds[kind]

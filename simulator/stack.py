@@ -61,6 +61,11 @@ def own_kind(workload: Workload) -> LayerKind:
     return LayerKind(workload.recompute, workload.fp8_recipe)
 
 
+def is_uniform(model: ModelSpec, workload: Workload) -> bool:
+    """Return whether all layers are of the workload's own kind."""
+    return tuple(kinds(model, workload)) == (own_kind(workload),)
+
+
 def kinds(model: ModelSpec, workload: Workload) -> dict[LayerKind, int]:
     """Return the number of layers of each kind."""
     found: dict[LayerKind, int] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
@@ -106,10 +106,9 @@ class Candidate:
 
     A plan is timed with the fewest recomputed layers with which it can be recommended, of the
     numbers ``again`` (of a virtual stage); ``case``, of the bounds, has the fewest with which any
-    plan may be. ``layers``, ``kept``:
-    what its bounds share with those of other layouts. ``timed``: results in order of evaluation,
-    None if a plan is not recommended because of its memory. ``unsure``: what plans hold that fit
-    with less chance.
+    plan may be. ``layers``, ``kept``: what its bounds share with those of other layouts.
+    ``timed``: results in order of evaluation, None if a plan is not recommended because of its
+    memory. ``unsure``: what plans hold that fit with less chance.
     """
 
     case: Case
@@ -122,6 +121,7 @@ class Candidate:
     timed: dict[SlicePlan, Timed | None] = field(default_factory=dict)
     unsure: dict[SlicePlan, Held] = field(default_factory=dict)
     _orders: dict[tuple[SlicePlan, Recompute], LayerOrder] = field(default_factory=dict)
+    _peaks: dict[tuple[SlicePlan, int], int] = field(default_factory=dict)
 
     def recomputing(self, again: int) -> Case:
         """Return the case with ``again`` recomputed layers a virtual stage."""
@@ -202,24 +202,25 @@ class Candidate:
         memory = self.case.memory
         if self._least_bytes[plan.sequence_parallel] > memory.usable_bytes:
             return Found()
-        peaks = cache(lambda again: self._peak_bytes(plan, again))
-        again, fewer = (
-            fewest(self.again, peaks, limit) for limit in (memory.sure_bytes, memory.usable_bytes)
+        fits, unsure = (
+            self._fewest(plan, limit) for limit in (memory.sure_bytes, memory.usable_bytes)
         )
-        unsure = Held(peaks(fewer), fewer)
         return Found(
-            self._timed(plan, Held(peaks(again), again))
-            if peaks(again) <= memory.sure_bytes else None,
+            self._timed(plan, fits) if fits.peak_bytes <= memory.sure_bytes else None,
             unsure if memory.sure_bytes < unsure.peak_bytes <= memory.usable_bytes else None,
-        )  # fmt: skip
+        )
 
     def _fewest(self, plan: SlicePlan, limit_bytes: int) -> Held:
-        peaks = cache(lambda again: self._peak_bytes(plan, again))
-        again = fewest(self.again, peaks, limit_bytes)
-        return Held(peaks(again), again)
+        """Return what ``plan`` holds with the fewest recomputed layers that keep the limit."""
+        again = fewest(self.again, lambda again: self._peak_bytes(plan, again), limit_bytes)
+        return Held(self._peak_bytes(plan, again), again)
 
     def _peak_bytes(self, plan: SlicePlan, again: int) -> int:
-        return peak_bytes(self.recomputing(again), plan, self._order(plan, again))
+        key = plan, again
+        if key not in self._peaks:
+            case = self.recomputing(again)
+            self._peaks[key] = peak_bytes(case, plan, self._order(plan, again))
+        return self._peaks[key]
 
     def _timed(self, plan: SlicePlan, held: Held) -> Timed:
         case, order = self.recomputing(held.again), self._order(plan, held.again)

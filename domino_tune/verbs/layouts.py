@@ -7,26 +7,20 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import product
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from domino_tune.base.cores import Ahead, in_turn, on_all_cores
 from domino_tune.base.progress import Progress, no_progress
-from domino_tune.requests import JobFields, LayoutRequest, WorkloadFields
+from domino_tune.requests import LayoutRequest
 from domino_tune.results.frameworks import RunsThere
 from domino_tune.results.layouts import LayoutResult, LayoutsResult
 from domino_tune.results.simulate import SimulateResult
 from domino_tune.search.layouts import (
-    NO_CHOICE,
     Candidate,
     LayoutSearch,
     Timed,
-    fewest,
     recomputing,
 )
-from domino_tune.search.rivals import usual_rivals
-from domino_tune.search.simulated import slicings_of
 from domino_tune.store.shelf import DISK, Shelf
 from domino_tune.verbs.advice import (
     Deadline,
@@ -38,32 +32,33 @@ from domino_tune.verbs.advice import (
     words_of,
 )
 from domino_tune.verbs.frameworks import frameworks_of
-from domino_tune.verbs.resolve import Chosen, in_domains, place, resolve, usual_sharing
+from domino_tune.verbs.layout_space import (
+    COL_SLICES,
+    MOST_MICRO_BATCH,
+    MOST_VPP,
+    ROW_SLICES,
+    base_of,
+    batch_of,
+    candidates_of,
+    case_of,
+    layouts_of,
+    recomputed_layers,
+)
+from domino_tune.verbs.resolve import Chosen, place
 from domino_tune.verbs.simulate import simulate_plan
-from domino_tune.verbs.tune import divisors
 from simulator.case import Case
-from simulator.clocked_form import Layers
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.model_flops import mfu
 from simulator.ordering import order_of
-from simulator.peak import may_fit, peak_bytes, static_memory
+from simulator.peak import may_fit, peak_bytes
 from simulator.pipeline.memory import KeptBytes
-from simulator.plan import SlicePlan, row_problem
-from simulator.sharding import balanced_layers, spread_layers
-from simulator.specs import ModelSpec
 from simulator.units import GIB, MS_PER_NS
 from simulator.usable import UNSURE
 
-MOST_MICRO_BATCH: Final = 16
-MOST_VPP: Final = 8
 MANY: Final = 100
 """Number of layouts from which a search first warns that it may take minutes."""
 MOST_TIMES: Final = 64
 """Largest factor on the GPUs that an answer suggests if a model does not fit."""
-LEAST_CHUNK_TOKENS: Final = 1024
-"""Fewest tokens in a context-parallel rank's chunks of a sequence."""
-ROW_SLICES: Final = (1, 2, 3, 4)
-COL_SLICES: Final = (1, 2, 4)
 NOT_SEARCHED: Final = {
     "other methods of userbuffers, async-TP and tile fusion, in other layouts than the best": "",
     "recomputation of single ops": "recompute",
@@ -77,22 +72,6 @@ NOT_SEARCHED: Final = {
     "other exchanges of context-parallel ranks": "cp_comm",
 }
 """What no search covers, though it may be faster -> the field that asks for it or forbids it."""
-
-
-class Layout(NamedTuple):
-    """How the model and the batch are divided among the GPUs."""
-
-    tp: int
-    cp: int
-    pp: int
-    vpp: int
-    dp: int
-    micro_batch_size: int
-    pp_layers: tuple[int, ...] = ()
-
-    def micros(self, batch: int) -> int:
-        """Return the micro-batches of one iteration of ``batch`` sequences."""
-        return batch // self.dp // self.micro_batch_size
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -158,12 +137,12 @@ def conclude(
     chosen = Chosen(plan=best.plan, order=order_of(case, best.plan))
     looked = Counter(UNSURE if one.unsure else "memory" for one in candidates if one.fits_not)
     simulated = simulate_plan(case, chosen, judged=ahead)
-    rival = None if stopped_by else _without_domino(search, first, simulated)
+    rival = None if stopped_by else _without_domino(search, first, best.again, simulated)
     rival_ns = rival[1].iteration_ns if rival else None
     return LayoutsResult(
         best=simulated,
         gpus=base.cluster.world_size,
-        global_batch_size=_batch(space.request),
+        global_batch_size=batch_of(space.request),
         layouts=tuple(_result(one, one.best(), rival_ns) for one in kept),
         best_without_domino=_result(*rival, rival_ns) if rival else None,
         unsure_layouts=tuple(
@@ -187,14 +166,12 @@ def conclude(
 
 
 def _without_domino(
-    search: LayoutSearch, first: Candidate, simulated: SimulateResult
+    search: LayoutSearch, first: Candidate, again: int, simulated: SimulateResult
 ) -> tuple[Candidate, Timed] | None:
     """Return the layout and the plan that are the fastest without Domino: plain Megatron-LM or a
-    rival in any layout, or one tuned for the verdict in the best. Return None if none is
-    recommended.
+    rival in any layout, or one that was tuned for the verdict on ``first`` with ``again``
+    recomputed layers. Return None if none is recommended.
     """
-    best = first.best(first.own)
-    again = best.again if best else 0
     plain, case = search.best_unsliced(), first.recomputing(again)
     found = [(plain, plain.best(plain.others))] if plain else []
     for one in simulated.verdict.contestants if simulated.verdict else ():
@@ -263,7 +240,7 @@ def _cases(base: Case, request: LayoutRequest, deadline: Deadline) -> Iterator[C
         with suppress(InputError, InfeasiblePlanError):
             case = case_of(base, request, layout)
             case.shapes(unsliced_plans(case)[0])
-            again = _again(case, request)
+            again = recomputed_layers(case, request)
             for layers in sorted({again[-1], again[0]}, reverse=True):
                 yield recomputing(case, again, layers)
 
@@ -272,8 +249,8 @@ def _some_fits(base: Case, request: LayoutRequest, deadline: Deadline) -> bool:
     """Return whether a layout was found that fits with its activations. Raise OutOfTimeError."""
     kept: dict[tuple[object, ...], KeptBytes] = defaultdict(KeptBytes)
     for case in _cases(base, request, deadline):
-        work, cluster = case.workload, case.cluster
-        least = kept[cluster.tp, cluster.cp, work.micro_batch_size, work.recompute]
+        cluster = case.cluster
+        least = kept[cluster.tp, cluster.cp, case.workload.micro_batch_size]
         plans = [
             plan
             for plan in unsliced_plans(case)
@@ -324,180 +301,6 @@ def best_so_far(search: LayoutSearch) -> LayoutResult | None:
     """
     kept = search.kept()
     return _result(kept[0], kept[0].best(), None) if kept else None
-
-
-def base_of(request: LayoutRequest, shelf: Shelf) -> Case:
-    """Return the request's case with as many replicas as GPUs."""
-    if not request.gpus or not request.global_batch_size:
-        raise InputError(
-            "Layouts need both: give --gpus N and --global-batch-size B, in sequences."
-        )
-    given = {name: getattr(request, name) for name in JobFields.model_fields}
-    whole: dict[str, Any] = {"tp": 1, "micro_batch_size": request.micro_batch_size or 1}
-    whole |= dict.fromkeys(("dp", "pp", "vpp", "cp", "nodes", "sequence_parallel"))
-    case = resolve(WorkloadFields(**given | whole), shelf=shelf)
-    cluster = replace(case.cluster, dp=request.gpus, ranks_per_domain=0)
-    cluster = place(cluster, case.profile, request.nodes)
-    return replace(case, cluster=cluster, sequence_parallel=request.sequence_parallel)
-
-
-def _batch(request: LayoutRequest) -> int:
-    return request.global_batch_size or 0
-
-
-def candidates_of(
-    base: Case, request: LayoutRequest
-) -> tuple[list[Candidate], Counter[str], list[Candidate]]:
-    """Return the layouts that may be recommended, counts of why others are not, and those that may
-    fit with less chance.
-    """
-    found, edge, infeasible = [], [], Counter[str]()
-    layers: dict[tuple[object, ...], Layers] = defaultdict(Layers)
-    kept: dict[tuple[object, ...], KeptBytes] = defaultdict(KeptBytes)
-    for layout in layouts_of(base, request):
-        try:
-            case = case_of(base, request, layout)
-            case.shapes(unsliced_plans(case)[0])
-        except InputError:
-            infeasible["shape"] += 1
-            continue
-        except InfeasiblePlanError as error:
-            infeasible[error.reason] += 1
-            continue
-        key = layout.tp, layout.cp, layout.micro_batch_size
-        one, memory = _candidate(case, _again(case, request), layers[key], kept[key]), case.memory
-        static = sum(static_memory(case, one.unsliced[0]))
-        held = max(static, one.least_bytes)
-        if held <= memory.sure_bytes:
-            found.append(one)
-            continue
-        fits = held <= memory.usable_bytes
-        infeasible[UNSURE if fits else "memory"] += 1
-        if fits:
-            edge.append(one)
-    return found, infeasible, edge
-
-
-def _candidate(case: Case, again: range, layers: Layers, kept: KeptBytes) -> Candidate:
-    """Return a layout with the recomputation from which on it may fit."""
-
-    @cache
-    def least_bytes(count: int) -> int:
-        some = recomputing(case, again, count)
-        return min(kept.least_bytes(some, plan) for plan in unsliced_plans(some))
-
-    return Candidate(
-        case=recomputing(case, again, fewest(again, least_bytes, case.memory.sure_bytes)),
-        again=again[fewest(again, least_bytes, case.memory.usable_bytes) :],
-        sliced=tuple(_cuts(case)),
-        unsliced=unsliced_plans(case),
-        rivals=usual_rivals(case),
-        layers=layers,
-        kept=kept,
-    )
-
-
-def _again(case: Case, request: LayoutRequest) -> range:
-    """Return the numbers of recomputed layers a virtual stage to choose from, the last of which is
-    all.
-    """
-    if request.recompute is not None:
-        return NO_CHOICE
-    return range(max(chunk.layers for rank in case.chunks for chunk in rank) + 1)
-
-
-def layouts_of(base: Case, request: LayoutRequest) -> Iterator[Layout]:
-    """Yield every layout of the request; sizes that it gives are fixed."""
-    gpus, length = base.cluster.world_size, base.workload.seq_length
-    domain, layers = base.profile.machine.domain, base.model.num_hidden_layers
-    for tp in _choices(request.tp, (n for n in divisors(gpus) if n <= domain)):
-        chunks = (n for n in divisors(gpus) if length >= 2 * n * LEAST_CHUNK_TOKENS or n == 1)
-        for cp in _choices(request.cp, chunks):
-            for pp in _choices(request.pp, (n for n in divisors(gpus) if n <= layers)):
-                dp, rest = divmod(gpus, tp * cp * pp)
-                if rest or not dp or (request.dp and request.dp != dp):
-                    continue
-                for vpp in _choices(request.vpp, _virtual(pp, layers)):
-                    for stages in _stages(base.model, pp * vpp):
-                        yield from _batches(request, Layout(tp, cp, pp, vpp, dp, 0, stages))
-
-
-def _batches(request: LayoutRequest, layout: Layout) -> Iterator[Layout]:
-    """Yield the layout with every micro-batch size."""
-    each, rest = divmod(_batch(request), layout.dp)
-    if rest or not each:
-        return
-    sizes = (n for n in divisors(each) if n <= MOST_MICRO_BATCH)
-    for size in _choices(request.micro_batch_size, sizes):
-        if each % size == 0:
-            yield layout._replace(micro_batch_size=size)
-
-
-def _stages(model: ModelSpec, stages: int) -> Iterator[tuple[int, ...]]:
-    """Yield the layers of each virtual stage: () where they are equal, else as equal as they can
-    be; and with the head balanced by fewer layers, where that is worth it.
-    """
-    layers = model.num_hidden_layers
-    yield spread_layers(layers, stages) if layers % stages else ()
-    balanced = balanced_layers(model, stages) if stages > 1 else ()
-    if balanced:
-        yield balanced
-
-
-def _choices(given: int | None, usual: Iterator[int]) -> list[int]:
-    return [given] if given else list(usual)
-
-
-def _virtual(pp: int, layers: int) -> Iterator[int]:
-    """Yield the virtual stages that leave no stage, or only the first and the last, with fewer
-    layers.
-    """
-    yield 1
-    for vpp in range(2, MOST_VPP + 1) if pp > 1 else ():
-        stages = pp * vpp
-        if stages <= layers and -layers % stages <= 2:
-            yield vpp
-
-
-def case_of(base: Case, request: LayoutRequest, layout: Layout) -> Case:
-    """Return the layout as a case. Raise InputError if it does not suit the model."""
-    cluster = replace(
-        base.cluster, tp=layout.tp, cp=layout.cp, pp=layout.pp, vpp=layout.vpp, dp=layout.dp,
-        ranks_per_node=2**30, ranks_per_domain=0,
-    )  # fmt: skip
-    cluster = in_domains(cluster, base.profile, base.cluster.ranks_per_node)
-    shared = {
-        name: usual
-        for name, usual in usual_sharing(cluster).items()
-        if getattr(request, name) is None
-    }
-    workload = replace(
-        base.workload,
-        pp_layers=layout.pp_layers,
-        micro_batch_size=layout.micro_batch_size,
-        grad_accumulation=layout.micros(_batch(request)),
-        **shared,
-    )
-    return base.training(workload, cluster)
-
-
-def _cuts(case: Case) -> Iterator[SlicePlan]:
-    """Yield the plans to evaluate: a few cuts in the planner's order, with one wgrad for all row
-    slices. Slices of sequences are balanced.
-    """
-    if case.cluster.tp == 1:
-        return
-    dims = dict.fromkeys(dim for dim, _ in slicings_of(case))
-    for dim, rows, columns, mode in product(dims, ROW_SLICES, COL_SLICES, case.modes):
-        if (rows, columns) == (1, 1) or (dim == "sequence" and rows == 1):
-            continue
-        plan = SlicePlan(
-            row_slices=rows, attn_col_slices=columns, mlp_col_slices=columns, slice_dim=dim,
-            merge_wgrad=rows > 1, sequence_parallel=mode,
-        )  # fmt: skip
-        fits = case.model.hidden_size % columns == 0
-        if fits and not row_problem(plan, case.workload, case.cluster):
-            yield plan
 
 
 def _result(one: Candidate, found: Timed | None, rival_ns: int | None) -> LayoutResult:

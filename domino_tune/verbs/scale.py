@@ -13,7 +13,8 @@ from domino_tune.results.layouts import LayoutsResult
 from domino_tune.results.scale import ScalePoint, ScaleResult
 from domino_tune.store.plans import ProfileRef
 from domino_tune.store.shelf import DISK, Shelf
-from domino_tune.verbs.layouts import base_of, tune_layouts
+from domino_tune.verbs.layout_space import base_of
+from domino_tune.verbs.layouts import tune_layouts
 from simulator.case import Case
 from simulator.errors import DominoTuneError, InfeasiblePlanError, InputError
 

@@ -22,11 +22,10 @@ from simulator.ordering import order_of
 from simulator.pipeline.orders import Action
 from simulator.pipeline.program import PipelineProgram
 from simulator.pipeline.wires import Wiring, wiring
-from simulator.plan import SlicePlan, check_plan_fits
+from simulator.plan import SlicePlan
 from simulator.repriced import repriced
 from simulator.schedule import OpTemplate, Repeat, Schedule, Segment
 from simulator.shapes import Shapes
-from simulator.specs import ClusterSpec, ModelSpec, Workload
 from simulator.templates import Templates
 from simulator.totals import Totals
 
@@ -47,48 +46,27 @@ class Piece(NamedTuple):
 
 def pieces_of(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Pieces:
     """Return the passes of a plan, which time, memory and drawn machines share."""
-    order = order or order_of(case, plan)
-    any_layout = case.profile.machine.fp8_any_layout
-    return _pieces_of(case.model, case.workload, case.cluster, plan, order, any_layout)
+    return _pieces_of(case.shapes(plan), order or order_of(case, plan))
 
 
 @lru_cache(maxsize=16)
-def _pieces_of(
-    model: ModelSpec,
-    workload: Workload,
-    cluster: ClusterSpec,
-    plan: SlicePlan,
-    order: LayerOrder,
-    fp8_any_layout: bool,
-) -> Pieces:
-    return Pieces(model, workload, cluster, plan, order, fp8_any_layout)
+def _pieces_of(whole: Shapes, order: LayerOrder) -> Pieces:
+    return Pieces(whole, order)
 
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """The passes of a plan's chunks as schedules, each made once."""
+    """The passes of a plan's chunks as schedules, each made once; ``whole``: shapes of the whole
+    model."""
 
-    model: ModelSpec
-    workload: Workload
-    cluster: ClusterSpec
-    plan: SlicePlan
+    whole: Shapes
     order: LayerOrder
-    fp8_any_layout: bool
     _made: dict[Piece, Schedule] = field(default_factory=dict)
     _steps: dict[Chunk, tuple[Schedule, Schedule]] = field(default_factory=dict)
     _passes: dict[int, Schedule] = field(default_factory=dict)
     _buckets: dict[tuple[Chunk, bool], list[int]] = field(default_factory=dict)
     _counts: dict[int, Counter[Piece]] = field(default_factory=dict)
     _shapes: dict[Chunk, Shapes] = field(default_factory=dict)
-
-    @cached_property
-    def whole(self) -> Shapes:
-        """Shapes of the whole model."""
-        check_plan_fits(self.plan, self.model, self.workload, self.cluster)
-        return Shapes(
-            model=self.model, workload=self.workload, cluster=self.cluster, plan=self.plan,
-            fp8_any_layout=self.fp8_any_layout,
-        )  # fmt: skip
 
     def shapes(self, chunk: Chunk) -> Shapes:
         """Return the shapes of a chunk."""
@@ -99,12 +77,12 @@ class Pieces:
     @cached_property
     def ranks(self) -> tuple[tuple[Chunk, ...], ...]:
         """The chunks of each rank."""
-        return chunks_of_ranks(self.model, self.workload, self.cluster)
+        return chunks_of_ranks(self.whole.model, self.whole.workload, self.whole.cluster)
 
     @cached_property
     def wires(self) -> Wiring:
         """The passes of each rank, and the messages between them."""
-        work, cluster = self.workload, self.cluster
+        work, cluster = self.whole.workload, self.whole.cluster
         return wiring(work.pp_schedule, cluster.pp, cluster.vpp, work.grad_accumulation)
 
     @cached_property
@@ -115,7 +93,7 @@ class Pieces:
     @property
     def communicates(self) -> bool:
         """Whether ranks exchange data at all: not in the bound."""
-        return self.plan.strategy != "no_comm"
+        return self.whole.plan.strategy != "no_comm"
 
     @cached_property
     def splits_backward(self) -> bool:
@@ -150,7 +128,7 @@ class Pieces:
     def first_micro(self, kind: str) -> int:
         """Return the micro-batch whose pass of this kind is the first of a chunk. GPipe goes back
         from the last one."""
-        work = self.workload
+        work = self.whole.workload
         backwards = kind != "F" and work.pp_schedule == "gpipe"
         return work.grad_accumulation - 1 if backwards else 0
 
@@ -158,7 +136,7 @@ class Pieces:
     def _clears(self) -> bool:
         """Whether each chunk's first forward clears its gradients, so that the first backward adds
         as all others do."""
-        return self.workload.implementation.zero_grads
+        return self.whole.workload.implementation.zero_grads
 
     def counts(self, rank: int) -> Counter[Piece]:
         """Return how often a rank plays each pass."""
@@ -196,7 +174,7 @@ class Pieces:
         return self._steps[chunk]
 
     def _step(self, shapes: Shapes) -> tuple[Schedule, Schedule]:
-        t, work = Templates(shapes=shapes), self.workload
+        t, work = Templates(shapes=shapes), self.whole.workload
         ops: list[OpTemplate] = []
         if not (shapes.reduces and work.overlap_grad_reduce):
             ops += summed_gradients(t, shapes.rank_parameters, ())
@@ -262,7 +240,7 @@ class PipelineBuilder:
 
     def program(self) -> PipelineProgram:
         """Return the pipeline's program."""
-        work, cluster = self.pieces.workload, self.pieces.cluster
+        work, cluster = self.pieces.whole.workload, self.pieces.whole.cluster
         overlaps = work.overlap_p2p or work.pp_schedule == "zero-bubble"
         wires, pieces = self.pieces.wires, self.pieces
         kinds_ns = [
@@ -307,8 +285,8 @@ class PipelineBuilder:
         """Return the time of a message between rank ``lower`` and the next one."""
         if not self.pieces.communicates:
             return 0
-        nodes, per_node = self.pieces.cluster.p2p_group(lower)
-        dtype = self.pieces.workload.dtype
+        nodes, per_node = self.pieces.whole.cluster.p2p_group(lower)
+        dtype = self.pieces.whole.workload.dtype
         return self.cost.duration_ns(
             Collective("send_recv", self.pieces.message_bytes, nodes, per_node, 0, dtype)
         )
@@ -317,7 +295,7 @@ class PipelineBuilder:
 
     def _buckets_ns(self, rank: int, number: int) -> tuple[int, ...]:
         """Return the times of the sums of a chunk's gradients over the replicas."""
-        if not (self.pieces.whole.reduces and self.pieces.workload.overlap_grad_reduce):
+        if not (self.pieces.whole.reduces and self.pieces.whole.workload.overlap_grad_reduce):
             return ()
         return tuple(
             self._alone(self.pieces.passes(size)).makespan_ns
@@ -328,7 +306,7 @@ class PipelineBuilder:
     def _gathers_ns(self, rank: int, number: int) -> tuple[int, ...]:
         """Return the times of the gathers of a chunk's parameters, which an iteration begins
         with."""
-        whole, work = self.pieces.whole, self.pieces.workload
+        whole, work = self.pieces.whole, self.pieces.whole.workload
         if not (whole.reduces and whole.shards_optimizer and work.overlap_param_gather):
             return ()
         sizes = self.pieces.bucket_sizes(rank, number)
@@ -336,11 +314,11 @@ class PipelineBuilder:
 
     def _tied_ns(self) -> int:
         """Return the time of the sum of a tied table's gradient over the first and last stage."""
-        pieces, whole = self.pieces, self.pieces.whole
-        if not (pieces.model.tie_word_embeddings and pieces.communicates):
+        whole = self.pieces.whole
+        if not (whole.model.tie_word_embeddings and self.pieces.communicates):
             return 0
-        nodes, per_node = pieces.cluster.p2p_group(pieces.cluster.pp - 1)
-        size, work = whole.table_parameters * whole.grad_bytes, pieces.workload
+        nodes, per_node = whole.cluster.p2p_group(whole.cluster.pp - 1)
+        size, work = whole.table_parameters * whole.grad_bytes, whole.workload
         algo = work.implementation.nccl_algo
         return self.cost.duration_ns(
             Collective("all_reduce", size, nodes, per_node, 0, work.grad_dtype, algo)

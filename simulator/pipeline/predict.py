@@ -127,7 +127,7 @@ def rank_schedule(pieces: Pieces, rank: int) -> Schedule:
         for piece, count in pieces.counts(rank).items()
     ]
     parts += [part for schedule in pieces.step(rank) for part in schedule.parts]
-    launch_order = pieces.workload.implementation.launch_order
+    launch_order = pieces.whole.workload.implementation.launch_order
     return Schedule(parts=tuple(parts), value_bytes={}, launch_order=launch_order)
 
 

@@ -19,6 +19,7 @@ from domino_tune.service.work.files import files_of
 from domino_tune.service.work.reporting import LastLine, Outcome, Reporter, Step, StopError
 from domino_tune.service.work.task import Task
 from domino_tune.verbs import layouts as layouts_verb
+from domino_tune.verbs.layout_space import base_of
 from domino_tune.verbs.layouts import LayoutSpace
 from domino_tune.verbs.resolve import Chosen, resolve
 from domino_tune.verbs.scale import no_layout, point_of, requests_of, result_of, scale_base
@@ -118,7 +119,7 @@ def check_layout(task: Task) -> None:
 
 
 def _check_layout(task: Task, request: LayoutRequest) -> None:
-    layouts_verb.check_may_fit(layouts_verb.base_of(request, task.shelf), request)
+    layouts_verb.check_may_fit(base_of(request, task.shelf), request)
 
 
 def layout(task: Task, reporter: Reporter) -> Outcome:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Final
 
 from domino_tune.store.formats.megatron import (
-    check_model,
     megatron_arguments,
     training_arguments,
 )
@@ -68,7 +67,6 @@ def bridge_settings(plan_file: PlanFile) -> Settings:
     """Return field -> value; raise as ``bridge_python`` does."""
     model, workload, cluster = plan_file.model, plan_file.workload, plan_file.cluster
     plan, batch = plan_file.plan, workload.micro_batch_size * workload.grad_accumulation
-    check_model(model, workload)
     megatron_arguments(model, workload, cluster)  # which refuses what megatron-core does not run
     training_arguments(workload, cluster, sequence_parallel=plan.sequence_parallel)
     _check(workload, cluster)
@@ -82,7 +80,7 @@ def bridge_settings(plan_file: PlanFile) -> Settings:
             **_context(workload, cluster),
             **_recomputation(model, workload),
             **_kernels(workload.implementation),
-            **userbuffers_switches_of(plan),
+            **_userbuffers(plan),
         },
         "train": {
             "micro_batch_size": workload.micro_batch_size,
@@ -119,7 +117,7 @@ def bridge_notes(plan_file: PlanFile) -> list[str]:
     return notes
 
 
-def userbuffers_switches_of(plan: SlicePlan) -> dict[str, bool]:
+def _userbuffers(plan: SlicePlan) -> dict[str, bool]:
     """Return the model's switches of userbuffers; {} for another strategy."""
     return userbuffers_switches(plan) if plan.strategy == "userbuffers" else {}
 

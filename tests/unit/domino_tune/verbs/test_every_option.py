@@ -17,7 +17,7 @@ from domino_tune.requests import (
 from domino_tune.requests.options import choices_of, core_of
 from domino_tune.search.simulated import CasePlans
 from domino_tune.store.shelf import DISK
-from domino_tune.verbs.layouts import base_of, candidates_of
+from domino_tune.verbs.layout_space import base_of, candidates_of
 from domino_tune.verbs.resolve import Chosen, plan_of, resolve
 from domino_tune.verbs.simulate import simulate, simulate_plan
 from domino_tune.verbs.tune import cases_to_tune, search

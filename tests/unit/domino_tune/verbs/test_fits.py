@@ -20,7 +20,8 @@ from domino_tune.results.simulate import SimulateResult
 from domino_tune.search.layouts import Candidate
 from domino_tune.store.profiles import load_profile, save_profile
 from domino_tune.store.shelf import DISK
-from domino_tune.verbs.layouts import base_of, candidates_of, tune_layouts
+from domino_tune.verbs.layout_space import base_of, candidates_of
+from domino_tune.verbs.layouts import tune_layouts
 from domino_tune.verbs.resolve import Chosen, memory_margin, plan_of, resolve
 from domino_tune.verbs.scale import tune_scale
 from domino_tune.verbs.simulate import simulate_plan

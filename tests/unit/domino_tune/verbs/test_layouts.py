@@ -15,14 +15,8 @@ from domino_tune.results.layouts import LayoutsResult
 from domino_tune.search.layouts import KEPT, Candidate, LayoutSearch
 from domino_tune.store.plans import load_plan
 from domino_tune.store.shelf import DISK
-from domino_tune.verbs.layouts import (
-    base_of,
-    candidates_of,
-    conclude,
-    layouts_of,
-    space_of,
-    tune_layouts,
-)
+from domino_tune.verbs.layout_space import base_of, candidates_of, layouts_of
+from domino_tune.verbs.layouts import conclude, space_of, tune_layouts
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.peak import peak_bytes
 from simulator.plan import SlicePlan

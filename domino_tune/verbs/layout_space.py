@@ -1,0 +1,229 @@
+"""The layouts of a model on a number of GPUs: how model and batch may be divided, and with which
+plans.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from typing import Any, Final, NamedTuple
+
+from domino_tune.requests import JobFields, LayoutRequest, WorkloadFields
+from domino_tune.search.layouts import NO_CHOICE, Candidate, fewest, recomputing
+from domino_tune.search.rivals import usual_rivals
+from domino_tune.search.simulated import slicings_of
+from domino_tune.store.shelf import Shelf
+from domino_tune.verbs.advice import unsliced_plans
+from domino_tune.verbs.resolve import in_domains, place, resolve, usual_sharing
+from domino_tune.verbs.tune import divisors
+from simulator.case import Case
+from simulator.clocked_form import Layers
+from simulator.errors import InfeasiblePlanError, InputError
+from simulator.peak import static_memory
+from simulator.pipeline.memory import KeptBytes
+from simulator.plan import SlicePlan, row_problem
+from simulator.sharding import balanced_layers, spread_layers
+from simulator.specs import ModelSpec
+from simulator.usable import UNSURE
+
+MOST_MICRO_BATCH: Final = 16
+MOST_VPP: Final = 8
+LEAST_CHUNK_TOKENS: Final = 1024
+"""Fewest tokens in a context-parallel rank's chunks of a sequence."""
+ROW_SLICES: Final = (1, 2, 3, 4)
+COL_SLICES: Final = (1, 2, 4)
+
+
+class Layout(NamedTuple):
+    """How the model and the batch are divided among the GPUs."""
+
+    tp: int
+    cp: int
+    pp: int
+    vpp: int
+    dp: int
+    micro_batch_size: int
+    pp_layers: tuple[int, ...] = ()
+
+    def micros(self, batch: int) -> int:
+        """Return the micro-batches of one iteration of ``batch`` sequences."""
+        return batch // self.dp // self.micro_batch_size
+
+
+def base_of(request: LayoutRequest, shelf: Shelf) -> Case:
+    """Return the request's case with as many replicas as GPUs."""
+    if not request.gpus or not request.global_batch_size:
+        raise InputError(
+            "Layouts need both: give --gpus N and --global-batch-size B, in sequences."
+        )
+    given = {name: getattr(request, name) for name in JobFields.model_fields}
+    whole: dict[str, Any] = {"tp": 1, "micro_batch_size": request.micro_batch_size or 1}
+    whole |= dict.fromkeys(("dp", "pp", "vpp", "cp", "nodes", "sequence_parallel"))
+    case = resolve(WorkloadFields(**given | whole), shelf=shelf)
+    cluster = replace(case.cluster, dp=request.gpus, ranks_per_domain=0)
+    cluster = place(cluster, case.profile, request.nodes)
+    return replace(case, cluster=cluster, sequence_parallel=request.sequence_parallel)
+
+
+def batch_of(request: LayoutRequest) -> int:
+    """Return the sequences of one iteration."""
+    return request.global_batch_size or 0
+
+
+def candidates_of(
+    base: Case, request: LayoutRequest
+) -> tuple[list[Candidate], Counter[str], list[Candidate]]:
+    """Return the layouts that may be recommended, counts of why others are not, and those that may
+    fit with less chance.
+    """
+    found, edge, infeasible = [], [], Counter[str]()
+    layers: dict[tuple[object, ...], Layers] = defaultdict(Layers)
+    kept: dict[tuple[object, ...], KeptBytes] = defaultdict(KeptBytes)
+    for layout in layouts_of(base, request):
+        try:
+            case = case_of(base, request, layout)
+            case.shapes(unsliced_plans(case)[0])
+        except InputError:
+            infeasible["shape"] += 1
+            continue
+        except InfeasiblePlanError as error:
+            infeasible[error.reason] += 1
+            continue
+        key = layout.tp, layout.cp, layout.micro_batch_size
+        again, memory = recomputed_layers(case, request), case.memory
+        one = _candidate(case, again, layers[key], kept[key])
+        static = sum(static_memory(case, one.unsliced[0]))
+        held = max(static, one.least_bytes)
+        if held <= memory.sure_bytes:
+            found.append(one)
+            continue
+        fits = held <= memory.usable_bytes
+        infeasible[UNSURE if fits else "memory"] += 1
+        if fits:
+            edge.append(one)
+    return found, infeasible, edge
+
+
+def _candidate(case: Case, again: range, layers: Layers, kept: KeptBytes) -> Candidate:
+    """Return a layout with the recomputation from which on it may fit."""
+
+    @cache
+    def least_bytes(count: int) -> int:
+        some = recomputing(case, again, count)
+        return min(kept.least_bytes(some, plan) for plan in unsliced_plans(some))
+
+    return Candidate(
+        case=recomputing(case, again, fewest(again, least_bytes, case.memory.sure_bytes)),
+        again=again[fewest(again, least_bytes, case.memory.usable_bytes) :],
+        sliced=tuple(_cuts(case)),
+        unsliced=unsliced_plans(case),
+        rivals=usual_rivals(case),
+        layers=layers,
+        kept=kept,
+    )
+
+
+def recomputed_layers(case: Case, request: LayoutRequest) -> range:
+    """Return the numbers of recomputed layers a virtual stage to choose from, the last of which is
+    all.
+    """
+    if request.recompute is not None:
+        return NO_CHOICE
+    return range(max(chunk.layers for rank in case.chunks for chunk in rank) + 1)
+
+
+def layouts_of(base: Case, request: LayoutRequest) -> Iterator[Layout]:
+    """Yield every layout of the request; sizes that it gives are fixed."""
+    gpus, length = base.cluster.world_size, base.workload.seq_length
+    domain, layers = base.profile.machine.domain, base.model.num_hidden_layers
+    for tp in _choices(request.tp, (n for n in divisors(gpus) if n <= domain)):
+        chunks = (n for n in divisors(gpus) if length >= 2 * n * LEAST_CHUNK_TOKENS or n == 1)
+        for cp in _choices(request.cp, chunks):
+            for pp in _choices(request.pp, (n for n in divisors(gpus) if n <= layers)):
+                dp, rest = divmod(gpus, tp * cp * pp)
+                if rest or not dp or (request.dp and request.dp != dp):
+                    continue
+                for vpp in _choices(request.vpp, _virtual(pp, layers)):
+                    for stages in _stages(base.model, pp * vpp):
+                        yield from _batches(request, Layout(tp, cp, pp, vpp, dp, 0, stages))
+
+
+def _batches(request: LayoutRequest, layout: Layout) -> Iterator[Layout]:
+    """Yield the layout with every micro-batch size."""
+    each, rest = divmod(batch_of(request), layout.dp)
+    if rest or not each:
+        return
+    sizes = (n for n in divisors(each) if n <= MOST_MICRO_BATCH)
+    for size in _choices(request.micro_batch_size, sizes):
+        if each % size == 0:
+            yield layout._replace(micro_batch_size=size)
+
+
+def _stages(model: ModelSpec, stages: int) -> Iterator[tuple[int, ...]]:
+    """Yield the layers of each virtual stage: () where they are equal, else as equal as they can
+    be; and with the head balanced by fewer layers, where that is worth it.
+    """
+    layers = model.num_hidden_layers
+    yield spread_layers(layers, stages) if layers % stages else ()
+    balanced = balanced_layers(model, stages) if stages > 1 else ()
+    if balanced:
+        yield balanced
+
+
+def _choices(given: int | None, usual: Iterator[int]) -> list[int]:
+    return [given] if given else list(usual)
+
+
+def _virtual(pp: int, layers: int) -> Iterator[int]:
+    """Yield the virtual stages that leave no stage, or only the first and the last, with fewer
+    layers.
+    """
+    yield 1
+    for vpp in range(2, MOST_VPP + 1) if pp > 1 else ():
+        stages = pp * vpp
+        if stages <= layers and -layers % stages <= 2:
+            yield vpp
+
+
+def case_of(base: Case, request: LayoutRequest, layout: Layout) -> Case:
+    """Return the layout as a case. Raise InputError if it does not suit the model."""
+    cluster = replace(
+        base.cluster, tp=layout.tp, cp=layout.cp, pp=layout.pp, vpp=layout.vpp, dp=layout.dp,
+        ranks_per_node=2**30, ranks_per_domain=0,
+    )  # fmt: skip
+    cluster = in_domains(cluster, base.profile, base.cluster.ranks_per_node)
+    shared = {
+        name: usual
+        for name, usual in usual_sharing(cluster).items()
+        if getattr(request, name) is None
+    }
+    workload = replace(
+        base.workload,
+        pp_layers=layout.pp_layers,
+        micro_batch_size=layout.micro_batch_size,
+        grad_accumulation=layout.micros(batch_of(request)),
+        **shared,
+    )
+    return base.training(workload, cluster)
+
+
+def _cuts(case: Case) -> Iterator[SlicePlan]:
+    """Yield the plans to evaluate: a few cuts in the planner's order, with one wgrad for all row
+    slices. Slices of sequences are balanced.
+    """
+    if case.cluster.tp == 1:
+        return
+    dims = dict.fromkeys(dim for dim, _ in slicings_of(case))
+    for dim, rows, columns, mode in product(dims, ROW_SLICES, COL_SLICES, case.modes):
+        if (rows, columns) == (1, 1) or (dim == "sequence" and rows == 1):
+            continue
+        plan = SlicePlan(
+            row_slices=rows, attn_col_slices=columns, mlp_col_slices=columns, slice_dim=dim,
+            merge_wgrad=rows > 1, sequence_parallel=mode,
+        )  # fmt: skip
+        fits = case.model.hidden_size % columns == 0
+        if fits and not row_problem(plan, case.workload, case.cluster):
+            yield plan
