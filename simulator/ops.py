@@ -14,6 +14,7 @@ Direction = Literal["forward", "backward"]
 CollectiveKind = Literal[
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "send_recv", "all_to_all",
     "multimem_all_reduce", "multimem_reduce_scatter", "multimem_all_gather", "peer_copy",
+    "deepep_dispatch", "deepep_combine", "hybridep_dispatch", "hybridep_combine",
 ]  # fmt: skip
 TpCollectives = Literal["nccl", "multimem"]
 MULTIMEM: Final[dict[CollectiveKind, CollectiveKind]] = {
@@ -32,6 +33,8 @@ class Gemm(NamedTuple):
     ``accumulate``: add to C (fp32 main gradient, with wgrad) instead of overwriting it.
     ``strides``: leading dimensions of A, B and C in elements; 0 means packed.
     ``bias``: forward adds a bias; wgrad also computes its gradient (column sums of dy).
+    ``groups``: so many products of these sizes in one call, each with matrices of its own (those
+    of a rank's experts); m of forward and dgrad, and k of wgrad, are the mean rows of an expert.
     """
 
     m: int
@@ -42,6 +45,7 @@ class Gemm(NamedTuple):
     accumulate: bool = False
     strides: tuple[int, int, int] = (0, 0, 0)
     bias: bool = False
+    groups: int = 1
 
     @property
     def kind(self) -> Literal["gemm"]:
@@ -51,7 +55,7 @@ class Gemm(NamedTuple):
     @property
     def flops(self) -> int:
         """FLOPs; a multiply-add counts as two."""
-        return 2 * self.m * self.n * self.k
+        return 2 * self.groups * self.m * self.n * self.k
 
 
 class Attention(NamedTuple):
@@ -60,7 +64,8 @@ class Attention(NamedTuple):
     ``seq`` queries of each sequence meet as many keys, or the ``kv_seq`` keys that end with the
     last query's: a causal query then sees all keys before the first query, too.
     ``softcap``: scores go through c·tanh(score / c) before the softmax. ``deterministic``: backward
-    adds the queries' gradients in a fixed order.
+    adds the queries' gradients in a fixed order. ``v_head_dim``: elements of a value, where they
+    are not ``head_dim``.
     """
 
     batch: int
@@ -74,6 +79,7 @@ class Attention(NamedTuple):
     softcap: bool = False
     deterministic: bool = False
     kv_seq: int = 0
+    v_head_dim: int = 0
 
     @property
     def kind(self) -> Literal["attention"]:
@@ -99,7 +105,8 @@ class Attention(NamedTuple):
         """4·b·h·s·keys·d forward, 2.5 times that backward, of causal queries' own block half
         (FlashAttention's rule)."""
         twice = 2 * self.seq * self.keys - (self.seq * self.seq if self.causal else 0)
-        forward = 2 * self.batch * self.heads * twice * self.head_dim
+        each = self.head_dim + (self.v_head_dim or self.head_dim)
+        forward = self.batch * self.heads * twice * each
         return forward if self.direction == "forward" else forward * 5 // 2
 
 
@@ -143,7 +150,9 @@ def busbw_factor(op: str, ranks: int) -> float:
 class Collective(NamedTuple):
     """A collective over ``nodes`` × ``per_node`` ranks.
 
-    ``size_bytes`` is the full tensor (nccl-tests' "size"), of an all-to-all what one rank has;
+    ``size_bytes`` is the full tensor (nccl-tests' "size"), of an all-to-all what one rank has, of
+    DeepEP's and Hybrid-EP's dispatch and combine what one rank gets or gives, its own share
+    counted;
     ``ctas`` 0 leaves the choice to NCCL.
     ``algo``: ring lets the GPUs add, not the switch. ``peer_copy``: copy engines bring
     ``size_bytes`` to another rank while they do so for all others.

@@ -29,6 +29,14 @@ EXTRAS: Final = (
     "final_logit_softcapping",
 )  # fmt: skip
 """Fields of what GPT and Llama do not have."""
+MAY_BE_0: Final = frozenset(
+    {
+        "sliding_window", "num_experts", "num_experts_per_tok", "moe_intermediate_size",
+        "shared_expert_intermediate_size", "first_k_dense_replace", "q_lora_rank", "kv_lora_rank",
+        "qk_rope_head_dim", "v_head_dim", "num_nextn_predict_layers",
+    }
+)  # fmt: skip
+"""Sizes of a model that are 0 where it has no such thing."""
 MOST: Final = 10**12  # far above any real size, but products of sizes stay manageable
 
 
@@ -62,6 +70,13 @@ class ModelSpec:
     numbers behind it. ``qk_norm``: queries and keys are normalised per head. ``post_norm``: a norm
     behind each block, too, before the residual is added. ``sliding_window``: tokens that a token
     attends to; 0 means all. A ``…_logit_softcapping`` of 0 means none.
+    ``num_experts`` above 0: each layer but the ``first_k_dense_replace`` first ones has so many
+    gated MLPs of ``moe_intermediate_size``, of which a token goes through ``num_experts_per_tok``
+    and through the shared one, where ``shared_expert_intermediate_size`` is not 0.
+    ``kv_lora_rank`` above 0: latent attention (arXiv 2405.04434); queries and keys then have
+    ``head_dim`` elements, ``qk_rope_head_dim`` of them rotated, and values ``v_head_dim``;
+    queries, too, come from a latent vector where ``q_lora_rank`` is not 0.
+    ``num_nextn_predict_layers``: layers of multi-token prediction behind the last one.
     Raise InputError for values that no model can have.
     """
 
@@ -96,11 +111,21 @@ class ModelSpec:
     attn_logit_softcapping: float = 0.0
     final_logit_softcapping: float = 0.0
     sliding_window: int = 0
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    shared_expert_intermediate_size: int = 0
+    first_k_dense_replace: int = 0
+    q_lora_rank: int = 0
+    kv_lora_rank: int = 0
+    qk_rope_head_dim: int = 0
+    v_head_dim: int = 0
+    num_nextn_predict_layers: int = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.type == "int" and not (field.name == "sliding_window" and value == 0):
+            if field.type == "int" and not (field.name in MAY_BE_0 and value == 0):
                 require_positive_int("model", field.name, value)
             if field.type == "float" and not (
                 isinstance(value, int | float) and 0 <= value <= sys.float_info.max
@@ -204,6 +229,8 @@ MATH_OF: Final[dict[Fp8Recipe, str]] = {
 """Fp8Recipe -> in what its GEMMs multiply. A scale a tensor costs the GEMM the same, whenever it
 was found."""
 ContextComm = Literal["p2p", "all_gather", "a2a"]
+MoeDispatcher = Literal["allgather", "alltoall", "deepep", "hybridep"]
+MOE_DISPATCHERS: Final[tuple[MoeDispatcher, ...]] = get_args(MoeDispatcher)
 CP_COMM: Final[tuple[ContextComm, ...]] = get_args(ContextComm)
 
 
@@ -231,6 +258,8 @@ class Workload:
     stay in ``dtype``. ``num_layers_at_start_in_bf16``, ``num_layers_at_end_in_bf16``: layers that
     are not quantized. ``fp8_param_gather``: parameters of quantized layers are kept, and gathered
     from replicas, in FP8.
+    ``moe_dispatcher``: how tokens come to the ranks of their experts. ``moe_imbalance``: tokens of
+    the rank with the most over the mean; 1 where routing is forced to balance.
     """
 
     seq_length: int
@@ -253,6 +282,8 @@ class Workload:
     num_layers_at_start_in_bf16: int = 0
     num_layers_at_end_in_bf16: int = 0
     fp8_param_gather: bool = False
+    moe_dispatcher: MoeDispatcher = "alltoall"
+    moe_imbalance: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("seq_length", "micro_batch_size", "grad_accumulation"):
@@ -262,7 +293,7 @@ class Workload:
             ("data_parallel", DATA_PARALLEL), ("grad_dtype", GRAD_DTYPES),
             ("recompute", RECOMPUTE), ("tp_collectives", TP_COLLECTIVES),
             ("pp_schedule", PIPELINE_SCHEDULES), ("cp_comm", CP_COMM),
-            ("fp8_recipe", FP8_RECIPES),
+            ("fp8_recipe", FP8_RECIPES), ("moe_dispatcher", MOE_DISPATCHERS),
         ):  # fmt: skip
             if getattr(self, name) not in known:
                 raise unknown_name(f"workload.{name}", str(getattr(self, name)), known)
@@ -342,6 +373,8 @@ class ClusterSpec:
     node is a domain. A group is written as (domains, per_domain): the domains that it spans, which
     are nodes as a rule, and its ranks on each. Between domains it uses the network.
     ``vpp``: virtual pipeline stages of a rank.
+    ``ep``: ranks among which experts are divided, ``etp``: ranks that share each of them (0: tp).
+    They are those of a stage once more, in the order etp, ep, replicas of the experts.
     ``power_cap_w``, ``clock_mhz``: limits that the GPUs are set to; 0 leaves them as they are.
     """
 
@@ -350,6 +383,8 @@ class ClusterSpec:
     pp: int = 1
     vpp: int = 1
     cp: int = 1
+    ep: int = 1
+    etp: int = 0
     ranks_per_node: int = 8
     ranks_per_domain: int = 0
     cuda_graph: bool = False
@@ -357,7 +392,7 @@ class ClusterSpec:
     clock_mhz: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("tp", "dp", "pp", "vpp", "cp", "ranks_per_node"):
+        for name in ("tp", "dp", "pp", "vpp", "cp", "ep", "ranks_per_node"):
             require_positive_int("cluster", name, getattr(self, name))
         for name in ("power_cap_w", "clock_mhz"):
             limit = getattr(self, name)
@@ -370,6 +405,7 @@ class ClusterSpec:
                 f"ranks_per_domain must be 0 or a multiple of ranks_per_node = "
                 f"{self.ranks_per_node}, got {self.ranks_per_domain}."
             )
+        self._check_experts()
         if self.world_size > self.domain:
             self._check_groups()
         elif self.tp > self.domain:
@@ -383,6 +419,22 @@ class ClusterSpec:
     @property
     def _ranks_per(self) -> str:
         return "ranks per NVLink domain" if self.ranks_per_domain else "ranks per node"
+
+    def _check_experts(self) -> None:
+        if self.etp:
+            require_positive_int("cluster", "etp", self.etp)
+        if self.ep == 1 and self.expert_tp == self.tp:
+            return
+        ranks, product = self.stage_ranks, self.expert_tp * self.ep
+        if ranks % product:
+            raise InputError(
+                f"Experts are divided among the ranks of a stage: etp {self.expert_tp} × ep "
+                f"{self.ep} = {product} must divide tp × cp × dp = {ranks}."
+            )
+        if product > self.domain:
+            require_divisible("etp × ep", product, self._ranks_per, self.domain)
+        elif ranks > self.domain:
+            require_divisible(self._ranks_per, self.domain, "etp × ep", product)
 
     def _check_groups(self) -> None:
         """Raise InputError unless each group fills a part of a domain, or whole domains."""
@@ -448,6 +500,26 @@ class ClusterSpec:
     def dp_group(self) -> tuple[int, int]:
         """(domains, ranks on each) of the ranks that hold the same parameters."""
         return self._group(self.replicas, self.tp)
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that share each expert."""
+        return self.etp or self.tp
+
+    @property
+    def expert_replicas(self) -> int:
+        """Ranks that hold the same experts."""
+        return self.stage_ranks // (self.expert_tp * self.ep)
+
+    @property
+    def ep_group(self) -> tuple[int, int]:
+        """(domains, ranks on each) of the ranks among which experts are divided."""
+        return self._group(self.ep, self.expert_tp)
+
+    @property
+    def expert_dp_group(self) -> tuple[int, int]:
+        """(domains, ranks on each) of the ranks that hold the same experts."""
+        return self._group(self.expert_replicas, self.expert_tp * self.ep)
 
     def p2p_group(self, stage: int) -> tuple[int, int]:
         """Return (domains, ranks on each) of a rank of ``stage`` and its partner in the next stage;
