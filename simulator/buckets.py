@@ -13,7 +13,7 @@ from typing import Final
 
 from simulator.issue_order import IssueOrder, Token
 from simulator.schedule import COMPUTE, DP, OpTemplate, Ref
-from simulator.shapes import Shapes
+from simulator.shapes import Held, Shapes
 from simulator.templates import Templates
 
 BUCKET: Final = "bucket"
@@ -66,30 +66,37 @@ def _copies(order: IssueOrder, layers: int) -> list[Token]:
 
 def bucket(t: Templates, token: Token, stride: int, gradients: Iterable[str]) -> list[OpTemplate]:
     """Return the sum of ``stride`` layers' gradients over the replicas; it belongs to the last."""
-    reads = tuple(Ref(layer, name) for layer in range(stride) for name in gradients)
-    ops = reduction(t, "dp", stride * t.shapes.layer_parameters, reads, "grad.dp")
+    s, reads = t.shapes, tuple(Ref(layer, name) for layer in range(stride) for name in gradients)
+    ops = reduction(t, "dp", s.layer * stride, reads, "grad.dp")
     return [op.shifted(token.offset) for op in ops]
 
 
 def reduction(
-    t: Templates, prefix: str, parameters: int, reads: tuple[Ref, ...], write: str
+    t: Templates, prefix: str, held: Held, reads: tuple[Ref, ...], write: str
 ) -> list[OpTemplate]:
-    """Return the sum of ``parameters`` gradients over the replicas, and what is before it."""
-    signature = t.shapes.dp_reduction(parameters)
-    suffix = "rs" if signature.op == "reduce_scatter" else "ar"
-    passes = gradient_passes(t, prefix, parameters, reads)
+    """Return the sums of gradients over the replicas, those of experts last, and what is before
+    them. The last one writes ``write``."""
+    passes = gradient_passes(t, prefix, held, reads)
     reads = (*reads, *(ref for op in passes for ref in op.writes))
-    return [*passes, t.op(f"{prefix}.{suffix}", -1, signature, reads, write, 0, lane=DP)]
+    ops = list[OpTemplate]()
+    for name, parameters, experts in (("", held.rest, False), (".experts", held.experts, True)):
+        if parameters:
+            signature = t.shapes.dp_reduction(parameters, experts=experts)
+            suffix = "rs" if signature.op == "reduce_scatter" else "ar"
+            role, last = f"{prefix}{name}.{suffix}", experts or not held.experts
+            value = write if last else f"{write}.rest"
+            ops.append(t.op(role, -1, signature, reads, value, 0, lane=DP))
+    return [*passes, *ops]
 
 
 def gradient_passes(
-    t: Templates, prefix: str, parameters: int, reads: tuple[Ref, ...]
+    t: Templates, prefix: str, held: Held, reads: tuple[Ref, ...]
 ) -> list[OpTemplate]:
-    """Return the passes over ``parameters`` gradients before replicas sum them: a check by their
-    norm, and the division by the number of replicas."""
+    """Return the passes over gradients before replicas sum them: a check by their norm, and the
+    division by the number of replicas."""
     s, how = t.shapes, t.shapes.workload.implementation
-    size = parameters * s.grad_bytes
-    scales = how.scale_grads and s.cluster.replicas > 1
+    size = held.whole * s.grad_bytes
+    scales = how.scale_grads and s.replicas > 1
     return t.passes(
         {
             f"{prefix}.check_grads": (how.check_for_nan_in_grad, s.pointwise("grad_norm", size, 4)),
@@ -99,14 +106,27 @@ def gradient_passes(
     )
 
 
-def gather(t: Templates, token: Token, layers: int) -> OpTemplate:
-    """Return the op that gathers the parameters of ``layers`` layers, from ``token``'s layer on.
+def gather(t: Templates, token: Token, layers: int) -> list[OpTemplate]:
+    """Return the ops that gather the parameters of ``layers`` layers, from ``token``'s layer on.
 
-    Its value has no bytes here: ``simulator.memory`` counts the buffer of gathered parameters.
+    Their values have no bytes here: ``simulator.memory`` counts the buffer of gathered parameters.
     """
-    signature = t.shapes.dp_gather(layers * t.shapes.layer_parameters)
     role, write = GATHERS[token.fragment]
-    return t.op(role, -1, signature, (), write, 0, lane=DP).shifted(token.offset)
+    made = gathers(t, role, t.shapes.layer * layers, (), write)
+    return [op.shifted(token.offset) for op in made]
+
+
+def gathers(
+    t: Templates, role: str, held: Held, reads: tuple[Ref, ...], write: str, edge: int = 0
+) -> list[OpTemplate]:
+    """Return the gathers of parameters from the replicas, those of experts first; the last one
+    writes ``write``. ``edge``: parameters outside the layers."""
+    s, ops = t.shapes, list[OpTemplate]()
+    if held.experts:
+        signature = s.dp_gather(held.experts, experts=True)
+        ops.append(t.op(f"{role}.experts", -1, signature, reads, f"{write}.experts", 0, lane=DP))
+    signature = s.dp_gather(held.rest, edge=edge)
+    return [*ops, t.op(role, -1, signature, reads, write, 0, lane=DP)]
 
 
 def awaiting(token: Token, layers: int, templates: list[OpTemplate]) -> list[OpTemplate]:

@@ -35,10 +35,10 @@ from simulator.optimizer_step import begin_step, optimizer_step
 from simulator.plan import SlicePlan, check_plan_fits
 from simulator.schedule import OpTemplate, Ref, Repeat, Schedule, Segment, check_order
 from simulator.schedules import fixed_order
-from simulator.shapes import Shapes
+from simulator.shapes import Held, Shapes
 from simulator.sharding import check_shardable
 from simulator.specs import ClusterSpec, ModelSpec, Recompute, Workload
-from simulator.stack import LayerKind, is_uniform, joined, stack
+from simulator.stack import LayerKind, is_uniform, joined, own_kind, stack
 from simulator.templates import Templates, shared_by
 
 MAX_SPAN: Final = 4
@@ -169,9 +169,6 @@ class Builder:
         """Return the segments of a micro-batch's forward pass, up to the loss."""
         order, shapes = self.order.forward, self.shapes
         gathers = self._gathers_early and (first or shapes.shards_parameters)
-        if gathers:
-            whole = math.ceil(self.layers / order.stride) * order.stride
-            order = with_gathers(order, min(whole, self._bucket_layers(order.stride)), "gather")
         edges = Edges(templates=fragments, gathers=gathers)
         t = self._templates
         ahead = t.once(("begin_step", *t.rank), lambda: begin_step(t)) if first else []
@@ -183,16 +180,21 @@ class Builder:
         segments = _segment(ahead)
         runs = joined(stack(shapes.model, shapes.workload))
         for kind, layers in runs:
-            own = len(runs) == 1 and kind.fp8_recipe == shapes.workload.fp8_recipe
+            own = len(runs) == 1 and kind[1:] == own_kind(shapes.model, shapes.workload)[1:]
             made = fragments if own else self._of(fragments, kind)
             segments += self._pass(
-                made, order, layers, mirror=-1,
+                made, self._gathering(made, order) if gathers else order, layers, mirror=-1,
                 ends=ends.of(
                     before=shapes.embedding and not layers.start,
                     behind=shapes.head and layers.stop == self.layers,
                 ),
             )  # fmt: skip
         return segments + _segment(edges.loss_sums(), self.layers)
+
+    def _gathering(self, fragments: Fragments, order: IssueOrder) -> IssueOrder:
+        whole = math.ceil(self.layers / order.stride) * order.stride
+        each = layers_per_bucket(fragments.shapes, order.stride)
+        return with_gathers(order, min(whole, each), "gather")
 
     def backward(self, fragments: Fragments, *, last: bool) -> list[Segment]:
         """Return the segments of a micro-batch's backward pass, from the loss, run by run of the
@@ -209,7 +211,7 @@ class Builder:
             if kind.recompute == "none":
                 order = without_recomputation(order)
             if self._reduces_early and (last or self.shapes.shards_parameters):
-                order = with_buckets(order, self._bucket_layers(order.stride))
+                order = with_buckets(order, layers_per_bucket(made.shapes, order.stride))
             if self._gathers_early and self.shapes.shards_parameters:
                 order = with_gathers(order, order.stride, "gather_bwd")
             made = replace(made, chains=wgrad_chains(order))
@@ -225,11 +227,14 @@ class Builder:
 
     def _of(self, fragments: Fragments, kind: LayerKind) -> Fragments:
         """Return ``fragments`` of layers of one kind."""
-        work = self.shapes.workload
-        if is_uniform(self.shapes.model, work):
+        if is_uniform(self.shapes.model, self.shapes.workload):
             return fragments
-        shapes = replace(self.shapes, workload=kind.of(work))
+        shapes = self._shapes_of(kind)
         return replace(fragments, shapes=shapes, shared=shared_by(shapes))
+
+    def _shapes_of(self, kind: LayerKind) -> Shapes:
+        uniform = is_uniform(self.shapes.model, self.shapes.workload)
+        return self.shapes if uniform else self.shapes.of(kind)
 
     def _pass(
         self, fragments: Fragments, order: IssueOrder, positions: range, *, mirror: int, ends: Ends
@@ -250,7 +255,7 @@ class Builder:
         while repetition <= last:
             times = len(whole) if whole and repetition == whole.start else 1
             start = positions.start + repetition * stride
-            inside = self._repetition(plain, order, start, positions, ends)
+            inside = self._repetition(fragments, plain, order, start, positions, ends)
             if inside:
                 segments.append(
                     Segment(
@@ -269,14 +274,14 @@ class Builder:
         if token.fragment in GATHERS:
             return []
         if token.fragment == BUCKET:
-            return self._bucket(token, stride)
+            return self._bucket(fragments, token, stride)
         if gathers:
             return self._awaiting(fragments, token, stride)
         return fragments.templates(token)
 
     def _repetition(
-        self, plain: list[list[OpTemplate]], order: IssueOrder, start: int, positions: range,
-        ends: Ends,
+        self, fragments: Fragments, plain: list[list[OpTemplate]], order: IssueOrder, start: int,
+        positions: range, ends: Ends,
     ) -> tuple[OpTemplate, ...]:  # fmt: skip
         """Return the ops of the repetition that begins with layer ``start`` of the pass, with those
         of ``ends`` for the layers next to ``positions``, and none for layers beyond. ``plain``: of
@@ -290,19 +295,19 @@ class Builder:
                 edge = at_ends.get(layer)
                 ops += edge(token) if edge else []
             elif token.fragment in GATHERS:
-                ahead += self._gather(token, min(order.stride, positions.stop - layer))
+                count = min(order.stride, positions.stop - layer)
+                ahead += self._gather(fragments, token, count)
             else:
                 ops += ahead
                 ops += inside
                 ahead = []
         return (*ops, *ahead)
 
-    def _gather(self, token: Token, layers: int) -> list[OpTemplate]:
-        t = self._templates
-        return t.once(("gather", token, layers, *t.rank), lambda: [gather(t, token, layers)])
+    def _gather(self, t: Templates, token: Token, layers: int) -> list[OpTemplate]:
+        return t.once(("gather", token, layers, *t.rank), lambda: gather(t, token, layers))
 
-    def _bucket(self, token: Token, stride: int) -> list[OpTemplate]:
-        t, gradients = self._templates, self._final_gradients
+    def _bucket(self, t: Templates, token: Token, stride: int) -> list[OpTemplate]:
+        gradients = self._final_gradients
         key = "bucket", token, stride, gradients, *t.rank
         return t.once(key, lambda: bucket(t, token, stride, gradients))
 
@@ -317,7 +322,9 @@ class Builder:
     def _reduces_early(self) -> bool:
         """Whether backward reduces the gradients of its layers, in buckets."""
         overlaps = self.shapes.workload.overlap_grad_reduce or self.shapes.shards_parameters
-        enough = self._bucket_layers(self.order.backward.stride) <= self.layers
+        stride = self.order.backward.stride
+        each = min(layers_per_bucket(one, stride) for _, one in self.shapes.kinds)
+        enough = each <= self.layers
         return self.shapes.reduces and overlaps and enough and not self.in_pipeline
 
     @property
@@ -327,9 +334,6 @@ class Builder:
         sharded = self.shapes.reduces and self.shapes.shards_optimizer
         return sharded and overlaps and not self.in_pipeline
 
-    def _bucket_layers(self, stride: int) -> int:
-        return layers_per_bucket(self.shapes, stride)
-
     @cached_property
     def _final_gradients(self) -> tuple[str, ...]:
         followed = {before for before in self.chains.values() if before is not None}
@@ -338,23 +342,25 @@ class Builder:
 
     def _step(self) -> list[OpTemplate]:
         """Return the optimizer's step."""
-        per_bucket = self._bucket_layers(self.order.backward.stride) if self._reduces_early else 0
+        early, stride = self._reduces_early, self.order.backward.stride
         names = self._final_gradients
-        key = "step", per_bucket, names, *self._templates.rank
-        return self._templates.once(key, lambda: self._made_step(per_bucket, names))
+        key = "step", stride if early else 0, names, *self._templates.rank
+        return self._templates.once(key, lambda: self._made_step(names))
 
-    def _made_step(self, per_bucket: int, names: tuple[str, ...]) -> list[OpTemplate]:
-        shapes, rest = self.shapes, 0
+    def _made_step(self, names: tuple[str, ...]) -> list[OpTemplate]:
+        shapes, held = self.shapes, Held(self.shapes.edge_parameters)
         reads: list[Ref] = []
-        for _, layers in reversed(stack(shapes.model, shapes.workload)):
+        for kind, layers in reversed(stack(shapes.model, shapes.workload)):
+            one, per_bucket = self._shapes_of(kind), 0
+            if self._reduces_early:
+                per_bucket = layers_per_bucket(one, self.order.backward.stride)
             left = len(layers) % per_bucket if per_bucket else len(layers)
-            rest += left
+            held += one.layer * left
             reads += [Ref(layer, name) for layer in layers[:left] for name in names]
             reads += [Ref(layer, "grad.dp") for layer in layers[left :: per_bucket or 1]]
         reads += [Ref(self.layers, "grad.head"), Ref(0, "grad.embed")]
-        parameters = rest * shapes.layer_parameters + shapes.edge_parameters
         gathers = shapes.reduces and shapes.shards_optimizer and not self._gathers_early
-        return optimizer_step(self._templates, parameters, tuple(reads), gathers=gathers)
+        return optimizer_step(self._templates, held, tuple(reads), gathers=gathers)
 
 
 def _segment(ops: list[OpTemplate], layer: int = 0) -> list[Segment]:

@@ -166,7 +166,7 @@ class Case:
         chunk, each = joined(chunks), self.workload.recompute_layers
         again = sum(min(each, one.layers) for one in chunks)
         return self._at_this_cost(
-            model=replace(self.model, num_hidden_layers=chunk.layers),
+            model=chunk.model(self.model),
             workload=replace(chunk.workload(self.workload), pp_layers=(), recompute_layers=again),
             cluster=replace(self.cluster, pp=1, vpp=1),
             chunk=chunk,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 from typing import NamedTuple
 
 from simulator.errors import InputError
@@ -11,17 +12,23 @@ from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 
 class Chunk(NamedTuple):
-    """The layers of one virtual stage, and whether it has the embedding, and the head and loss."""
+    """The layers of one virtual stage, and whether it has the embedding, and the head and loss.
+    ``dense``: how many of the layers have no experts, in a model that has some."""
 
     layers: int
     embedding: bool
     head: bool
+    dense: int = 0
+
+    def model(self, whole: ModelSpec) -> ModelSpec:
+        """Return the model of the chunk's layers alone."""
+        return replace(whole, num_hidden_layers=self.layers, first_k_dense_replace=self.dense)
 
     def of(self, shapes: Shapes) -> Shapes:
         """Return the shapes of the chunk, from those of the whole model."""
         return replace(
             shapes,
-            model=replace(shapes.model, num_hidden_layers=self.layers),
+            model=self.model(shapes.model),
             workload=self.workload(shapes.workload),
             embedding=self.embedding,
             head=self.head,
@@ -54,7 +61,14 @@ def chunks_of_ranks(
                 f"{count} layers in BF16 are more than the {layers[end]} of a virtual stage; give "
                 "at most that many, or fewer stages."
             )
-    chunks = [Chunk(count, k == 0, k == stages - 1) for k, count in enumerate(layers)]
+    firsts = [0, *accumulate(layers)]
+    chunks = [
+        Chunk(
+            count, k == 0, k == stages - 1,
+            min(count, max(0, model.first_k_dense_replace - firsts[k])),
+        )
+        for k, count in enumerate(layers)
+    ]  # fmt: skip
     return tuple(tuple(chunks[rank :: cluster.pp]) for rank in range(cluster.pp))
 
 
@@ -64,4 +78,5 @@ def joined(chunks: tuple[Chunk, ...]) -> Chunk:
         sum(chunk.layers for chunk in chunks),
         any(chunk.embedding for chunk in chunks),
         any(chunk.head for chunk in chunks),
+        sum(chunk.dense for chunk in chunks),
     )

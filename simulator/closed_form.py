@@ -273,7 +273,10 @@ class ClosedForm:
             passing.append((shapes.dp_gather, self.case.workload.overlap_param_gather))
         exposed = 0.0
         for collective, overlaps in passing:
-            whole_ns = duration_ns(collective(shapes.rank_parameters))
+            held = shapes.held
+            whole_ns = duration_ns(collective(held.rest))
+            if held.experts:
+                whole_ns += duration_ns(collective(held.experts, experts=True))
             last_ns = duration_ns(collective(shapes.edge_parameters))
             exposed += max(whole_ns - backward_ns, last_ns) if overlaps else whole_ns
         return exposed

@@ -230,6 +230,7 @@ def _attention(
         s.rows[row], s.heads // share, s.kv_heads // share, length, s.model.head_dim, True,
         direction, s.workload.math, s.model.attn_logit_softcapping > 0,
         direction == "backward" and s.workload.implementation.deterministic_attention,
+        v_head_dim=s.model.v_head_dim,
     )  # fmt: skip
 
 

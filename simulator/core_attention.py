@@ -189,5 +189,5 @@ def _attention(t: Templates, row: int, direction: Direction = "forward") -> Atte
         s.rows[row], s.heads, s.kv_heads, len(span), s.model.head_dim, True, direction,
         s.workload.math, s.model.attn_logit_softcapping > 0,
         direction == "backward" and s.workload.implementation.deterministic_attention,
-        span.stop if span.start else 0,
+        span.stop if span.start else 0, s.model.v_head_dim,
     )  # fmt: skip

@@ -19,6 +19,8 @@ from functools import cached_property
 from typing import Final
 
 from simulator.core_attention import core_attention, core_attention_bwd
+from simulator.experts import MAKERS as EXPERT_MAKERS
+from simulator.experts import expert_wgrad
 from simulator.issue_order import (
     AGAIN,
     ALL_SLICES,
@@ -28,6 +30,7 @@ from simulator.issue_order import (
     ROW_PARALLEL,
     Token,
 )
+from simulator.latent_attention import latent_dgrad, latent_qkv, latent_wgrad
 from simulator.merged import JOINED, SIDES, copied
 from simulator.ops import Gemm
 from simulator.overlap import Overlap, overlap_of
@@ -79,6 +82,8 @@ class Fragments(Quantized):
         return [self.recomputation.reading(op, token.fragment) for op in built]
 
     def _plain(self, token: Token) -> list[OpTemplate]:
+        if token.block == "mlp" and self.shapes.model.num_experts:
+            return EXPERT_MAKERS[token.fragment](self, token.slice, token.piece)
         return MAKERS[token.fragment](self, token.block, token.slice, token.piece)
 
     # Recomputation ------------------------------------------------------------------------------
@@ -140,6 +145,8 @@ class Fragments(Quantized):
 
     def _column_parallel(self, block: str, row: int, _: int) -> list[OpTemplate]:
         s, first = self.shapes, COLUMN_PARALLEL[block]
+        if self._is_latent(block):
+            return latent_qkv(self, row)
         size = s.width_bytes(first, row)
         return self._column_gemm(block, row, s.width(first), f"s{row}.{block}.{first}", size)
 
@@ -315,6 +322,8 @@ class Fragments(Quantized):
 
     def _column_parallel_dgrad(self, block: str, row: int, piece: int) -> list[OpTemplate]:
         s, first = self.shapes, COLUMN_PARALLEL[block]
+        if self._is_latent(block):
+            return latent_dgrad(self, row)
         count = getattr(s.plan, f"{block}_dgrad_slices")
         width = s.model.hidden_size // count
         norm = f"s{row}.{block}.norm"
@@ -355,6 +364,12 @@ class Fragments(Quantized):
 
     def _wgrad(self, token: Token, before: Token | None) -> list[OpTemplate]:
         s, block, linear = self.shapes, token.block, token.fragment.removesuffix("_wgrad")
+        name = gradient_name(token)
+        chained = () if before is None else (Ref(0, gradient_name(before)),)
+        if block == "mlp" and s.model.num_experts:
+            return expert_wgrad(self, token, name, chained)
+        if linear == "qkv" and s.model.kv_lora_rank:
+            return latent_wgrad(self, token, name, chained)
         rows = range(s.plan.row_slices) if token.slice == ALL_SLICES else (token.slice,)
         hidden, tokens = s.model.hidden_size, s.tokens(token.slice)
         moved: list[OpTemplate] = []
@@ -387,9 +402,7 @@ class Fragments(Quantized):
             reads += [
                 self.summed_ref(0, f"d.s{i}.{block}.norm.{j}") for i in rows for j in range(count)
             ]
-        name = gradient_name(token)
         signature = s.linear(m, n, tokens, "wgrad", bias=s.model.has_bias(linear))
-        chained = () if before is None else (Ref(0, gradient_name(before)),)
         role = f"{block}.{token.fragment}"
         made = self.accumulated(role, token.slice, signature, tuple(reads), name, chained)
         return [*moved, *(join for join in joins if join is not None), *made]
@@ -429,6 +442,9 @@ class Fragments(Quantized):
         return made
 
     # Signatures and sizes ----------------------------------------------------------------------
+
+    def _is_latent(self, block: str) -> bool:
+        return block == "attn" and self.shapes.model.kv_lora_rank > 0
 
     @property
     def _activation(self) -> str:

@@ -209,9 +209,19 @@ def merge_wgrads(tokens: list[Token]) -> list[Token]:
 
 
 def without_recomputation(order: IssueOrder) -> IssueOrder:
-    """Return a backward order for layers that are not recomputed."""
-    kept = tuple(token for token in order.tokens if not token.fragment.endswith(AGAIN))
-    return replace(order, tokens=kept)
+    """Return a backward order for layers that are not recomputed.
+
+    A dgrad gathers what the wgrad of its linear reads, which ``per-op`` recomputes instead; so
+    a wgrad that was issued earlier follows it.
+    """
+    kept = [token for token in order.tokens if not token.fragment.endswith(AGAIN)]
+    places = {token: place for place, token in enumerate(kept)}
+    for dgrad in [t for t in kept if t.fragment.endswith("_dgrad") and t.piece == 0]:
+        wgrad = dgrad._replace(fragment=dgrad.fragment.replace("_dgrad", "_wgrad"), piece=-1)
+        if places.get(wgrad, len(kept)) < places[dgrad]:
+            kept.remove(wgrad)
+            kept.insert(kept.index(dgrad) + 1, wgrad)
+    return replace(order, tokens=tuple(kept))
 
 
 def recomputing(

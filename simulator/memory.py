@@ -94,7 +94,9 @@ def _buffer_bytes(case: Case, shapes: Shapes) -> int:
     """Return the bytes of cuBLAS's workspace, of an empty gradient of each shape in a layer, and of
     the buffers through which the plan's strategy communicates."""
     workspace = WORKSPACE_BYTES if case.profile.machine.backend == "nccl" else 0
-    kept = case.workload.implementation.dummy_wgrads * shapes.linear_parameters
+    kept = case.workload.implementation.dummy_wgrads * max(
+        one.dummy_parameters for _, one in shapes.kinds
+    )
     return workspace + kept * shapes.element + _strategy_bytes(case, shapes)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from simulator.buckets import gathers as gathered_parameters
 from simulator.buckets import gradient_passes, reduction
 from simulator.ops import Collective
 from simulator.quantized import cast_weights
 from simulator.schedule import DP, TP, OpTemplate, Ref
-from simulator.shapes import GRAD_BYTES
+from simulator.shapes import GRAD_BYTES, Held
 from simulator.templates import Templates
 
 ADAM_BYTES_READ: Final = 3 * 4
@@ -33,22 +34,22 @@ def begin_step(t: Templates) -> list[OpTemplate]:
 
 
 def optimizer_step(
-    t: Templates, last_bucket_parameters: int, reads: tuple[Ref, ...], *, gathers: bool = False
+    t: Templates, last_bucket: Held, reads: tuple[Ref, ...], *, gathers: bool = False
 ) -> list[OpTemplate]:
     """Return the last data-parallel bucket, then ``update``.
 
     ``gathers``: the updated parameters are gathered from the replicas at the end.
     """
-    ops = summed_gradients(t, last_bucket_parameters, reads)
+    ops = summed_gradients(t, last_bucket, reads)
     reads = (*reads, *(ref for op in ops[-1:] for ref in op.writes))
     return ops + update(t, reads, gathers=gathers)
 
 
-def summed_gradients(t: Templates, parameters: int, reads: tuple[Ref, ...]) -> list[OpTemplate]:
-    """Return the sum of ``parameters`` gradients over the replicas, and the passes before it."""
+def summed_gradients(t: Templates, held: Held, reads: tuple[Ref, ...]) -> list[OpTemplate]:
+    """Return the sums of gradients over the replicas, and the passes before them."""
     if t.shapes.reduces:
-        return reduction(t, "step.dp", parameters, reads, "step.dp")
-    return gradient_passes(t, "step", parameters, reads)
+        return reduction(t, "step.dp", held, reads, "step.dp")
+    return gradient_passes(t, "step", held, reads)
 
 
 def update(t: Templates, reads: tuple[Ref, ...], *, gathers: bool) -> list[OpTemplate]:
@@ -62,8 +63,8 @@ def update(t: Templates, reads: tuple[Ref, ...], *, gathers: bool) -> list[OpTem
     ops += _passes(t, ops[-1].writes)
     ops += _update(t, ops[-1].writes)
     if gathers:
-        whole = s.dp_gather(s.rank_parameters, edge=s.edge_parameters)
-        ops.append(t.op("step.dp.ag", -1, whole, ops[-1].writes, "step.params", 0, lane=DP))
+        last = ops[-1].writes
+        ops += gathered_parameters(t, "step.dp.ag", s.held, last, "step.params", s.edge_parameters)
     return ops
 
 

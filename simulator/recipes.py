@@ -26,7 +26,8 @@ from simulator.issue_order import (
 from simulator.ops import Gemm, Signature
 from simulator.optimizer_step import begin_step, optimizer_step
 from simulator.plan import SlicePlan
-from simulator.schedule import COMPUTE, CP, OpTemplate
+from simulator.schedule import COMPUTE, CP, EP, OpTemplate
+from simulator.shapes import Held
 from simulator.stack import LayerKind, is_uniform, kinds, own_kind
 from simulator.templates import Templates
 
@@ -65,8 +66,11 @@ class Recipes:
         """Return the recipes of a stack of one kind; of a uniform stack these."""
         if kind not in self._of_kinds:
             work = self.case.workload
-            uniform = kind == own_kind(work) and is_uniform(self.case.model, work)
-            case = self.case if uniform else replace(self.case, workload=kind.of(work))
+            model = self.case.model
+            uniform = kind == own_kind(model, work) and is_uniform(model, work)
+            case = self.case
+            if not uniform:
+                case = replace(case, model=kind.model(model), workload=kind.of(work))
             self._of_kinds[kind] = self if uniform else Recipes(case, self)
         return self._of_kinds[kind]
 
@@ -115,7 +119,7 @@ class Recipes:
         key = step_key(plan)
         if key not in self._steps:
             shapes = self.case.shapes(plan)
-            t, stepped = Templates(shapes=shapes), 1 if shapes.reduces else shapes.rank_parameters
+            t, stepped = Templates(shapes=shapes), Held(1) if shapes.reduces else shapes.held
             clears, step = begin_step(t), optimizer_step(t, stepped, ())
             self._steps[key] = self._listed(plan, clears), self._listed(plan, step)
         return self._steps[key]
@@ -165,7 +169,7 @@ class Recipes:
         counts: Counter[tuple[str, tuple[Signature, ...], bool]] = Counter()
         last: Signature | None = None
         for fragment, op, times in ops:
-            if op.lane == CP:  # it may run beside the other lanes, so it adds nothing for sure
+            if op.lane in (CP, EP):  # it may run beside other lanes, so it adds nothing for sure
                 continue
             counts[fragment, self._ways(plan, op), op.lane == COMPUTE] += times
             if op.lane != COMPUTE:

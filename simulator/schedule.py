@@ -17,12 +17,13 @@ from simulator.implementation import LaunchOrder
 from simulator.ops import Signature
 
 COMPUTE: Final = 0
-LANES: Final = ("compute", "tp", "dp", "cp")
+LANES: Final = ("compute", "tp", "dp", "cp", "ep")
 STEP: Final = "step."
 """Prefix of the roles of the optimizer's step."""
 TP: Final = 1
 DP: Final = 2
 CP: Final = 3
+EP: Final = 4
 
 
 class Ref(NamedTuple):

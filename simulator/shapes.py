@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from simulator.implementation import FUSED
 from simulator.ops import MULTIMEM, Collective, CollectiveKind, Gemm, Layout, Pointwise
@@ -12,10 +13,29 @@ from simulator.plan import SlicePlan, slice_multiple
 from simulator.sharding import padded_vocab_size
 from simulator.slicing import batch_slice_sizes, sequence_spans
 from simulator.specs import DTYPE_BYTES, MATH_BYTES, ClusterSpec, ModelSpec, Workload
-from simulator.stack import kinds
+from simulator.stack import LayerKind, is_uniform, kinds
 
 GRAD_BYTES = 4
 """Bytes of one main-gradient element: fp32 for every activation dtype."""
+
+
+class Held(NamedTuple):
+    """Parameters on a rank: those of routed experts, whose replicas are other ranks, and the
+    rest."""
+
+    rest: int
+    experts: int = 0
+
+    @property
+    def whole(self) -> int:
+        """All of them."""
+        return self.rest + self.experts
+
+    def __add__(self, other: Held) -> Held:  # type: ignore[override]
+        return Held(self.rest + other.rest, self.experts + other.experts)
+
+    def __mul__(self, times: int) -> Held:  # type: ignore[override]
+        return Held(self.rest * times, self.experts * times)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +87,12 @@ class Shapes:
         return self.cluster.cp > 1 and self.plan.strategy != "no_comm"
 
     @cached_property
+    def exchanges_experts(self) -> bool:
+        """Whether tokens go to experts of other ranks."""
+        ranks = self.cluster.ep * self.cluster.expert_tp
+        return self.model.num_experts > 0 and ranks > 1 and self.plan.strategy != "no_comm"
+
+    @cached_property
     def has_residual_bwd(self) -> bool:
         """Whether bias + dropout + residual has a backward op: only dropout needs one."""
         return self.model.hidden_dropout > 0
@@ -86,10 +112,28 @@ class Shapes:
         """Key-value heads on this rank: one, where there are fewer than ranks."""
         return max(1, self.model.num_key_value_heads // self.cluster.tp)
 
+    def of(self, kind: LayerKind) -> Shapes:
+        """Return the shapes of a stack of one kind of layer."""
+        model, work = kind.model(self.model), kind.of(self.workload)
+        return replace(self, model=model, workload=work)
+
+    @cached_property
+    def kinds(self) -> tuple[tuple[int, Shapes], ...]:
+        """The number of layers of each kind, and their shapes."""
+        if is_uniform(self.model, self.workload):
+            return ((self.model.num_hidden_layers, self),)
+        found = kinds(self.model, self.workload)
+        return tuple((layers, self.of(kind)) for kind, layers in found.items())
+
     @cached_property
     def kv_copies(self) -> int:
         """Ranks that hold the same key-value head."""
         return max(1, self.cluster.tp // self.model.num_key_value_heads)
+
+    @cached_property
+    def value_dim(self) -> int:
+        """Elements of a head's value."""
+        return self.model.v_head_dim or self.model.head_dim
 
     def tokens(self, row: int) -> int:
         """Return the number of tokens in row slice ``row``, or in all slices for −1."""
@@ -110,8 +154,8 @@ class Shapes:
         """Return this rank's output columns of ``fragment`` (qkv, core_attn, fc1 or act)."""
         model, tp = self.model, self.cluster.tp
         return {
-            "qkv": (self.heads + 2 * self.kv_heads) * model.head_dim,
-            "core_attn": self.heads * model.head_dim,
+            "qkv": (self.heads + self.kv_heads) * model.head_dim + self.kv_heads * self.value_dim,
+            "core_attn": self.heads * self.value_dim,
             "fc1": model.fc1_size // tp,
             "act": model.intermediate_size // tp,
         }[fragment]
@@ -187,12 +231,18 @@ class Shapes:
     @cached_property
     def reduces(self) -> bool:
         """Whether data-parallel collectives exist."""
-        return self.cluster.replicas > 1 and self.plan.strategy != "no_comm"
+        return self.replicas > 1 and self.plan.strategy != "no_comm"
+
+    @cached_property
+    def replicas(self) -> int:
+        """The most ranks that hold the same parameters: those of experts may be others."""
+        cluster = self.cluster
+        return max(cluster.replicas, cluster.expert_replicas * (self.model.num_experts > 0))
 
     @cached_property
     def shards_optimizer(self) -> bool:
         """Whether each replica updates its share of the parameters."""
-        return self.cluster.replicas > 1 and self.workload.data_parallel != "replicas"
+        return self.replicas > 1 and self.workload.data_parallel != "replicas"
 
     @cached_property
     def shards_parameters(self) -> bool:
@@ -207,22 +257,28 @@ class Shapes:
     @cached_property
     def optimizer_parameters(self) -> int:
         """Parameters that this rank's optimizer updates."""
-        shares = self.cluster.replicas if self.shards_optimizer else 1
-        return math.ceil(self.rank_parameters / shares)
+        if not self.shards_optimizer:
+            return self.rank_parameters
+        rest = math.ceil(self.held.rest / self.cluster.replicas)
+        return rest + math.ceil(self.held.experts / self.cluster.expert_replicas)
 
-    def dp_reduction(self, parameters: int) -> Collective:
+    def dp_group(self, *, experts: bool) -> tuple[int, int]:
+        """Return the (domains, ranks on each) of the ranks that hold the same parameters."""
+        return self.cluster.expert_dp_group if experts else self.cluster.dp_group
+
+    def dp_reduction(self, parameters: int, *, experts: bool = False) -> Collective:
         """Return the sum of ``parameters`` gradients over the data-parallel group: an all-reduce,
         or a reduce-scatter where the optimizer is sharded."""
         op: CollectiveKind = "reduce_scatter" if self.shards_optimizer else "all_reduce"
-        nodes, per_node = self.cluster.dp_group
+        nodes, per_node = self.dp_group(experts=experts)
         size, dtype = parameters * self.grad_bytes, self.workload.grad_dtype
         algo = self.workload.implementation.nccl_algo
         return Collective(op, size, nodes, per_node, 0, dtype, algo)
 
-    def dp_gather(self, parameters: int, edge: int = 0) -> Collective:
+    def dp_gather(self, parameters: int, edge: int = 0, *, experts: bool = False) -> Collective:
         """Return the all-gather of ``parameters``, which the replicas hold in shards; ``edge``:
         those of them outside the layers."""
-        nodes, per_node = self.cluster.dp_group
+        nodes, per_node = self.dp_group(experts=experts)
         work = self.workload
         width = MATH_BYTES[work.linear_math] if work.fp8_param_gather else self.element
         size = edge * self.element + round((parameters - edge) * width)
@@ -230,24 +286,108 @@ class Shapes:
 
     @cached_property
     def layer_parameters(self) -> int:
-        """Parameters of a layer on this rank; norms and row-parallel biases are not sharded."""
+        """Parameters of a layer on this rank but those of routed experts; norms, row-parallel
+        biases and routers are not sharded."""
         m, h = self.model, self.model.hidden_size
-        sharded = self.width("qkv") * m.attention_bias + self.width("fc1") * m.mlp_bias
-        norms = m.block_norm_parameters + m.qk_norm_parameters
-        return self.linear_parameters + sharded + h * m.row_parallel_biases + norms
+        sharded = self.width("qkv") * m.attention_bias
+        sharded += self.width("fc1") * m.mlp_bias * (m.num_experts == 0)
+        norms = m.block_norm_parameters + m.qk_norm_parameters + latent_norm_parameters(m)
+        rest = sharded + h * m.row_parallel_biases + norms + h * m.num_experts
+        return self.linear_parameters - self.expert_parameters + rest
+
+    @cached_property
+    def layer(self) -> Held:
+        """Parameters of a layer on this rank."""
+        return Held(self.layer_parameters, self.expert_parameters)
+
+    @cached_property
+    def held(self) -> Held:
+        """All parameters on this rank."""
+        layers = sum((one.layer * count for count, one in self.kinds), Held(0))
+        return layers + Held(self.edge_parameters)
+
+    @cached_property
+    def expert_parameters(self) -> int:
+        """Elements of a layer's routed experts on this rank; 0 without experts."""
+        return self.local_experts * self.expert_size
+
+    @cached_property
+    def expert_size(self) -> int:
+        """Elements of one routed expert on this rank."""
+        return self.model.hidden_size * sum(map(self.expert_width, ("fc1", "act")))
+
+    @cached_property
+    def local_experts(self) -> int:
+        """Routed experts of a layer on this rank."""
+        return self.model.num_experts // self.cluster.ep
+
+    def expert_width(self, fragment: str) -> int:
+        """Return this rank's output columns of an expert's ``fragment`` (fc1 or act)."""
+        each = self.model.moe_intermediate_size // self.cluster.expert_tp
+        return each * (2 if fragment == "fc1" and self.model.gated_mlp else 1)
+
+    def shared_width(self, fragment: str) -> int:
+        """Return the same of the shared expert."""
+        each = self.model.shared_expert_intermediate_size // self.cluster.tp
+        return each * (2 if fragment == "fc1" and self.model.gated_mlp else 1)
+
+    def routed_rows(self, row: int) -> int:
+        """Return how many rows of slice ``row`` the experts of the rank with the most get: each
+        token goes to ``num_experts_per_tok`` of them."""
+        kept = self.residual_tokens(row) * self.model.num_experts_per_tok * self.cluster.expert_tp
+        return round(kept * self.workload.moe_imbalance)
+
+    def residual_tokens(self, row: int) -> int:
+        """Return this rank's tokens of slice ``row`` between the blocks."""
+        return self.tokens(row) // (self.cluster.tp if self.shards_tokens else 1)
+
+    def grouped(self, rows: int, n: int, k: int, layout: Layout) -> Gemm:
+        """Return the products of ``rows`` rows, divided among this rank's experts: [rows, k] by
+        [k, n] of each, or in a wgrad [n, rows] by [rows, k]."""
+        groups = self.local_experts
+        each = max(1, round(rows / groups))
+        m, k, n = (n, each, k) if layout == "wgrad" else (each, k, n)
+        return self.linear(m, n, k, layout)._replace(groups=groups)
 
     @cached_property
     def linear_parameters(self) -> int:
-        """Elements of a layer's four weight matrices on this rank."""
-        outputs = sum(self.width(name) for name in ("qkv", "core_attn", "fc1", "act"))
-        return self.model.hidden_size * outputs
+        """Elements of a layer's weight matrices on this rank."""
+        m, h = self.model, self.model.hidden_size
+        attention = sum(n * k for n, k in self.attention_weights.values())
+        if not m.num_experts:
+            return attention + h * (self.width("fc1") + self.width("act"))
+        shared = h * (self.shared_width("fc1") + self.shared_width("act"))
+        return attention + shared + self.expert_parameters
+
+    @cached_property
+    def attention_weights(self) -> dict[str, tuple[int, int]]:
+        """Name of each weight matrix of attention -> its outputs and inputs on this rank."""
+        m, h, heads = self.model, self.model.hidden_size, self.heads
+        proj = {"proj": (h, self.width("core_attn"))}
+        if not m.kv_lora_rank:
+            return {"qkv": (self.width("qkv"), h), **proj}
+        nope = m.head_dim - m.qk_rope_head_dim
+        queries = {"q": (heads * m.head_dim, m.q_lora_rank or h)}
+        if m.q_lora_rank:
+            queries = {"q_down": (m.q_lora_rank, h), "q_up": queries["q"]}
+        return {
+            **queries, "kv_down": (m.kv_lora_rank + m.qk_rope_head_dim, h),
+            "kv_up": (heads * (nope + self.value_dim), m.kv_lora_rank), **proj,
+        }  # fmt: skip
+
+    @cached_property
+    def dummy_parameters(self) -> int:
+        """Elements of one weight of each shape in a layer, where a rank's experts have the same."""
+        return self.linear_parameters - max(0, self.local_experts - 1) * self.expert_size
 
     @cached_property
     def quantized_parameters(self) -> int:
         """Elements of the weights of quantized layers on this rank."""
-        found = kinds(self.model, self.workload).items()
-        layers = sum(count for kind, count in found if kind.fp8_recipe != "none")
-        return layers * self.linear_parameters
+        return sum(
+            layers * shapes.linear_parameters
+            for layers, shapes in self.kinds
+            if shapes.workload.fp8_recipe != "none"
+        )
 
     @cached_property
     def partial_parameters(self) -> int:
@@ -259,6 +399,8 @@ class Shapes:
         m = self.model
         partial = m.num_hidden_layers * m.qk_norm_parameters
         if self.shards_tokens:
+            routers = sum(layers * one.model.num_experts for layers, one in self.kinds)
+            partial += m.hidden_size * routers
             biases = m.hidden_size * m.row_parallel_biases
             partial += m.num_hidden_layers * (m.block_norm_parameters + biases)
             partial += m.hidden_size * m.norm_vectors * self.head
@@ -309,4 +451,9 @@ class Shapes:
     @cached_property
     def rank_parameters(self) -> int:
         """All parameters on this rank."""
-        return self.model.num_hidden_layers * self.layer_parameters + self.edge_parameters
+        return self.held.whole
+
+
+def latent_norm_parameters(model: ModelSpec) -> int:
+    """Return the parameters of the norms of latent vectors in a layer's attention."""
+    return (model.q_lora_rank + model.kv_lora_rank) * model.norm_vectors

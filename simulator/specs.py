@@ -517,6 +517,16 @@ class ClusterSpec:
         return self._group(self.ep, self.expert_tp)
 
     @property
+    def expert_tp_group(self) -> tuple[int, int]:
+        """(domains, ranks on each) of the ranks that share each expert."""
+        return self._group(self.expert_tp, 1)
+
+    @property
+    def expert_world_group(self) -> tuple[int, int]:
+        """(domains, ranks on each) of the ranks that together have all experts once."""
+        return self._group(self.expert_tp * self.ep, 1)
+
+    @property
     def expert_dp_group(self) -> tuple[int, int]:
         """(domains, ranks on each) of the ranks that hold the same experts."""
         return self._group(self.expert_replicas, self.expert_tp * self.ep)

@@ -14,11 +14,21 @@ from simulator.specs import Fp8Recipe, ModelSpec, Recompute, Workload
 
 
 class LayerKind(NamedTuple):
-    """What may differ from layer to layer: what backward computes again, and the format in which
-    the linear layers multiply."""
+    """What may differ from layer to layer: what backward computes again, the format in which the
+    linear layers multiply, and whether experts take the MLP's place."""
 
     recompute: Recompute
     fp8_recipe: Fp8Recipe
+    experts: bool = False
+
+    def model(self, model: ModelSpec) -> ModelSpec:
+        """Return ``model`` with layers of this kind alone."""
+        if self.experts == (model.num_experts > 0):
+            return replace(model, first_k_dense_replace=0)
+        return replace(
+            model, num_experts=0, num_experts_per_tok=0, moe_intermediate_size=0,
+            shared_expert_intermediate_size=0, first_k_dense_replace=0,
+        )  # fmt: skip
 
     def of(self, workload: Workload) -> Workload:
         """Return ``workload`` for a stack of layers of this kind alone."""
@@ -43,12 +53,14 @@ def stack(model: ModelSpec, workload: Workload) -> tuple[Run, ...]:
     again = 0 if workload.recompute == "none" else workload.recompute_layers or count
     begin = min(workload.num_layers_at_start_in_bf16, count)
     end = max(begin, count - workload.num_layers_at_end_in_bf16)
-    seams = sorted({0, min(again, count), begin, end, count})
+    dense = min(model.first_k_dense_replace, count) if model.num_experts else count
+    seams = sorted({0, min(again, count), begin, end, dense, count})
     return tuple(
         Run(
             LayerKind(
                 workload.recompute if first < again else "none",
                 workload.fp8_recipe if begin <= first < end else "none",
+                first >= dense,
             ),
             range(first, last),
         )
@@ -56,14 +68,14 @@ def stack(model: ModelSpec, workload: Workload) -> tuple[Run, ...]:
     )
 
 
-def own_kind(workload: Workload) -> LayerKind:
-    """Return the kind of a layer of which ``workload`` says nothing else."""
-    return LayerKind(workload.recompute, workload.fp8_recipe)
+def own_kind(model: ModelSpec, workload: Workload) -> LayerKind:
+    """Return the kind of a layer of which ``model`` and ``workload`` say nothing else."""
+    return LayerKind(workload.recompute, workload.fp8_recipe, model.num_experts > 0)
 
 
 def is_uniform(model: ModelSpec, workload: Workload) -> bool:
     """Return whether all layers are of the workload's own kind."""
-    return tuple(kinds(model, workload)) == (own_kind(workload),)
+    return tuple(kinds(model, workload)) == (own_kind(model, workload),)
 
 
 def kinds(model: ModelSpec, workload: Workload) -> dict[LayerKind, int]:
@@ -78,7 +90,7 @@ def joined(runs: tuple[Run, ...]) -> tuple[Run, ...]:
     """Return ``runs`` with those of forward put together that differ only in what backward does."""
     found: list[Run] = []
     for run in runs:
-        if found and found[-1].kind.fp8_recipe == run.kind.fp8_recipe:
+        if found and found[-1].kind[1:] == run.kind[1:]:
             found[-1] = Run(found[-1].kind, range(found[-1].layers.start, run.layers.stop))
         else:
             found.append(run)

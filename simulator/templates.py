@@ -49,7 +49,7 @@ def _layer_of(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> tup
     return (
         replace(model, num_hidden_layers=1),
         replace(workload, grad_accumulation=1, pp_layers=(), recompute_layers=0),
-        cluster.tp, cluster.cp, cluster.domain,
+        cluster.tp, cluster.cp, cluster.domain, cluster.ep, cluster.expert_tp,
     )  # fmt: skip
 
 
@@ -147,7 +147,7 @@ class Templates:
         if s.workload.implementation.gradient_accumulation_fusion or not accumulates:
             signature = signature._replace(accumulate=accumulates)
             return [self.op(role, row, signature, (*reads, *before), gradient, 0)]
-        elements = signature.m * signature.n
+        elements = signature.groups * signature.m * signature.n
         apart = self.op(role, row, signature, reads, f"{gradient}.apart", elements * s.element)
         reads = (*apart.writes, *before)
         return [apart, self.op(f"{role}.add", row, s.gradient_sum(elements), reads, gradient, 0)]

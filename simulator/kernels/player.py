@@ -39,7 +39,7 @@ import numpy as np
 from simulator.kernels.kernel import kernel
 
 Array = Any
-LANES: Final = 4
+LANES: Final = 5
 
 # Columns of a program's arrays.
 LANE, NUMBER, LAUNCH, ROOM, NEEDS, PART, WAITS, WAITS_END, SAVED, WAKE = range(10)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Final, Literal, NamedTuple
@@ -25,7 +25,7 @@ from simulator.pipeline.wires import Wiring, wiring
 from simulator.plan import SlicePlan
 from simulator.repriced import repriced
 from simulator.schedule import OpTemplate, Repeat, Schedule, Segment
-from simulator.shapes import Shapes
+from simulator.shapes import Held, Shapes
 from simulator.templates import Templates
 from simulator.totals import Totals
 
@@ -63,8 +63,8 @@ class Pieces:
     order: LayerOrder
     _made: dict[Piece, Schedule] = field(default_factory=dict)
     _steps: dict[Chunk, tuple[Schedule, Schedule]] = field(default_factory=dict)
-    _passes: dict[int, Schedule] = field(default_factory=dict)
-    _buckets: dict[tuple[Chunk, bool], list[int]] = field(default_factory=dict)
+    _passes: dict[Held, Schedule] = field(default_factory=dict)
+    _buckets: dict[tuple[Chunk, bool], list[Held]] = field(default_factory=dict)
     _counts: dict[int, Counter[Piece]] = field(default_factory=dict)
     _shapes: dict[Chunk, Shapes] = field(default_factory=dict)
 
@@ -177,7 +177,7 @@ class Pieces:
         t, work = Templates(shapes=shapes), self.whole.workload
         ops: list[OpTemplate] = []
         if not (shapes.reduces and work.overlap_grad_reduce):
-            ops += summed_gradients(t, shapes.rank_parameters, ())
+            ops += summed_gradients(t, shapes.held, ())
         gathers = shapes.reduces and shapes.shards_optimizer and not work.overlap_param_gather
         ops += update(t, tuple(ref for op in ops[-1:] for ref in op.writes), gathers=gathers)
         cut = next(index for index, op in enumerate(ops) if op.role in NORMS)
@@ -187,14 +187,14 @@ class Pieces:
         """Return the shapes of all chunks of a rank."""
         return self.shapes(joined(self.ranks[rank]))
 
-    def passes(self, parameters: int) -> Schedule:
+    def passes(self, held: Held) -> Schedule:
         """Return the passes over a bucket's gradients before its sum."""
-        if parameters not in self._passes:
+        if held not in self._passes:
             t = Templates(shapes=self.whole)
-            self._passes[parameters] = self._ops(gradient_passes(t, "dp", parameters, ()), t)
-        return self._passes[parameters]
+            self._passes[held] = self._ops(gradient_passes(t, "dp", held, ()), t)
+        return self._passes[held]
 
-    def bucket_sizes(self, rank: int, number: int) -> list[int]:
+    def bucket_sizes(self, rank: int, number: int) -> list[Held]:
         """Return the parameters of each bucket of a chunk, in the order in which backward completes
         them. Only the first chunk of the first rank has several, as in Megatron-LM."""
         key = self.ranks[rank][number], rank == number == 0
@@ -202,14 +202,15 @@ class Pieces:
             self._buckets[key] = self._bucket_sizes(self.shapes(key[0]), several=key[1])
         return self._buckets[key]
 
-    def _bucket_sizes(self, shapes: Shapes, *, several: bool) -> list[int]:
+    def _bucket_sizes(self, shapes: Shapes, *, several: bool) -> list[Held]:
         if not several:
-            return [shapes.rank_parameters]
-        layers = shapes.model.num_hidden_layers
-        each = min(layers, layers_per_bucket(shapes, 1))
-        sizes = [each * shapes.layer_parameters] * (layers // each)
-        rest = layers % each * shapes.layer_parameters + shapes.edge_parameters
-        return [*sizes, rest] if rest else sizes
+            return [shapes.held]
+        sizes, rest = list[Held](), Held(shapes.edge_parameters)
+        for layers, one in shapes.kinds:
+            each = min(layers, layers_per_bucket(one, 1))
+            sizes += [one.layer * each] * (layers // each)
+            rest += one.layer * (layers % each)
+        return [*sizes, rest] if rest.whole else sizes
 
     def _ops(self, ops: list[OpTemplate], t: Templates) -> Schedule:
         segments = [Segment(templates=tuple(ops))] if ops else []
@@ -298,9 +299,9 @@ class PipelineBuilder:
         if not (self.pieces.whole.reduces and self.pieces.whole.workload.overlap_grad_reduce):
             return ()
         return tuple(
-            self._alone(self.pieces.passes(size)).makespan_ns
-            + self.cost.duration_ns(self.pieces.whole.dp_reduction(size))
-            for size in self.pieces.bucket_sizes(rank, number)
+            self._alone(self.pieces.passes(held)).makespan_ns
+            + self._each_ns(self.pieces.whole.dp_reduction, held)
+            for held in self.pieces.bucket_sizes(rank, number)
         )
 
     def _gathers_ns(self, rank: int, number: int) -> tuple[int, ...]:
@@ -310,7 +311,13 @@ class PipelineBuilder:
         if not (whole.reduces and whole.shards_optimizer and work.overlap_param_gather):
             return ()
         sizes = self.pieces.bucket_sizes(rank, number)
-        return tuple(self.cost.duration_ns(whole.dp_gather(size)) for size in reversed(sizes))
+        return tuple(self._each_ns(whole.dp_gather, held) for held in reversed(sizes))
+
+    def _each_ns(self, collective: Callable[..., Collective], held: Held) -> int:
+        """Return the time of a collective of experts' parameters, and of one of the rest."""
+        duration_ns = self.cost.duration_ns
+        experts_ns = duration_ns(collective(held.experts, experts=True)) if held.experts else 0
+        return experts_ns + (duration_ns(collective(held.rest)) if held.rest else 0)
 
     def _tied_ns(self) -> int:
         """Return the time of the sum of a tied table's gradient over the first and last stage."""

@@ -37,7 +37,7 @@ def test_defaults_are_whole_packed_bf16_ops() -> None:
         "forward", "bf16", False, False,
     )  # fmt: skip
     assert gemm.strides == (0, 0, 0)
-    assert Attention(1, 2, 2, 4, 8)[5:] == (True, "forward", "bf16", False, False, 0)
+    assert Attention(1, 2, 2, 4, 8)[5:] == (True, "forward", "bf16", False, False, 0, 0)
     assert Pointwise("gelu", 8, 8).pieces == 1
     assert Collective("all_reduce", 8, 1, 2).ctas == 0
     kinds = [op.kind for op in (gemm, Pointwise("gelu", 8, 8), Collective("broadcast", 8, 1, 2))]
