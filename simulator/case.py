@@ -64,7 +64,7 @@ class Case:
     @property
     def modes(self) -> tuple[bool, ...]:
         """Choices of ``SlicePlan.sequence_parallel``, the usual one first."""
-        if self.workload.recompute == "per-op":
+        if self.workload.recompute == "per-op" or (self.model.num_experts and self.cluster.tp > 1):
             return (True,)
         if not self.shards_tokens:
             return (False,)

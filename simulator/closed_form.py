@@ -282,16 +282,19 @@ class ClosedForm:
         return exposed
 
     def _stretch(self, plan: SlicePlan, which: Pass) -> Stretch:
-        forward = which == "forward"
         slices = self._slices(plan, which)
-        merges = not forward and plan.merge_wgrad
+        merges = which == "backward" and plan.merge_wgrad
         key = self.recipes.kinds, mode_of(plan), which, plan.row_slices, slices, merges
         if key not in self._stretched:
-            recompute = self.case.workload.recompute
-            fragments = FORWARD_FRAGMENTS if forward else backward_fragments(recompute)
+            fragments = self._fragments(which)
             blocks = tuple(self._block(plan, block, fragments) for block in BLOCKS)
-            self._stretched[key] = stretch_of(plan, blocks, slices[:2])
+            experts = self.case.model.num_experts > 0
+            self._stretched[key] = stretch_of(plan, blocks, slices[:2], experts=experts)
         return self._stretched[key]
+
+    def _fragments(self, which: Pass) -> BlockFragments:
+        forward = which == "forward"
+        return FORWARD_FRAGMENTS if forward else backward_fragments(self.case.workload.recompute)
 
     def _slices(self, plan: SlicePlan, which: Pass) -> tuple[int, ...]:
         """Return the column pieces that a pass sends: its own, and where layers are played again
@@ -371,20 +374,28 @@ class ClosedForm:
         matter, they are those of long ops.
         """
         cuts = frozenset(self._slices(plan, which))
-        key = self.recipes.kinds, mode_of(plan), plan.row_slices, cuts
+        key = self.recipes.kinds, mode_of(plan), plan.row_slices, cuts, which
         if key not in self._slow:
             pairs = [
                 {f: self.cost.contention.slowdowns((ComputeFamily(f), family)) for f in FAMILIES}
-                for family in self._collective_families(plan, set(cuts))
+                for family in self._collective_families(plan, set(cuts), which)
             ]
             compute = {f: min(pair[f][0] for pair in pairs) / SCALE for f in FAMILIES}
             least = min(slow for pair in pairs for _, slow in pair.values()) / SCALE
             self._slow[key] = compute, least
         return self._slow[key]
 
-    def _collective_families(self, plan: SlicePlan, cuts: set[int]) -> set[Family]:
-        """Return the contention families of the all-reduces of a plan's layers."""
+    def _collective_families(self, plan: SlicePlan, cuts: set[int], which: Pass) -> set[Family]:
+        """Return the contention families of the collectives of a plan's layers that count."""
         shapes = self.case.shapes(plan)
+        if self.case.model.num_experts and self.case.cluster.tp == 1:
+            recipes = (
+                self.recipes.of(kind).block(plan, block, self._fragments(which))
+                for kind in self.recipes.kinds for block in BLOCKS
+            )  # fmt: skip
+            parts = [part for recipe in recipes for part in recipe.parts if not part.computes]
+            if parts:
+                return {self.cost.family(one) for part in parts for one in part.ways}
         whole = {1} if shapes.shards_tokens else set[int]()
         rows = range(plan.row_slices)
         sizes = {shapes.hidden_bytes(row) // cut for row in rows for cut in cuts | whole}

@@ -204,6 +204,24 @@ def check_plan_fits(
             f"{plan.label} needs {lacking} for it; use --recompute none or full.",
             reason="tokens",
         )
+    if model.num_experts and cluster.tp > 1 and not plan.sequence_parallel:
+        raise InfeasiblePlanError(
+            "Experts need sequence parallelism where tp is above 1, as in Megatron-LM, so that no "
+            f"token goes to them twice: {plan.label} needs --sequence-parallel.",
+            reason="tokens",
+        )
+    if plan.merge_wgrad and model.num_experts:
+        raise InfeasiblePlanError(
+            "Slices give each expert rows of their own, which one GEMM cannot sum over: "
+            f"{plan.label} needs GEMMs a slice; leave out merged weight gradients.",
+            reason="wgrad",
+        )
+    if model.kv_lora_rank and plan.attn_dgrad_slices > 1:
+        raise InfeasiblePlanError(
+            "Latent attention ends in no sum over ranks, so its dgrad has no column pieces: "
+            f"{plan.label} needs attn_dgrad_slices = 1.",
+            reason="hidden",
+        )
     if plan.merge_wgrad and not workload.merges_wgrads:
         raise InfeasiblePlanError(
             "Slices of a quantized value have scales of their own, so one GEMM cannot sum over all "

@@ -168,8 +168,10 @@ class Recipes:
     def _recipe(self, plan: SlicePlan, ops: Iterable[tuple[str, OpTemplate, int]]) -> Recipe:
         counts: Counter[tuple[str, tuple[Signature, ...], bool]] = Counter()
         last: Signature | None = None
+        # What may run beside the lane that is counted adds nothing for sure.
+        beside = (CP,) if self.case.cluster.tp == 1 else (CP, EP)
         for fragment, op, times in ops:
-            if op.lane in (CP, EP):  # it may run beside other lanes, so it adds nothing for sure
+            if op.lane in beside:
                 continue
             counts[fragment, self._ways(plan, op), op.lane == COMPUTE] += times
             if op.lane != COMPUTE:

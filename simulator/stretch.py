@@ -43,12 +43,17 @@ class Stretch(NamedTuple):
     comm_ns: int
 
 
-def stretch_of(plan: SlicePlan, blocks: tuple[Work, ...], pieces: tuple[int, ...]) -> Stretch:
-    """Return the pass of a layer; ``pieces``: of each block's column slices, or dgrads."""
+def stretch_of(
+    plan: SlicePlan, blocks: tuple[Work, ...], pieces: tuple[int, ...], *, experts: bool = False
+) -> Stretch:
+    """Return the pass of a layer; ``pieces``: of each block's column slices, or dgrads. With
+    ``experts`` any compute may hide a collective where slices or tokens are divided, and elsewhere
+    the backward of a shared expert and of the router, too."""
     families = blocks[0].family_ns + blocks[1].family_ns
     hiding: dict[str, float] = dict(families)
     recomputes = "norm_again" in blocks[0].fragment_ns  # which needs nothing of backward
-    if plan.row_slices == 1 and not recomputes:
+    divides = experts and (plan.strategy == "domino" or plan.sequence_parallel)
+    if plan.row_slices == 1 and not recomputes and not divides:
         gemm_ns = 0.0
         for block, work, count in zip(BLOCKS, blocks, pieces, strict=True):
             spent, first, last = work.fragment_ns, COLUMN_PARALLEL[block], ROW_PARALLEL[block]
@@ -57,6 +62,7 @@ def stretch_of(plan: SlicePlan, blocks: tuple[Work, ...], pieces: tuple[int, ...
             cut = spent[f"{first}_dgrad"] if dgrad else spent[last]
             beside = count if dgrad and plan.sequence_parallel else count - 1
             gemm_ns += cut * beside / count
+            gemm_ns += spent["norm_bwd"] * (experts and block == "mlp")
         hiding = {"gemm": gemm_ns}
     return Stretch(blocks, hiding, families.total(), sum(work.comm_ns for work in blocks))
 

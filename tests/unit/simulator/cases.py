@@ -20,7 +20,14 @@ from simulator.profile import Profile, SkewSection
 from simulator.provenance import Provenance
 from simulator.skew import SkewFit, SkewRow
 from simulator.slicing import SLICE_BALANCES
-from simulator.specs import CP_COMM, DATA_PARALLEL, ClusterSpec, ModelSpec, Workload
+from simulator.specs import (
+    CP_COMM,
+    DATA_PARALLEL,
+    MOE_DISPATCHERS,
+    ClusterSpec,
+    ModelSpec,
+    Workload,
+)
 
 KINDS: Final = (
     "megatron", "no_comm", "intra eager", "intra deferred", "inter eager", "inter deferred",
@@ -170,8 +177,40 @@ def random_case(rng: random.Random, *, layers: int, micros: int, cost: CostModel
     if workload.recompute != "none":
         workload = replace(workload, recompute_layers=random_layers(model))
     workload = replace(workload, **random_quantization(model, workload))
+    model, workload, cluster = with_experts(model, workload, cluster)
     case = Case(model=model, workload=workload, cluster=cluster, profile=cost.profile)
     return with_cost(in_context(case), cost)
+
+
+def with_experts(
+    model: ModelSpec, workload: Workload, cluster: ClusterSpec
+) -> tuple[ModelSpec, Workload, ClusterSpec]:
+    """The job with experts in most of the models that can have some, and then in half of them
+    with latent attention, where tp is 1. The choice is seeded by the model alone."""
+    rng = random.Random(repr(model) + "experts")
+    plain = not (model.hidden_dropout or model.post_norm or model.attention_bias)
+    shards = workload.seq_length % cluster.tp == 0
+    other = workload.recompute == "per-op" or workload.data_parallel == "fsdp"
+    if rng.random() > 0.7 or not plain or not shards or other:
+        return model, workload, cluster
+    etp = rng.choice([n for n in (1, 2, 4) if cluster.tp % n == 0])
+    ep = rng.choice([n for n in (1, 2, 4, 8) if cluster.stage_ranks % (n * etp) == 0])
+    model = replace(
+        model, num_experts=ep * rng.choice((1, 2, 6)), num_experts_per_tok=1,
+        moe_intermediate_size=etp * rng.choice((32, 96)),
+        shared_expert_intermediate_size=cluster.tp * rng.choice((0, 0, 48)),
+        first_k_dense_replace=rng.randint(0, min(2, model.num_hidden_layers - 1)),
+    )  # fmt: skip
+    model = replace(model, num_experts_per_tok=rng.randint(1, min(8, model.num_experts)))
+    if cluster.tp == 1 and rng.random() < 0.5 and not model.qk_norm:
+        model = replace(
+            model, num_key_value_heads=model.num_attention_heads, head_dim=48, v_head_dim=32,
+            qk_rope_head_dim=16, kv_lora_rank=64, q_lora_rank=rng.choice((0, 96)),
+        )  # fmt: skip
+    workload = replace(
+        workload, moe_dispatcher=rng.choice(MOE_DISPATCHERS[:2]), moe_imbalance=rng.choice((1.0, 1.5))
+    )
+    return model, workload, replace(cluster, ep=ep, etp=etp)
 
 
 def random_quantization(model: ModelSpec, workload: Workload) -> dict[str, Any]:
@@ -212,7 +251,8 @@ def random_plan(rng: random.Random, case: Case, kind: str) -> SlicePlan:
     those that can have sequence parallelism."""
     plan = _random_cut(rng, case, kind)
     can = case.workload.seq_length // case.cluster.cp % case.cluster.tp == 0
-    shards = can and (case.workload.recompute == "per-op" or rng.random() < 0.5)
+    needs = case.workload.recompute == "per-op" or case.model.num_experts > 0
+    shards = can and case.cluster.tp > 1 and (needs or rng.random() < 0.5)
     return along_sequences(replace(plan, sequence_parallel=shards), case)
 
 
@@ -239,12 +279,15 @@ def _random_cut(rng: random.Random, case: Case, kind: str) -> SlicePlan:
         return MEGATRON if kind == "megatron" else NO_COMM
     order, wgrad = kind.split()
     merged = (rng.random() < 0.3) & (case.workload.fp8_recipe == "none")
+    merged &= case.model.num_experts == 0
     most = case.workload.micro_batch_size
     if order in ("inter", "paper"):
         return _plan(order, wgrad, min(2, most), merged)
     pieces = [p for p in (1, 1, 1, 2, 3, 4, 8) if case.model.hidden_size % p == 0]
     plan = _plan(order, wgrad, rng.randint(1, min(4, most)), merged)
     columns = [rng.choice(pieces) for _ in range(4)]
+    if case.model.kv_lora_rank:
+        columns[2] = 1
     return replace(
         plan, attn_col_slices=columns[0], mlp_col_slices=columns[1],
         attn_dgrad_slices=columns[2], mlp_dgrad_slices=columns[3],
