@@ -5,22 +5,26 @@ from __future__ import annotations
 from typing import Final
 
 from simulator.case import Case
+from simulator.model_sizes import MTP_NORMS
 from simulator.sharding import padded_vocab_size
+from simulator.specs import ModelSpec
 
 PASSES: Final = 3
 """Forward once, and backward twice as much."""
-FUSED_BACKWARD: Final = 5 / 2
-"""Backward of attention in one kernel over its forward: it multiplies queries and keys again."""
 
 
 def model_flops(case: Case) -> int:
     """Return the FLOPs of one iteration over all ranks, as Megatron-LM counts them.
 
-    A multiply-add is two. The head counts, half of the scores as a causal mask leaves, and nothing
-    that is computed again (``num_floating_point_operations`` in Megatron-LM's training.py).
+    A multiply-add is two. The head counts, half of the scores as a causal mask leaves, of experts
+    those that a token meets, norms of latent attention and of multi-token prediction, no router,
+    and nothing that is computed again (``num_floating_point_operations`` in Megatron-LM's
+    training.py).
     """
-    layer = case.model.linear_parameters + _scores(case) // 2
-    per_token = case.model.num_hidden_layers * layer + _head(case)
+    model = case.model
+    attention = sum(_scores(case)) // 2 + model.latent_norm_parameters
+    per_token = sum(layers * (linears + attention) for layers, linears in _kinds(model))
+    per_token += _predictions(model) + _heads(case) + _norms_of_predictions(model)
     return PASSES * 2 * per_token * case.tokens
 
 
@@ -30,32 +34,74 @@ def executed_flops(case: Case) -> float:
     Besides the model's FLOPs these are recomputation, in backward's attention kernel or by
     ``--recompute``, and the masked half of the scores where attention is not one kernel.
     """
-    work, layers = case.workload, case.model.num_hidden_layers
+    work = case.workload
     fused = work.implementation.flash_attention or case.cluster.cp > 1
-    core = _scores(case) / 2 if fused else _scores(case)
-    core_backward = FUSED_BACKWARD if fused else PASSES - 1
-    layer = PASSES * case.model.linear_parameters + (1 + core_backward) * core
-    again = _layers_again(case) * {
-        "full": case.model.linear_parameters + core,
-        "selective": core if fused else core / 2,  # queries by keys
-    }.get(work.recompute, 0.0)
-    return 2 * (layers * layer + again + PASSES * _head(case)) * case.tokens
+    seen = 1 / 2 if fused else 1.0
+    by_keys, by_values = (seen * scores for scores in _scores(case))
+    core = by_keys + by_values
+    core_backward = 2 * core + (by_keys if fused else 0.0)
+    per_token = PASSES * (_predictions(case.model) + _heads(case))
+    for (layers, linears), again in zip(_kinds(case.model), _layers_again(case), strict=True):
+        per_token += layers * (PASSES * linears + core + core_backward)
+        per_token += again * {
+            "full": linears + core,
+            "selective": core if fused else by_keys,
+        }.get(work.recompute, 0.0)
+    return 2 * per_token * case.tokens
 
 
-def _layers_again(case: Case) -> int:
-    """Return how many layers backward computes again, ``recompute_layers`` of each chunk."""
-    most = case.workload.recompute_layers or case.model.num_hidden_layers
-    return sum(min(most, chunk.layers) for rank in case.chunks for chunk in rank)
+def _kinds(model: ModelSpec) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the layers of each kind, dense ones and those with experts, and the elements of one's
+    weight matrices that a token meets; layers of multi-token prediction count as the last one."""
+    dense, experts, further = (
+        model.dense_layers,
+        model.expert_layers,
+        model.num_nextn_predict_layers,
+    )
+    with_experts = model.predicts_with_experts
+    return (
+        (dense + further * (not with_experts), model.linear_parameters),
+        (experts + further * with_experts, model.active_linear_parameters if experts else 0),
+    )
 
 
-def _scores(case: Case) -> int:
+def _layers_again(case: Case) -> tuple[int, int]:
+    """Return how many layers of each kind backward computes again, ``recompute_layers`` of each
+    chunk; those of multi-token prediction where all layers are."""
+    model, most = case.model, case.workload.recompute_layers or case.model.num_hidden_layers
+    dense = experts = first = 0
+    pp = len(case.chunks)
+    for stage in range(pp * len(case.chunks[0])):
+        layers = case.chunks[stage % pp][stage // pp].layers
+        again = min(most, layers)
+        found = min(again, max(0, model.dense_layers - first))
+        dense, experts, first = dense + found, experts + again - found, first + layers
+    further = model.num_nextn_predict_layers * (not case.workload.recompute_layers)
+    if model.predicts_with_experts:
+        return dense, experts + further
+    return dense + further, experts
+
+
+def _scores(case: Case) -> tuple[int, int]:
     """Return the multiply-adds of a token in a layer's attention core without a mask: queries by
-    keys, and probabilities by values."""
-    return 2 * case.model.attention_size * case.workload.seq_length
+    keys, which backward's kernel multiplies again, and probabilities by values."""
+    model, length = case.model, case.workload.seq_length
+    return model.num_attention_heads * model.head_dim * length, model.attention_size * length
 
 
-def _head(case: Case) -> int:
-    return case.model.hidden_size * padded_vocab_size(case.model, case.cluster)
+def _heads(case: Case) -> int:
+    """Return the multiply-adds of a token in the head, which each further prediction has again."""
+    one = case.model.hidden_size * padded_vocab_size(case.model, case.cluster)
+    return (1 + case.model.num_nextn_predict_layers) * one
+
+
+def _predictions(model: ModelSpec) -> int:
+    """Return the multiply-adds of a token in the projections before further predictions."""
+    return model.num_nextn_predict_layers * 2 * model.hidden_size**2
+
+
+def _norms_of_predictions(model: ModelSpec) -> int:
+    return model.num_nextn_predict_layers * MTP_NORMS * model.hidden_size
 
 
 def flops_per_gpu(case: Case, iteration_ns: int) -> float:

@@ -9,6 +9,7 @@ from typing import Final, Literal, get_args
 
 from simulator.errors import InputError, unknown_name
 from simulator.implementation import DOMINO_TUNE, Implementation
+from simulator.model_sizes import ModelSizes
 from simulator.ops import TpCollectives
 
 Dtype = Literal["bf16", "fp16", "fp32", "fp64"]
@@ -24,11 +25,6 @@ OUTPUT_BYTES: Final[dict[str, int]] = {
 }  # fmt: skip
 """The same of a product."""
 
-EXTRAS: Final = (
-    "qk_norm", "post_norm", "scaled_embeddings", "attn_logit_softcapping",
-    "final_logit_softcapping",
-)  # fmt: skip
-"""Fields of what GPT and Llama do not have."""
 MAY_BE_0: Final = frozenset(
     {
         "sliding_window", "num_experts", "num_experts_per_tok", "moe_intermediate_size",
@@ -60,7 +56,7 @@ def require_divisible(what: str, value: int, by_what: str, by: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSpec:
+class ModelSpec(ModelSizes):
     """Shape of a decoder-only transformer; fields have their Hugging Face names.
 
     ``gated_mlp`` means gate and up projections (SwiGLU, GeGLU), so fc1 has twice the outputs.
@@ -138,76 +134,65 @@ class ModelSpec:
             "num_attention_heads", self.num_attention_heads,
             "num_key_value_heads", self.num_key_value_heads,
         )  # fmt: skip
+        self._check_experts()
+        self._check_latent_attention()
 
-    @property
-    def extras(self) -> tuple[str, ...]:
-        """Names of the EXTRAS that this model has."""
-        return tuple(name for name in EXTRAS if getattr(self, name))
+    def _check_experts(self) -> None:
+        if not self.num_experts:
+            _refuse_alone(
+                self, "needs experts: set num_experts, too", "num_experts_per_tok",
+                "moe_intermediate_size", "shared_expert_intermediate_size",
+                "first_k_dense_replace",
+            )  # fmt: skip
+            return
+        for name in ("num_experts_per_tok", "moe_intermediate_size"):
+            require_positive_int("With experts, model", name, getattr(self, name))
+        for name, most in (
+            ("num_experts_per_tok", "num_experts"), ("first_k_dense_replace", "num_hidden_layers")
+        ):  # fmt: skip
+            if getattr(self, name) > getattr(self, most):
+                raise InputError(
+                    f"model.{name} = {getattr(self, name)} is above {most} = "
+                    f"{getattr(self, most)}; set it to at most that."
+                )
+        if not self.gated_mlp:
+            raise InputError(
+                f"{self.name} has experts, which are simulated as gated MLPs; set gated_mlp=true."
+            )
 
-    @property
-    def qkv_size(self) -> int:
-        """Outputs of the fused qkv projection, over all ranks."""
-        return (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim
+    def _check_latent_attention(self) -> None:
+        if not self.kv_lora_rank:
+            _refuse_alone(
+                self, "is of latent attention: set kv_lora_rank, too", "q_lora_rank",
+                "qk_rope_head_dim", "v_head_dim",
+            )  # fmt: skip
+            return
+        for name in ("qk_rope_head_dim", "v_head_dim"):
+            require_positive_int("With kv_lora_rank, model", name, getattr(self, name))
+        if self.head_dim <= self.qk_rope_head_dim:
+            raise InputError(
+                f"With kv_lora_rank, model.head_dim is that of queries and keys, of which "
+                f"qk_rope_head_dim = {self.qk_rope_head_dim} elements are rotated; got head_dim = "
+                f"{self.head_dim}, set it to more."
+            )
+        if self.num_key_value_heads != self.num_attention_heads:
+            raise InputError(
+                f"With kv_lora_rank each head has keys and values of its own; set "
+                f"num_key_value_heads={self.num_attention_heads}, got {self.num_key_value_heads}."
+            )
+        other = [name for name in ("attention_bias", "qk_norm") if getattr(self, name)]
+        if other:
+            raise InputError(
+                f"Latent attention is simulated without {' and '.join(other)}; set "
+                f"{', '.join(f'{name}=false' for name in other)}, or kv_lora_rank=0."
+            )
 
-    @property
-    def attention_size(self) -> int:
-        """Inputs of the attention output projection, over all ranks."""
-        return self.num_attention_heads * self.head_dim
 
-    @property
-    def fc1_size(self) -> int:
-        """Outputs of the first MLP projection: twice the ffn size when gated."""
-        return self.intermediate_size * (2 if self.gated_mlp else 1)
-
-    @property
-    def norm_vectors(self) -> int:
-        """Parameters of a norm per element: a scale, and a LayerNorm's shift."""
-        return 2 if self.norm == "layernorm" else 1
-
-    @property
-    def block_norm_parameters(self) -> int:
-        """Parameters of one layer's norms before its blocks, and behind them where it has such."""
-        return (4 if self.post_norm else 2) * self.hidden_size * self.norm_vectors
-
-    @property
-    def qk_norm_parameters(self) -> int:
-        """Parameters of one layer's norms of queries and of keys, which all heads share."""
-        return 2 * self.head_dim * self.norm_vectors * self.qk_norm
-
-    def has_bias(self, linear: str) -> bool:
-        """Return whether ``linear`` (qkv, proj, fc1 or fc2) has a bias."""
-        if linear in ("fc1", "fc2"):
-            return self.mlp_bias
-        return self.attention_bias and (linear == "qkv" or self.proj_bias)
-
-    @property
-    def row_parallel_biases(self) -> int:
-        """How many of a layer's two row-parallel linears have a bias."""
-        return self.has_bias("proj") + self.has_bias("fc2")
-
-    @property
-    def linear_parameters(self) -> int:
-        """Elements of one layer's four weight matrices, over all ranks."""
-        outputs = self.qkv_size + self.attention_size + self.fc1_size + self.intermediate_size
-        return self.hidden_size * outputs
-
-    @property
-    def layer_parameters(self) -> int:
-        """Parameters of one layer, over all ranks."""
-        h = self.hidden_size
-        norms = self.block_norm_parameters + self.qk_norm_parameters
-        bias = self.qkv_size * self.attention_bias + self.fc1_size * self.mlp_bias
-        bias += h * self.row_parallel_biases
-        return self.linear_parameters + bias + norms
-
-    @property
-    def parameters(self) -> int:
-        """Parameters of the whole model."""
-        h = self.hidden_size
-        tables = self.vocab_size * h * (1 if self.tie_word_embeddings else 2)
-        positions = self.max_position_embeddings * h * (self.position_embedding == "learned")
-        edges = tables + positions + h * self.norm_vectors
-        return self.num_hidden_layers * self.layer_parameters + edges
+def _refuse_alone(model: ModelSpec, why: str, *names: str) -> None:
+    """Raise InputError if one of these sizes, which need another one, is not 0."""
+    for name in names:
+        if value := getattr(model, name):
+            raise InputError(f"model.{name} = {value} {why}, or leave it 0.")
 
 
 DataParallel = Literal["replicas", "distributed-optimizer", "fsdp"]

@@ -58,6 +58,63 @@ def test_megatrons_formula(name: str, vocab: int) -> None:
     assert model_flops(case) == pytest.approx(megatrons(case, vocab), rel=1e-12)
 
 
+def experts_of_megatron(case: Case, padded_vocab: int) -> float:
+    """The same of a model with experts, latent attention and further predictions."""
+    m, length, heads = case.model, case.workload.seq_length, case.model.num_attention_heads
+    h, further, nope = m.hidden_size, m.num_nextn_predict_layers, m.head_dim - m.qk_rope_head_dim
+    dense, experts = m.first_k_dense_replace, m.num_hidden_layers - m.first_k_dense_replace
+    layers, experts = dense + experts + further, experts + further
+    mlp = dense * m.intermediate_size
+    mlp += experts * (m.moe_intermediate_size * m.num_experts_per_tok)
+    mlp += experts * m.shared_expert_intermediate_size
+    queries = m.q_lora_rank * (h + heads * m.head_dim + 1) if m.q_lora_rank else 0
+    attention = (
+        (queries or h * heads * m.head_dim)
+        + m.kv_lora_rank * (h + heads * (nope + m.v_head_dim) + 1)
+        + h * m.qk_rope_head_dim
+        + heads * m.v_head_dim * h
+        + length * heads * m.head_dim / 2
+        + length * heads * m.v_head_dim / 2
+    )
+    edges = further * (3 * h + 2 * h * h) + h * padded_vocab * (further + 1)
+    return case.tokens * (12 * h * mlp * 3 / 2 + 6 * layers * attention + 6 * edges)
+
+
+@pytest.mark.parametrize("name", ["deepseek-v2", "deepseek-v3"])
+@pytest.mark.parametrize("q_lora_rank", [1536, 0])
+def test_megatrons_formula_of_active_experts(name: str, q_lora_rank: int) -> None:
+    case = case_of(name)
+    case = replace(case, model=replace(case.model, q_lora_rank=q_lora_rank))
+    vocab = -(-case.model.vocab_size // 1024) * 1024
+    assert model_flops(case) == pytest.approx(experts_of_megatron(case, vocab), rel=1e-12)
+
+
+def test_experts_of_plain_attention_count_as_a_dense_mlp_of_their_width() -> None:
+    case = case_of("mixtral-8x7b")
+    wide = replace(case.model, num_experts=0, num_experts_per_tok=0, moe_intermediate_size=0)
+    dense = replace(case, model=replace(wide, intermediate_size=2 * 14336))
+    assert model_flops(case) == model_flops(dense) == megatrons(dense, 32_768)
+    assert executed_flops(case) == executed_flops(dense)
+
+
+@pytest.mark.parametrize(("layers", "dense", "experts"), [(0, 3, 6), (1, 2, 2), (4, 3, 5)])
+def test_what_is_computed_again_is_of_the_layers_that_are(
+    layers: int, dense: int, experts: int
+) -> None:
+    """Four stages of two layers, of which three are dense; one of each first, or all, again."""
+    case = case_of("deepseek-v3")
+    model = replace(case.model, num_hidden_layers=8)
+    work = replace(case.workload, grad_accumulation=4)
+    plain = replace(case, model=model, workload=work, cluster=ClusterSpec(tp=8, pp=4))
+    full = replace(work, recompute="full", recompute_layers=layers)
+    again = replace(plain, workload=full)
+    core = 128 * (192 + 128) * 2048 / 2
+    forward = dense * (model.linear_parameters + core)
+    forward += experts * (model.active_linear_parameters + core)
+    more = executed_flops(again) - executed_flops(plain)
+    assert more == pytest.approx(2 * forward * plain.tokens)
+
+
 @pytest.mark.parametrize(
     ("length", "cp", "by_hand"),
     # 32·(h·(6,144 + 4,096 + 3·14,336) + 4,096·length) + h·129,024, six times, times the tokens
