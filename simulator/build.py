@@ -28,6 +28,7 @@ from simulator.issue_order import (
     Token,
     backward_fragments,
     check_issue_order,
+    dgrads_first,
     wgrad_chains,
     without_recomputation,
 )
@@ -89,6 +90,7 @@ def check_layer_order(
                 f"{MAX_SPAN * issue_order.stride} is allowed. Plan it again."
             )
     layers = MAX_SPAN * max(order.forward.stride, order.backward.stride) + 2
+    layers += model.first_k_dense_replace
     short = replace(model, num_hidden_layers=min(layers, model.num_hidden_layers))
     again = min(workload.recompute_layers, short.num_hidden_layers - 1)
     single = replace(workload, grad_accumulation=1, recompute_layers=again)
@@ -129,7 +131,7 @@ class Builder:
         self.shapes = shapes
         self.order = order
         self.in_pipeline = in_pipeline
-        self.layers = shapes.model.num_hidden_layers
+        self.layers = shapes.model.stacked_layers
         self.chains = wgrad_chains(order.backward)
         self.value_bytes: dict[str, int] = {}
         self._templates = Templates(shapes=shapes, value_bytes=self.value_bytes)
@@ -210,6 +212,8 @@ class Builder:
             order, made = self.order.backward, self._of(fragments, kind)
             if kind.recompute == "none":
                 order = without_recomputation(order)
+            if self.shapes.model.num_experts:
+                order = dgrads_first(order)
             if self._reduces_early and (last or self.shapes.shards_parameters):
                 order = with_buckets(order, layers_per_bucket(made.shapes, order.stride))
             if self._gathers_early and self.shapes.shards_parameters:

@@ -22,7 +22,11 @@ class Chunk(NamedTuple):
 
     def model(self, whole: ModelSpec) -> ModelSpec:
         """Return the model of the chunk's layers alone."""
-        return replace(whole, num_hidden_layers=self.layers, first_k_dense_replace=self.dense)
+        predicting = whole.num_nextn_predict_layers * self.head
+        return replace(
+            whole, num_hidden_layers=self.layers, first_k_dense_replace=self.dense,
+            num_nextn_predict_layers=predicting,
+        )  # fmt: skip
 
     def of(self, shapes: Shapes) -> Shapes:
         """Return the shapes of the chunk, from those of the whole model."""

@@ -15,6 +15,7 @@ from functools import wraps
 from typing import Final, Literal
 
 from simulator.issue_order import ALL_SLICES, Token
+from simulator.mtp import projections, projections_bwd, repeated
 from simulator.ops import Pointwise
 from simulator.schedule import DP, OpTemplate, Ref
 from simulator.shapes import GRAD_BYTES, Shapes
@@ -82,14 +83,39 @@ class Edges:
         if make is None or token.piece > 0:
             return []
         rows = self.shapes.plan.rows_back if token.slice == ALL_SLICES else (token.slice,)
-        return [op for row in rows for op in make(self, row)]
+        return [op for row in rows for op in self._made(places, make, row)]
+
+    def _made(
+        self, places: Places, make: Callable[[Edges, int], list[OpTemplate]], row: int
+    ) -> list[OpTemplate]:
+        """Return the ops of a place; at the head with those of multi-token prediction."""
+        ops = make(self, row)
+        if not self.shapes.model.num_nextn_predict_layers or places not in (HEADS, HEAD_GRADS):
+            return ops
+        key = "mtp", make.__name__, row, self.templates.cut(row), *map(id, ops)
+        sizes = self.templates.value_bytes
+        return self.templates.once(key, lambda: self._with_mtp(make.__name__, row, ops, sizes))
+
+    def _with_mtp(
+        self, made: str, row: int, ops: list[OpTemplate], sizes: Mapping[str, int]
+    ) -> list[OpTemplate]:
+        t = self.templates
+        found = repeated(t, ops, sizes)
+        if made == "head_norm":
+            return [*projections(t, row), *found]
+        if made == "head_norm_bwd":
+            return [*found, *projections_bwd(t, row, (Ref(0, f"d.s{row}.x"),))]
+        return found
 
     def whole(self) -> list[OpTemplate]:
         """Return all ops of both passes, in no order that could be played."""
         s, rows = self.shapes, self.shapes.plan.rows_back
-        embeds = [*EMBEDS.values(), *EMBED_GRADS.values()] if s.embedding else []
-        heads = [*HEADS.values(), *HEAD_GRADS.values()] if s.head else []
-        ops = [op for make in (*embeds, *heads) for row in rows for op in make(self, row)]
+        embeds = (EMBEDS, EMBED_GRADS) if s.embedding else ()
+        heads = (HEADS, HEAD_GRADS) if s.head else ()
+        ops = [
+            op for places in (*embeds, *heads) for make in places.values() for row in rows
+            for op in self._made(places, make, row)
+        ]  # fmt: skip
         return [*ops, *self.loss_sums(), *self.dense_embedding_grad()]
 
     def parameters(self) -> list[OpTemplate]:
@@ -185,7 +211,12 @@ class Edges:
         """Return sum and target logit of all slices, after the whole of forward: another slice's
         work hides the small all-reduces."""
         rows = range(self.shapes.plan.row_slices) if self.shapes.head else ()
-        return [op for row in rows for op in self._loss_sum(row)]
+        ops = [op for row in rows for op in self._loss_sum(row)]
+        if not self.shapes.model.num_nextn_predict_layers:
+            return ops
+        key = "mtp", "loss_sums", *map(id, ops)
+        sizes = self.templates.value_bytes
+        return self.templates.once(key, lambda: repeated(self.templates, ops, sizes))
 
     @property
     def _own_logits(self) -> bool:

@@ -10,8 +10,8 @@ backward is a dispatch.
 How tokens move (``Workload.moe_dispatcher``, Megatron-LM's core/transformer/moe/
 token_dispatcher.py):
 
-- ``alltoall``: a rank copies each token once for each of its experts, and an all-to-all moves all
-  copies; the rows that arrive are sorted by expert.
+- ``alltoall``, and any other where one rank has all experts: a rank copies each token once for each
+  of its experts, and an all-to-all moves all copies; the rows that arrive are sorted by expert.
 - ``deepep``, ``hybridep``: their kernels move one copy of a token to each rank that has an expert
   of it; the rows are copied there. On the way back a rank adds up what its experts give.
 - ``allgather``: each rank gets all tokens of the group, and takes those of its experts; on the way
@@ -63,7 +63,8 @@ class _Way:
     @property
     def _copied_first(self) -> bool:
         """Whether a token is copied for each of its experts before it is sent."""
-        return self.dispatcher == "alltoall"
+        cluster = self.s.cluster
+        return self.dispatcher == "alltoall" or cluster.ep * cluster.expert_tp == 1
 
     @property
     def _arrived(self) -> int:

@@ -209,19 +209,28 @@ def merge_wgrads(tokens: list[Token]) -> list[Token]:
 
 
 def without_recomputation(order: IssueOrder) -> IssueOrder:
-    """Return a backward order for layers that are not recomputed.
+    """Return a backward order for layers that are not recomputed."""
+    kept = tuple(token for token in order.tokens if not token.fragment.endswith(AGAIN))
+    return replace(order, tokens=kept)
 
-    A dgrad gathers what the wgrad of its linear reads, which ``per-op`` recomputes instead; so
-    a wgrad that was issued earlier follows it.
-    """
-    kept = [token for token in order.tokens if not token.fragment.endswith(AGAIN)]
-    places = {token: place for place, token in enumerate(kept)}
-    for dgrad in [t for t in kept if t.fragment.endswith("_dgrad") and t.piece == 0]:
-        wgrad = dgrad._replace(fragment=dgrad.fragment.replace("_dgrad", "_wgrad"), piece=-1)
-        if places.get(wgrad, len(kept)) < places[dgrad]:
-            kept.remove(wgrad)
-            kept.insert(kept.index(dgrad) + 1, wgrad)
-    return replace(order, tokens=tuple(kept))
+
+def dgrads_first(order: IssueOrder) -> IssueOrder:
+    """Return an order in which each wgrad follows the dgrad of its linear, for layers in models
+    with experts: there a dgrad makes what the wgrad reads, sorted rows or a gathered input."""
+    tokens, stride = list(order.tokens), order.stride
+    for dgrad in [t for t in order.tokens if t.fragment.endswith("_dgrad") and t.piece <= 0]:
+        name, phase = dgrad.fragment.replace("_dgrad", "_wgrad"), dgrad.offset % stride
+        twins = [
+            t for t in tokens
+            if t[:3] == (dgrad.block, name, dgrad.slice) and t.offset % stride == phase
+        ]  # fmt: skip
+        for wgrad in twins:
+            places = [(-t.offset, tokens.index(t)) for t in (wgrad, dgrad)]
+            if places[0] < places[1]:
+                tokens.remove(wgrad)
+                later = wgrad._replace(offset=dgrad.offset)
+                tokens.insert(tokens.index(dgrad) + 1, later)
+    return replace(order, tokens=tuple(tokens))
 
 
 def recomputing(

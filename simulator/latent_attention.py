@@ -104,14 +104,17 @@ def latent_wgrad(t: Quantized, token: Token, name: str, before: tuple[Ref, ...])
     next token adds to."""
     s, row, base = t.shapes, token.slice, f"s{token.slice}.attn"
     grad, tokens = t.across_of(Ref(0, f"d.{base}.qkv")), s.tokens(token.slice)
-    norm = t.across_of(Ref(0, f"{base}.norm"))
+    norm, ops = t.across_of(Ref(0, f"{base}.norm")), list[OpTemplate]()
+    if t.norm_casts:  # to one copy, by rows
+        rows = t.rows_of(Ref(0, f"{base}.norm"))
+        ops = t.transposed(row, rows, tokens * s.model.hidden_size)
+        norm = ops[0].writes[0] if ops else rows
     sides: dict[str, tuple[Ref, Ref]] = {}
     for latent in _latents(t):
         sides[f"{latent}_down"] = t.across_of(Ref(0, f"d.{base}.{latent}_down")), norm
         sides[f"{latent}_up"] = grad, t.across_of(Ref(0, f"{base}.{latent}_norm"))
     if "q_up" not in sides:
         sides["q"] = grad, norm
-    ops: Ops = []
     for index, (linear, reads) in enumerate(sides.items()):
         out, width = s.attention_weights[linear]
         last = index == len(sides) - 1

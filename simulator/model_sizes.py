@@ -65,6 +65,11 @@ class ModelSizes:
         return self.num_hidden_layers - self.dense_layers
 
     @property
+    def stacked_layers(self) -> int:
+        """Layers that are trained, those of multi-token prediction among them."""
+        return self.num_hidden_layers + self.num_nextn_predict_layers
+
+    @property
     def predicts_with_experts(self) -> bool:
         """Whether layers of multi-token prediction have experts, as the last layer has."""
         return self.expert_layers > 0

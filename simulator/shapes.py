@@ -121,7 +121,7 @@ class Shapes:
     def kinds(self) -> tuple[tuple[int, Shapes], ...]:
         """The number of layers of each kind, and their shapes."""
         if is_uniform(self.model, self.workload):
-            return ((self.model.num_hidden_layers, self),)
+            return ((self.model.stacked_layers, self),)
         found = kinds(self.model, self.workload)
         return tuple((layers, self.of(kind)) for kind, layers in found.items())
 
@@ -292,7 +292,8 @@ class Shapes:
         sharded = self.width("qkv") * m.attention_bias
         sharded += self.width("fc1") * m.mlp_bias * (m.num_experts == 0)
         norms = m.block_norm_parameters + m.qk_norm_parameters + latent_norm_parameters(m)
-        rest = sharded + h * m.row_parallel_biases + norms + h * m.num_experts
+        biases = m.has_bias("proj") + (m.has_bias("fc2") and not m.num_experts)
+        rest = sharded + h * biases + norms + h * m.num_experts
         return self.linear_parameters - self.expert_parameters + rest
 
     @cached_property
@@ -313,8 +314,10 @@ class Shapes:
 
     @cached_property
     def expert_size(self) -> int:
-        """Elements of one routed expert on this rank."""
-        return self.model.hidden_size * sum(map(self.expert_width, ("fc1", "act")))
+        """Parameters of one routed expert on this rank."""
+        wide, narrow = map(self.expert_width, ("fc1", "act"))
+        biases = (wide + self.model.hidden_size) * self.model.mlp_bias
+        return self.model.hidden_size * (wide + narrow) + biases
 
     @cached_property
     def local_experts(self) -> int:
@@ -397,12 +400,12 @@ class Shapes:
         norms, and the biases after the reduce-scatters, see this rank's share of the tokens.
         """
         m = self.model
-        partial = m.num_hidden_layers * m.qk_norm_parameters
+        partial = m.stacked_layers * m.qk_norm_parameters
         if self.shards_tokens:
             routers = sum(layers * one.model.num_experts for layers, one in self.kinds)
             partial += m.hidden_size * routers
             biases = m.hidden_size * m.row_parallel_biases
-            partial += m.num_hidden_layers * (m.block_norm_parameters + biases)
+            partial += m.stacked_layers * (m.block_norm_parameters + biases)
             partial += m.hidden_size * m.norm_vectors * self.head
         return partial
 
@@ -411,7 +414,7 @@ class Shapes:
         """Weights and biases of this rank's key-value heads, which ``kv_copies`` ranks hold."""
         m = self.model
         width = 2 * self.kv_heads * m.head_dim
-        return m.num_hidden_layers * (m.hidden_size + m.attention_bias) * width
+        return m.stacked_layers * (m.hidden_size + m.attention_bias) * width
 
     def copies_all_reduce(self) -> Collective:
         """Return the all-reduce of ``copied_parameters``' gradients over ranks with the same head.
@@ -433,6 +436,8 @@ class Shapes:
         positions = m.max_position_embeddings * (m.position_embedding == "learned")
         ahead = positions * self.embedding
         behind = m.norm_vectors * self.head
+        predicting = m.num_nextn_predict_layers * self.head
+        behind += predicting * (2 * m.hidden_size + 3 * m.norm_vectors)
         return self.tables * self.table_parameters + m.hidden_size * (ahead + behind)
 
     @cached_property

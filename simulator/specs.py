@@ -284,10 +284,11 @@ class Workload:
                 raise unknown_name(f"workload.{name}", str(getattr(self, name)), known)
         if self.recompute_layers:
             require_positive_int("workload", "recompute_layers", self.recompute_layers)
-            if self.recompute == "none":
+            if self.recompute in ("none", "per-op"):
                 raise InputError(
-                    "--recompute-layers needs --recompute full, selective or per-op: add one, "
-                    "or leave it out."
+                    "--recompute-layers needs --recompute full or selective, got "
+                    f"{self.recompute} (per-op chooses among the ops of all layers); change one, "
+                    "or leave --recompute-layers out."
                 )
         if self.dtype not in DTYPE_BYTES:
             raise InputError(

@@ -49,7 +49,7 @@ class Run(NamedTuple):
 
 def stack(model: ModelSpec, workload: Workload) -> tuple[Run, ...]:
     """Return the runs of a stack, first layer first; none is empty."""
-    count = model.num_hidden_layers
+    count = model.stacked_layers
     again = 0 if workload.recompute == "none" else workload.recompute_layers or count
     begin = min(workload.num_layers_at_start_in_bf16, count)
     end = max(begin, count - workload.num_layers_at_end_in_bf16)

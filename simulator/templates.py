@@ -47,7 +47,7 @@ def shared_by(shapes: Shapes) -> dict[object, Any]:
 def _layer_of(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> tuple[object, ...]:
     """Return all that ops of a layer, of the embedding and of the head depend on."""
     return (
-        replace(model, num_hidden_layers=1),
+        replace(model, num_hidden_layers=max(1, model.first_k_dense_replace)),
         replace(workload, grad_accumulation=1, pp_layers=(), recompute_layers=0),
         cluster.tp, cluster.cp, cluster.domain, cluster.ep, cluster.expert_tp,
     )  # fmt: skip

@@ -174,7 +174,7 @@ def random_case(rng: random.Random, *, layers: int, micros: int, cost: CostModel
     )  # fmt: skip
     if workload.recompute == "full" and _shards(workload, cluster) and rng.random() < 0.5:
         workload = replace(workload, recompute="per-op")
-    if workload.recompute != "none":
+    if workload.recompute in ("full", "selective"):
         workload = replace(workload, recompute_layers=random_layers(model))
     workload = replace(workload, **random_quantization(model, workload))
     model, workload, cluster = with_experts(model, workload, cluster)
@@ -188,7 +188,7 @@ def with_experts(
     """The job with experts in most of the models that can have some, and then in half of them
     with latent attention, where tp is 1. The choice is seeded by the model alone."""
     rng = random.Random(repr(model) + "experts")
-    plain = not (model.hidden_dropout or model.post_norm or model.attention_bias)
+    plain = model.gated_mlp and not (model.post_norm or model.attention_bias)
     shards = workload.seq_length % cluster.tp == 0
     other = workload.recompute == "per-op" or workload.data_parallel == "fsdp"
     if rng.random() > 0.7 or not plain or not shards or other:
@@ -200,6 +200,7 @@ def with_experts(
         moe_intermediate_size=etp * rng.choice((32, 96)),
         shared_expert_intermediate_size=cluster.tp * rng.choice((0, 0, 48)),
         first_k_dense_replace=rng.randint(0, min(2, model.num_hidden_layers - 1)),
+        num_nextn_predict_layers=rng.choice((0, 0, 1)),
     )  # fmt: skip
     model = replace(model, num_experts_per_tok=rng.randint(1, min(8, model.num_experts)))
     if cluster.tp == 1 and rng.random() < 0.5 and not model.qk_norm:
@@ -208,7 +209,9 @@ def with_experts(
             qk_rope_head_dim=16, kv_lora_rank=64, q_lora_rank=rng.choice((0, 96)),
         )  # fmt: skip
     workload = replace(
-        workload, moe_dispatcher=rng.choice(MOE_DISPATCHERS[:2]), moe_imbalance=rng.choice((1.0, 1.5))
+        workload,
+        moe_dispatcher=rng.choice(MOE_DISPATCHERS[:2]),
+        moe_imbalance=rng.choice((1.0, 1.5)),
     )
     return model, workload, replace(cluster, ep=ep, etp=etp)
 

@@ -70,7 +70,7 @@ def _overwritten(value: str, role: str, reads: tuple[str, ...]) -> str | None:
     queries and keys, sums of their gradients, and gradients of logits work in place, mostly on the
     first value they read; gradients of weights are counted elsewhere, and later sums of the
     gradients of keys and values are in the first one, which all of them read."""
-    role = role.removesuffix(".again")
+    role = role.removesuffix(".again").removeprefix("mtp1.")
     if role == "loss.grad":  # of the logits, not of their copy in fp32
         return value.replace(".d.", ".")
     in_place = role.endswith(".ar") or role in (

@@ -154,7 +154,7 @@ def test_all_layers_are_all_layers() -> None:
 
 def test_layers_that_cannot_be() -> None:
     with pytest.raises(
-        InputError, match="--recompute-layers needs --recompute full, selective or per-op"
+        InputError, match="--recompute-layers needs --recompute full or selective, got none"
     ):
         Workload(seq_length=8, micro_batch_size=1, recompute_layers=2)
     with pytest.raises(InputError, match="--recompute-layers = 33, but llama3-8b has 32 layers"):

@@ -1,0 +1,81 @@
+"""Multi-token prediction: what each of its layers adds to the end of the stack.
+
+A layer of multi-token prediction (Megatron-LM's core/transformer/multi_token_prediction.py) is one
+more layer of the last kind, which the stack has; before it the norms of the layers' output and of
+the next token's embedding, and a product of both, [tokens, 2 · hidden] by [2 · hidden, hidden]; and
+after it the norm, the head and the loss once more, with the same table. Here these stand beside the
+main head, whose ops they repeat under other names: ``mtp1.head.logits``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from simulator.schedule import OpTemplate, Ref
+from simulator.templates import Templates
+
+_OWN = re.compile(r"^(d\.)?(s\d+)\.((?:head|loss|fp32|logits|uncapped).*)$")
+"""Names of values at the head of the model: gradient, slice and the rest."""
+
+
+def repeated(t: Templates, ops: list[OpTemplate], sizes: Mapping[str, int]) -> list[OpTemplate]:
+    """Return ops of the head, whose values have ``sizes``, and each once more for every layer of
+    multi-token prediction."""
+    found = list(ops)
+    for k in range(t.shapes.model.num_nextn_predict_layers):
+        for op in ops:
+            found.append(_renamed_op(op, f"mtp{k + 1}"))
+            for ref, written in zip(op.writes, found[-1].writes, strict=True):
+                t.value_bytes[written.name] = sizes[ref.name]
+    return found
+
+
+def projections(t: Templates, row: int) -> list[OpTemplate]:
+    """Return the norms and the product before each layer of multi-token prediction."""
+    s, size, ops = t.shapes, t.shapes.hidden_bytes(row), list[OpTemplate]()
+    tokens, hidden = s.tokens(row), s.model.hidden_size
+    for k in range(s.model.num_nextn_predict_layers):
+        name, source = f"mtp{k + 1}", Ref(0, f"s{row}.x")
+        norms = s.pointwise(s.model.norm, 2 * size, 2 * size)
+        norm = t.op(f"{name}.norms", row, norms, (source,), f"s{row}.{name}.norms", 2 * size)
+        product = s.gemm(tokens, hidden, 2 * hidden, "forward")
+        made = t.op(f"{name}.proj", row, product, norm.writes, f"s{row}.{name}.proj", size)
+        ops += [norm, made]
+    return ops
+
+
+def projections_bwd(t: Templates, row: int, grad: tuple[Ref, ...]) -> list[OpTemplate]:
+    """Return the backward of ``projections`` from the gradient of the stack's output."""
+    s, size, ops = t.shapes, t.shapes.hidden_bytes(row), list[OpTemplate]()
+    tokens, hidden = s.tokens(row), s.model.hidden_size
+    for k in range(s.model.num_nextn_predict_layers):
+        name = f"mtp{k + 1}"
+        kept = Ref(0, f"s{row}.{name}.norms")
+        dgrad = t.op(
+            f"{name}.proj_dgrad", row, s.gemm(tokens, 2 * hidden, hidden, "dgrad"), grad,
+            f"d.s{row}.{name}.norms", 2 * size,
+        )  # fmt: skip
+        wgrad = t.accumulated(
+            f"{name}.proj_wgrad", row, s.gemm(hidden, 2 * hidden, tokens, "wgrad"), (*grad, kept),
+            f"grad.{name}.proj.s{row}", (),
+        )  # fmt: skip
+        norms = s.pointwise(f"{s.model.norm}_bwd", 4 * size, 2 * size)
+        reads = (*dgrad.writes, kept)
+        ops += [dgrad, *wgrad, t.op(f"{name}.norms_bwd", row, norms, reads, f"d.s{row}.{name}", 0)]
+    return ops
+
+
+def _renamed_op(op: OpTemplate, prefix: str) -> OpTemplate:
+    reads, writes = (tuple(_renamed(ref, prefix) for ref in refs) for refs in (op.reads, op.writes))
+    return op._replace(role=f"{prefix}.{op.role}", reads=reads, writes=writes)
+
+
+def _renamed(ref: Ref, prefix: str) -> Ref:
+    if ref.name.startswith("grad.") or re.fullmatch(r"d\.s\d+\.x", ref.name):
+        return ref._replace(name=f"{ref.name}.{prefix}")
+    match = _OWN.match(ref.name)
+    if match is None:
+        return ref
+    gradient, row, rest = match.groups()
+    return ref._replace(name=f"{gradient or ''}{row}.{prefix}.{rest}")

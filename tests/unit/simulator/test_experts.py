@@ -1,0 +1,200 @@
+"""Experts in layers: legal orders, bounds, parameters, memory and what dispatchers move."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from domino_tune.store.profiles import load_profile
+from simulator.build import build_schedule
+from simulator.case import Case
+from simulator.closed_form import ClosedForm
+from simulator.errors import InfeasiblePlanError
+from simulator.experts import copies
+from simulator.ops import Collective, Gemm
+from simulator.ordering import order_of
+from simulator.peak import peak_bytes
+from simulator.plan import MEGATRON, SlicePlan
+from simulator.predict import predict
+from simulator.presets import MODELS
+from simulator.schedule import EP, Op, check_order
+from simulator.shapes import Shapes
+from simulator.specs import ClusterSpec, MoeDispatcher, Workload
+from tests.unit.simulator.cases import KINDS, cost_model, random_case, random_plan
+
+QWEN = replace(MODELS["qwen3-30b-a3b"], num_hidden_layers=4)
+DEEPSEEK = replace(MODELS["deepseek-v3"], num_hidden_layers=5)
+
+
+def case_of(model: Any = QWEN, *, tp: int = 1, dp: int = 8, **more: Any) -> Case:
+    sizes = {name: more.pop(name) for name in ("ep", "etp", "cp", "pp") if name in more}
+    workload = Workload(
+        **{"seq_length": 4096, "micro_batch_size": 2, "data_parallel": "distributed-optimizer"}
+        | more
+    )
+    cluster = ClusterSpec(**{"tp": tp, "dp": dp, "ep": 8} | sizes)
+    return Case(model=model, workload=workload, cluster=cluster, profile=load_profile("h100-dgx"))
+
+
+def ops_of(case: Case, plan: SlicePlan = MEGATRON) -> list[Op]:
+    order = order_of(case, plan)
+    schedule = build_schedule(case.model, case.workload, case.cluster, plan, order)
+    check_order(schedule)
+    return list(schedule.ops())
+
+
+def random_cases(first: int, count: int) -> list[Case]:
+    found: list[Case] = []
+    for seed in range(first, first + 40 * count):
+        rng = random.Random(seed)
+        cost = cost_model(rng.choice((0.0, 1.0, 2.0)), rng.random() < 0.5)
+        case = random_case(rng, layers=6, micros=2, cost=cost)
+        if case.model.num_experts:
+            found.append(case)
+        if len(found) == count:
+            break
+    return found
+
+
+@pytest.mark.sampled(count=1)
+@pytest.mark.parametrize("first", range(2000, 8000, 2000))
+def test_orders_are_legal_and_bounds_hold(first: int) -> None:
+    for case in random_cases(first, 6):
+        rng = random.Random(repr(case.model))
+        form = ClosedForm(case)
+        for kind in KINDS:
+            plan = random_plan(rng, case, kind)
+            ops_of(case, plan)
+            assert form.lower_bound_ns(plan) <= predict(case, plan).makespan_ns
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v2", "deepseek-v3", "gpt-oss-120b"])
+def test_one_rank_has_the_models_parameters(name: str) -> None:
+    model = MODELS[name]
+    work = Workload(seq_length=128, micro_batch_size=1)
+    shapes = Shapes(model=model, workload=work, cluster=ClusterSpec(tp=1), plan=MEGATRON)
+    padding = shapes.table_parameters - model.vocab_size * model.hidden_size
+    assert shapes.rank_parameters == model.parameters + padding * shapes.tables
+
+
+def test_experts_are_divided_among_ranks_and_replicated_beyond() -> None:
+    shapes = case_of(dp=16).shapes(MEGATRON)
+    layer = 3 * 2048 * 768
+    assert shapes.held.experts == QWEN.num_hidden_layers * 128 // 8 * layer
+    assert shapes.cluster.expert_replicas == 2
+    assert shapes.cluster.ep_group == (1, 8)
+    assert shapes.cluster.expert_dp_group == (2, 1)
+    reductions = {
+        op.role: op.signature
+        for op in ops_of(case_of(dp=16))
+        if isinstance(op.signature, Collective) and op.role.endswith("rs")
+    }
+    assert reductions["step.dp.experts.rs"].ranks == 2
+    assert reductions["step.dp.rs"].ranks == 16
+
+
+@pytest.mark.parametrize(
+    ("dispatcher", "there", "back", "rows"),
+    [
+        ("alltoall", "all_to_all", "all_to_all", 8),
+        ("allgather", "all_gather", "reduce_scatter", 8),
+        ("deepep", "deepep_dispatch", "deepep_combine", 5.34),
+        ("hybridep", "hybridep_dispatch", "hybridep_combine", 5.34),
+    ],
+)
+def test_what_dispatchers_move(
+    dispatcher: MoeDispatcher, there: str, back: str, rows: float
+) -> None:
+    case = case_of(moe_dispatcher=dispatcher)
+    moved = Counter[str]()
+    for op in ops_of(case):
+        if op.lane == EP and op.layer == 0:
+            assert isinstance(op.signature, Collective)
+            assert op.signature.size_bytes == pytest.approx(rows * 8192 * 2048 * 2, rel=0.01)
+            moved[op.signature.op] += 1
+    assert moved == Counter([there, back, there, back])
+
+
+def test_a_token_goes_once_to_each_rank_of_its_experts() -> None:
+    assert copies(case_of(ep=1).shapes(MEGATRON)) == 1
+    assert copies(case_of(dp=128, ep=128).shapes(MEGATRON)) == pytest.approx(8)
+    assert copies(case_of().shapes(MEGATRON)) == pytest.approx(5.34, abs=0.01)
+
+
+def test_products_of_experts_are_one_call_of_as_many_groups() -> None:
+    gemms = [
+        (op.role, op.signature)
+        for op in ops_of(case_of())
+        if isinstance(op.signature, Gemm) and op.signature.groups > 1 and op.layer == 0
+    ]
+    forward = [one for role, one in gemms if role == "mlp.fc1"]
+    assert [(one.groups, one.m, one.n, one.k) for one in forward] == [(16, 4096, 1536, 2048)]
+    assert len(gemms) == 6
+    assert sum(one.flops for _, one in gemms) == 3 * 2 * 8 * 8192 * 3 * 2048 * 768
+
+
+def test_the_most_loaded_rank_has_more_rows() -> None:
+    even, uneven = case_of(), case_of(moe_imbalance=1.5)
+    assert uneven.shapes(MEGATRON).routed_rows(0) == 1.5 * even.shapes(MEGATRON).routed_rows(0)
+    assert predict(uneven, MEGATRON).makespan_ns > predict(even, MEGATRON).makespan_ns
+
+
+def test_experts_need_sharded_tokens_where_tp_divides_layers() -> None:
+    with pytest.raises(InfeasiblePlanError, match="needs --sequence-parallel"):
+        case_of(tp=2, dp=4, ep=4).shapes(MEGATRON)
+    shared = case_of(tp=2, dp=4, ep=4, etp=2)
+    assert shared.modes == (True,)
+    roles = {op.role for op in ops_of(shared, replace(MEGATRON, sequence_parallel=True))}
+    assert {"mlp.dispatch.ag", "mlp.combine.rs"} <= roles
+    alone = case_of(tp=2, dp=4, ep=4, etp=1)
+    roles = {op.role for op in ops_of(alone, replace(MEGATRON, sequence_parallel=True))}
+    assert not {"mlp.dispatch.ag", "mlp.combine.rs"} & roles
+
+
+def test_merged_weight_gradients_are_refused() -> None:
+    plan = SlicePlan(row_slices=2, merge_wgrad=True)
+    with pytest.raises(InfeasiblePlanError, match="leave out merged weight gradients"):
+        case_of().shapes(plan)
+
+
+def test_slices_hide_the_exchange() -> None:
+    case = case_of(micro_batch_size=4)
+    sliced = predict(case, SlicePlan(row_slices=2))
+    assert sliced.exposed_ns < 0.8 * predict(case, MEGATRON).exposed_ns
+
+
+def test_first_layers_are_dense_and_others_have_a_shared_expert() -> None:
+    by_layer: dict[int, set[str]] = {}
+    for op in ops_of(case_of(DEEPSEEK)):
+        if op.role.startswith("mlp.") and op.micro == 0:
+            by_layer.setdefault(op.layer, set()).add(op.role)
+    assert "mlp.router" not in by_layer[2]
+    assert {"mlp.router", "mlp.shared_fc1", "mlp.dispatch"} <= by_layer[3]
+
+
+def test_latent_attention_has_four_products_before_its_core() -> None:
+    ops = {op.role: op.signature for op in ops_of(case_of(DEEPSEEK)) if op.layer == 0}
+    sizes = [(ops[f"attn.{name}"].n, ops[f"attn.{name}"].k)  # type: ignore[union-attr]
+             for name in ("q_down", "q_up", "kv_down", "kv_up")]  # fmt: skip
+    assert sizes == [(1536, 7168), (128 * 192, 1536), (576, 7168), (128 * 256, 512)]
+    core = ops["attn.core_attn"]
+    assert (core.head_dim, core.v_head_dim) == (192, 128)  # type: ignore[union-attr]
+    with pytest.raises(InfeasiblePlanError, match="attn_dgrad_slices = 1"):
+        case_of(DEEPSEEK).shapes(SlicePlan(row_slices=2, attn_dgrad_slices=2))
+
+
+def test_multi_token_prediction_is_a_layer_and_a_head_more() -> None:
+    plain = replace(DEEPSEEK, num_nextn_predict_layers=0)
+    roles = Counter(op.role for op in ops_of(case_of(DEEPSEEK)))
+    before = Counter(op.role for op in ops_of(case_of(plain)))
+    more = roles - before
+    assert more["mlp.router"] == 1
+    assert more["mtp1.head.logits"] == more["mtp1.loss.sum"] == more["mtp1.proj_wgrad"] == 1
+    assert peak_bytes(case_of(DEEPSEEK), MEGATRON) > peak_bytes(case_of(plain), MEGATRON)
+    shapes = case_of(DEEPSEEK, pp=5, dp=8, ep=8)
+    held = [shapes.chunks[rank][0].of(shapes.shapes(MEGATRON)).held for rank in (3, 4)]
+    assert held[1].experts == 2 * held[0].experts
