@@ -40,7 +40,7 @@ def executed_flops(case: Case) -> float:
     by_keys, by_values = (seen * scores for scores in _scores(case))
     core = by_keys + by_values
     core_backward = 2 * core + (by_keys if fused else 0.0)
-    per_token = PASSES * (_predictions(case.model) + _heads(case))
+    per_token = float(PASSES * (_predictions(case.model) + _heads(case)))
     for (layers, linears), again in zip(_kinds(case.model), _layers_again(case), strict=True):
         per_token += layers * (PASSES * linears + core + core_backward)
         per_token += again * {

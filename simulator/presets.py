@@ -8,9 +8,9 @@ Qwen3: config.json of huggingface.co/Qwen/Qwen3-8B, Qwen3-14B, Qwen3-32B, Qwen3-
 Qwen3-235B-A22B. Mixtral 8x7B: arXiv 2401.04088, table 1, and config.json of
 huggingface.co/mistralai/Mixtral-8x7B-v0.1. DeepSeek-V2: arXiv 2405.04434, section 3.1.2, and V3:
 arXiv 2412.19437, section 4.2, both with config.json of huggingface.co/deepseek-ai. gpt-oss: arXiv
-2508.10925, table 1, and config.json of huggingface.co/openai/gpt-oss-120b and gpt-oss-20b; every
-second layer's window of 128 tokens is left out. Llama 4 Scout: config.json of
-huggingface.co/meta-llama/Llama-4-Scout-17B-16E, its text part; chunks of attention are its window.
+2508.10925, table 1, and config.json of huggingface.co/openai/gpt-oss-120b and gpt-oss-20b.
+Llama 4 Scout: config.json of huggingface.co/meta-llama/Llama-4-Scout-17B-16E, its text part; chunks
+of attention are its window.
 """
 
 from __future__ import annotations
@@ -159,3 +159,10 @@ MODELS: Final[dict[str, ModelSpec]] = {
     )
 }  # fmt: skip
 """Presets by name, small to large within a family."""
+WINDOWS_LEFT_OUT: Final = (
+    "every second layer attends to a window of few tokens, and softmax has a learned sink; both "
+    "are left out: all layers are priced with attention to the whole sequence, which counts as "
+    "assumed."
+)
+NOTES: Final = dict.fromkeys(("gpt-oss-20b", "gpt-oss-120b"), WINDOWS_LEFT_OUT)
+"""Name of a preset -> what of the model is left out."""

@@ -12,7 +12,7 @@ from domino_tune.store.files import read_json
 from domino_tune.store.formats.hf_config import ACTIVATIONS, field_name, from_hf_config
 from domino_tune.store.formats.model_file import model_from_json
 from simulator.errors import InputError, unknown_name
-from simulator.presets import MODELS
+from simulator.presets import MODELS, NOTES
 from simulator.specs import ModelSpec
 
 MAX_LISTED: Final = 8
@@ -38,7 +38,8 @@ def load_model(name_or_path: str, overrides: Iterable[str] = ()) -> LoadedModel:
 
 def _load(text: str) -> LoadedModel:
     if text in MODELS:
-        return LoadedModel(spec=MODELS[text])
+        notes = (f"{text}: {NOTES[text]}",) if text in NOTES else ()
+        return LoadedModel(spec=MODELS[text], notes=notes)
     path = Path(text)
     if path.is_dir():
         path = path / "config.json"

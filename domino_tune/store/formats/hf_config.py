@@ -1,7 +1,4 @@
-"""A model's shape from a Hugging Face config.json, by a mapping of our own.
-
-Sources of names and defaults: the configuration classes of transformers 4.5x, by ``model_type``.
-"""
+"""A model's shape from a Hugging Face config.json, by a mapping of our own."""
 
 from __future__ import annotations
 
@@ -9,9 +6,10 @@ import json
 import re
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, Final, get_type_hints
 
+from domino_tune.store.formats.hf_families import FAMILIES, Family, layers_type
 from domino_tune.store.parsing import parse
 from simulator.errors import InputError, unknown_name
 from simulator.specs import ModelSpec
@@ -33,6 +31,7 @@ ALIASES: Final[dict[str, tuple[str, ...]]] = {
     "norm_eps": ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"),
     "attention_bias": ("enable_bias", "bias"),
     "mlp_bias": ("enable_bias", "bias"),
+    "num_experts": ("num_local_experts", "n_routed_experts"),
 }
 """Names of one ModelSpec field in the configurations of the various families."""
 FIELD_NAMES: Final[dict[str, str]] = {
@@ -44,22 +43,25 @@ DEFAULT_WINDOW_LAYERS: Final = 28
 """``max_window_layers`` of Qwen: so many layers, from the first, attend to the whole sequence."""
 LARGEST: Final = 10**9
 """Upper limit of every number of a model."""
-EXPERT_KEYS: Final = ("num_local_experts", "num_experts", "n_routed_experts")
-EXPERT_TYPES: Final = frozenset({
-    "mixtral", "deepseek_v2", "deepseek_v3", "dbrx", "jamba", "gpt_oss", "llama4", "llama4_text",
-    "switch_transformers", "minimax",
-})  # fmt: skip
-"""Mixtures of experts whose ``model_type`` does not contain ``moe``."""
+EXPERT_TYPES: Final = frozenset({"dbrx", "jamba", "switch_transformers", "minimax"})
+"""Mixtures of experts that are not read and whose ``model_type`` does not contain ``moe``."""
+OF_EXPERTS: Final = (
+    "num_experts", "num_experts_per_tok", "moe_intermediate_size",
+    "shared_expert_intermediate_size", "first_k_dense_replace", "q_lora_rank", "kv_lora_rank",
+    "qk_rope_head_dim", "v_head_dim", "num_nextn_predict_layers",
+)  # fmt: skip
+"""Fields that only families with experts have."""
 FP8: Final = re.compile("fp8|float8|e4m3|e5m2|float-quantized", re.IGNORECASE)
 """What names 8-bit floats in a config's dtype and quantization_config."""
-NULLABLE: Final = ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window")
+NULLABLE: Final = (
+    "attn_logit_softcapping", "final_logit_softcapping", "sliding_window", "q_lora_rank",
+    "num_nextn_predict_layers",
+)  # fmt: skip
 """Fields that null or false turns off; without the key they have the family's default."""
+WINDOWED: Final = ("sliding_attention", "chunked_attention")
+"""Kinds of layers that a window limits."""
 NESTED: Final = ("text_config", "llm_config", "language_config", "thinker_config")
 """Keys under which multimodal models hold the config of their language model."""
-SAME_TEXT: Final = {"qwen2_5": "qwen2", "phi3_v": "phi3", "qwen2_5_omni": "qwen2"}
-"""Language models of multimodal models that are another one's."""
-OF_TEXT: Final = re.compile(r"(_vl)?(_text)?(_model)?$")
-"""How the ``model_type`` of a multimodal model's language model ends, after that of its layers."""
 OWN_FILE: Final = (
     "Where its layers are like GPT's or Llama's, write a model file of your own: the fields of "
     'ModelSpec as JSON (docs/python.md, "Models and profiles of your own").'
@@ -76,20 +78,6 @@ REQUIRED: Final = ("num_hidden_layers", "hidden_size", "num_attention_heads", "v
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
-    """The meaning of a ``model_type``: fixed fields, defaults of absent keys, known departures.
-
-    ``departures`` maps a key to (values that are harmless, what is simulated otherwise).
-    ``window_switch``: the key without which a sliding window is not used.
-    """
-
-    fixed: Mapping[str, Any]
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    departures: Mapping[str, tuple[tuple[Any, ...], str]] = field(default_factory=dict)
-    window_switch: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
 class HfModel:
     """A converted config: the model, the keys that do not change its shape, and notes."""
 
@@ -98,99 +86,8 @@ class HfModel:
     notes: tuple[str, ...]
 
 
-_GPT: Final = {"gated_mlp": False, "norm": "layernorm", "sliding_window": 0}
-_ROPED: Final = {"gated_mlp": True, "norm": "rmsnorm", "position_embedding": "rope"}
-_LLAMA: Final = {**_ROPED, "sliding_window": 0}
-_LLAMA_DEFAULTS: Final = {
-    "hidden_act": "silu", "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
-    "max_position_embeddings": 2048, "norm_eps": 1e-6, "hidden_dropout": 0.0,
-    "attention_dropout": 0.0, "rope_theta": 10000.0,
-}  # fmt: skip
-_GEMMA: Final = {"mlp_bias": False, "scaled_embeddings": True}
-_GEMMA_DEFAULTS: Final = {
-    **_LLAMA_DEFAULTS, "hidden_act": "gelu", "tie_word_embeddings": True, "head_dim": 256,
-    "max_position_embeddings": 8192,
-}  # fmt: skip
-_QWEN_DEFAULTS: Final = {
-    **_LLAMA_DEFAULTS,
-    "max_position_embeddings": 32768,
-    "sliding_window": 4096,
-}
-FAMILIES: Final[dict[str, Family]] = {
-    "gpt2": Family(
-        fixed={**_GPT, "position_embedding": "learned", "attention_bias": True, "mlp_bias": True},
-        defaults={
-            "hidden_act": "gelu", "hidden_dropout": 0.1, "attention_dropout": 0.1,
-            "tie_word_embeddings": True, "max_position_embeddings": 1024, "norm_eps": 1e-5,
-        },
-    ),
-    "gpt_neox": Family(
-        fixed={**_GPT, "position_embedding": "rope", "mlp_bias": True},
-        defaults={
-            "hidden_act": "gelu", "tie_word_embeddings": False, "attention_bias": True,
-            "max_position_embeddings": 2048, "norm_eps": 1e-5, "hidden_dropout": 0.0,
-            "attention_dropout": 0.0, "use_parallel_residual": True,
-        },
-        departures={
-            "use_parallel_residual": (
-                (False,), "attention and MLP are simulated one after the other"
-            )
-        },
-    ),
-    "opt": Family(
-        fixed={**_GPT, "position_embedding": "learned"},
-        defaults={
-            "hidden_act": "relu", "hidden_dropout": 0.1, "attention_dropout": 0.0,
-            "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True,
-            "max_position_embeddings": 2048,
-        },
-        departures={"do_layer_norm_before": ((True,), "norms are simulated before the blocks")},
-    ),
-    "falcon": Family(
-        fixed={**_GPT, "position_embedding": "rope"},
-        defaults={
-            "hidden_act": "gelu", "tie_word_embeddings": True, "attention_bias": False,
-            "mlp_bias": False, "max_position_embeddings": 2048, "hidden_dropout": 0.0,
-            "attention_dropout": 0.0, "norm_eps": 1e-5, "parallel_attn": True,
-        },
-        departures={
-            "parallel_attn": ((False,), "attention and MLP are simulated one after the other"),
-            "alibi": ((False,), "positions are simulated as rotary"),
-        },
-    ),
-    "llama": Family(fixed=_LLAMA, defaults=_LLAMA_DEFAULTS),
-    "mistral": Family(
-        fixed={**_ROPED, "attention_bias": False, "mlp_bias": False},
-        defaults={
-            **_LLAMA_DEFAULTS, "max_position_embeddings": 131072, "sliding_window": 4096,
-        },
-    ),
-    "qwen2": Family(
-        fixed={**_ROPED, "attention_bias": True, "proj_bias": False, "mlp_bias": False},
-        defaults=_QWEN_DEFAULTS,
-        window_switch="use_sliding_window",
-    ),
-    "qwen3": Family(
-        fixed={**_ROPED, "mlp_bias": False, "qk_norm": True},
-        defaults={**_QWEN_DEFAULTS, "head_dim": 128}, window_switch="use_sliding_window",
-    ),
-    "gemma": Family(fixed={**_LLAMA, **_GEMMA}, defaults=_GEMMA_DEFAULTS),
-    "gemma2": Family(
-        fixed={**_ROPED, **_GEMMA, "post_norm": True},
-        defaults={
-            **_GEMMA_DEFAULTS, "sliding_window": 4096, "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-        },
-    ),
-    "phi3": Family(
-        fixed={**_ROPED, "attention_bias": False, "mlp_bias": False},
-        defaults={**_LLAMA_DEFAULTS, "max_position_embeddings": 4096, "norm_eps": 1e-5},
-    ),
-}  # fmt: skip
-
-
 def from_hf_config(config: Mapping[str, Any], *, name: str) -> HfModel:
-    """Return the model of the config.json of a dense decoder-only model.
+    """Return the model of the config.json of a decoder-only model.
 
     Of a multimodal model it is the language model, with a note. Raise InputError, which names the
     key, for a missing or malformed key and any other model.
@@ -204,33 +101,30 @@ def from_hf_config(config: Mapping[str, Any], *, name: str) -> HfModel:
         raise InputError(
             f"{name}: a Hugging Face config.json needs model_type, one of {', '.join(FAMILIES)}."
         )
-    told = _layers_type(model_type)
+    told = layers_type(model_type)
     if told not in FAMILIES:
         raise InputError(
             f"{name}: model_type = {model_type!r} is not read; known are {', '.join(FAMILIES)}. "
             f"{OWN_FILE}"
         )
     family = FAMILIES[told]
+    _refuse_unusual(config, family, name)
     reader = _Reader({**config, "model_type": told}, name)
     values = reader.shape(family)
     alone = [] if told == model_type else [_text_alone(name, told)]
-    notes = (*alone, *_pricing(values, name), *reader.scale_angles(values), *(
+    departures = [
         f"{name}: {key} = {value!r} is not modelled; {text}."
         for key, (harmless, text) in family.departures.items()
         if (value := config.get(key, family.defaults.get(key))) is not None
         and value not in harmless
-    ))  # fmt: skip
-    used = {*reader.used, *family.departures, "model_type"}
+    ]  # fmt: skip
+    notes = (
+        *alone, *_storage(config, name), *(f"{name}: {text}" for text in family.notes),
+        *_pricing(values, name), *reader.scale_angles(values), *departures,
+    )  # fmt: skip
+    used = {*reader.used, *family.departures, *family.plain, "model_type"}
     ignored = tuple(sorted(key for key in config if key not in used))
     return HfModel(spec=ModelSpec(name=name, **values), ignored=ignored, notes=notes)
-
-
-def _layers_type(model_type: str) -> str:
-    """Return whose layers a model type has: ``qwen3`` of ``qwen3_vl_text``."""
-    if model_type in FAMILIES:
-        return model_type
-    bare = OF_TEXT.sub("", model_type, count=1)
-    return SAME_TEXT.get(bare, bare)
 
 
 def _text_alone(name: str, told: str) -> str:
@@ -247,7 +141,7 @@ def _language_model(config: Mapping[str, Any], key: str, name: str) -> HfModel:
         found = from_hf_config(text, name=name)
     except InputError as error:
         raise InputError(f"{error} (This is of its {key}.)") from None
-    told = _layers_type(str(text.get("model_type")))
+    told = layers_type(str(text.get("model_type")))
     alone = [_text_alone(name, told)] if told in FAMILIES else []
     notes = tuple(dict.fromkeys((*alone, *found.notes)))
     return HfModel(spec=found.spec, ignored=found.ignored, notes=notes)
@@ -275,29 +169,53 @@ def _refuse_unsupported(config: Mapping[str, Any], name: str) -> None:
         raise InputError(
             f"{name}: encoder-decoder models are not supported; use a decoder-only one."
         )
-    model_type = config.get("model_type")
-    experts = [f"{key} = {config[key]!r}" for key in EXPERT_KEYS if config.get(key)]
-    if isinstance(model_type, str) and (model_type in EXPERT_TYPES or "moe" in model_type):
-        experts.append(f"model_type = {model_type!r}")
-    if experts:
-        raise InputError(
-            f"{name}: mixture of experts is not supported (got {', '.join(experts)}); use a dense "
-            f"decoder-only model, whose model_type is one of {', '.join(FAMILIES)}."
-        )
-    for key in ("quantization_config", "torch_dtype", "dtype"):
-        found = json.dumps(config.get(key), default=str)
-        if FP8.search(found):
-            raise InputError(
-                f"{name}: FP8 is not supported (got {key} = {reprlib.repr(config[key])}); GEMMs "
-                f"are priced in bf16, fp16, fp32 or fp64. Take {key} out of the config, and choose "
-                "with --dtype."
-            )
+    _refuse_experts(config, name)
     projected, hidden = config.get("word_embed_proj_dim"), config.get("hidden_size")
     if projected is not None and projected != hidden:
         raise InputError(
             f"{name}: word_embed_proj_dim = {projected!r} differs from hidden_size = {hidden!r}; "
             "projected embeddings are not supported, use a model that has none."
         )
+
+
+def _refuse_experts(config: Mapping[str, Any], name: str) -> None:
+    """Raise InputError for a mixture of experts of a kind that is not read."""
+    model_type = str(config.get("model_type"))
+    known = FAMILIES.get(layers_type(model_type))
+    if known and known.has_experts:
+        return
+    keys = ("num_experts", *ALIASES["num_experts"])
+    found = [f"{key} = {config[key]!r}" for key in keys if config.get(key)]
+    if model_type in EXPERT_TYPES or (known is None and "moe" in model_type):
+        found.append(f"model_type = {model_type!r}")
+    if found:
+        read = [key for key, family in FAMILIES.items() if family.has_experts]
+        raise InputError(
+            f"{name}: this mixture of experts is not read (got {', '.join(found)}); those whose "
+            f"model_type is one of {', '.join(read)} are. {OWN_FILE}"
+        )
+
+
+def _refuse_unusual(config: Mapping[str, Any], family: Family, name: str) -> None:
+    """Raise InputError for layers that are not as those of a plain model of the family."""
+    for key, (read, meaning) in family.plain.items():
+        value = config.get(key, read[0])
+        if value not in read:
+            raise InputError(
+                f"{name}: {key} = {reprlib.repr(value)} means that {meaning}, which is not "
+                f"simulated; only {key} = {read[0]!r} is."
+            )
+
+
+def _storage(config: Mapping[str, Any], name: str) -> list[str]:
+    """Return a note on weights that are stored in 8 bits."""
+    for key in ("quantization_config", "torch_dtype", "dtype"):
+        if FP8.search(json.dumps(config.get(key), default=str)):
+            return [
+                f"{name}: {key} = {reprlib.repr(config[key])} is how weights are stored; training "
+                "is priced in --dtype, and its linear layers as --fp8-recipe says."
+            ]
+    return []
 
 
 class _Reader:
@@ -314,10 +232,13 @@ class _Reader:
         for item in fields(ModelSpec):
             if item.name == "name" or item.name in SCALING.values():
                 continue
-            found = self._find(item.name)
+            if item.name in OF_EXPERTS and not family.has_experts:
+                continue
+            key = family.names.get(item.name)
+            found = self._find(item.name, (key,) if key else ())
             if item.name in family.fixed:
                 values[item.name] = family.fixed[item.name]
-            elif item.name in NULLABLE and not self.config.get(item.name, True):
+            elif item.name in NULLABLE and not self.config.get(key or item.name, True):
                 values[item.name] = _HINTS[item.name](0)
             elif found is not None:
                 values[item.name] = self._typed(item.name, found)
@@ -326,6 +247,8 @@ class _Reader:
             elif item.name in REQUIRED:
                 names = " or ".join((item.name, *ALIASES.get(item.name, ())))
                 raise InputError(f"{self.name}: the key {names} is missing; add it.")
+        if values.get("kv_lora_rank"):
+            self._derive_latent(values, family)
         self._derive(values)
         if self._has_no_window(family, values["num_hidden_layers"]):
             values["sliding_window"] = 0
@@ -336,15 +259,15 @@ class _Reader:
         self.used.update(("layer_types", family.window_switch, "max_window_layers"))
         kinds = self.config.get("layer_types")
         if isinstance(kinds, list):
-            return "sliding_attention" not in kinds
+            return not any(kind in kinds for kind in WINDOWED)
         if not family.window_switch:
             return False
         whole = self.config.get("max_window_layers", DEFAULT_WINDOW_LAYERS)
         used = self.config.get(family.window_switch)
         return not used or (isinstance(whole, int) and whole >= layers)
 
-    def _find(self, field_: str) -> Any:
-        for key in (field_, *ALIASES.get(field_, ())):
+    def _find(self, field_: str, names: tuple[str, ...] = ()) -> Any:
+        for key in names or (field_, *ALIASES.get(field_, ())):
             if key in self.config:
                 self.used.add(key)
                 if self.config[key] is not None:
@@ -384,6 +307,21 @@ class _Reader:
             if scaling.get(key) is not None:
                 values[field_] = self._typed(field_, scaling[key])
         return []
+
+    def _derive_latent(self, values: dict[str, Any], family: Family) -> None:
+        """Fill in the fields that latent attention and its models' shared experts give."""
+        self.used.update(("head_dim", "num_key_value_heads", "qk_head_dim"))
+        values["num_key_value_heads"] = values["num_attention_heads"]
+        values["head_dim"] = values["qk_rope_head_dim"] + self._whole("qk_nope_head_dim", family)
+        shared = self._whole("n_shared_experts", family)
+        values["shared_expert_intermediate_size"] = shared * values["moe_intermediate_size"]
+
+    def _whole(self, key: str, family: Family) -> int:
+        """Return the number of a key that is no field; null is 0."""
+        self.used.add(key)
+        value = self.config.get(key, family.defaults[key]) or 0
+        found: int = parse(int, value, source=f"{self.name}: {key}", error=InputError)
+        return found
 
     def _derive(self, values: dict[str, Any]) -> None:
         """Fill in the fields that follow from the heads and the hidden size."""

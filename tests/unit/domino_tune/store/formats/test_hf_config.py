@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from domino_tune.store.formats.hf_config import FAMILIES, SCALING, from_hf_config
+from domino_tune.store.formats.hf_config import SCALING, from_hf_config
+from domino_tune.store.formats.hf_families import FAMILIES
 from simulator.errors import InputError
 from simulator.presets import MODELS
 
@@ -261,9 +263,10 @@ def test_rope_parameters_of_transformers_5() -> None:
                                   "format": "float-quantized"}}, "quantization_config"),
     ],
 )  # fmt: skip
-def test_fp8_is_refused(change: dict[str, Any], got: str) -> None:
-    with pytest.raises(InputError, match=rf"FP8 is not supported \(got {got}.*bf16, .*--dtype"):
-        shape({**LLAMA, **change})
+def test_weights_stored_in_fp8_are_told(change: dict[str, Any], got: str) -> None:
+    found = from_hf_config({**LLAMA, **change}, name="it")
+    assert found.spec == shape(LLAMA)
+    assert re.search(rf"^it: {got}.* is how weights are stored; .*--fp8-recipe", found.notes[0])
 
 
 def test_departures_are_said() -> None:
@@ -348,20 +351,20 @@ def test_a_nested_language_model_that_is_not_read_is_named() -> None:
     with pytest.raises(InputError, match=r"'gemma3_text' is not read.*ModelSpec as JSON"):
         shape({"model_type": "gemma3", "text_config": {**LLAMA, "model_type": "gemma3_text"}})
     with pytest.raises(InputError, match=r"mixture of experts.*\(This is of its text_config\.\)"):
-        shape({"model_type": "x", "text_config": {**LLAMA, "model_type": "qwen3_vl_moe_text"}})
+        shape({"model_type": "x", "text_config": {**LLAMA, "model_type": "ernie4_5_moe_text"}})
     with pytest.raises(InputError, match=r"the key num_hidden_layers or .* is missing; add it"):
         shape({"model_type": "llava", "text_config": {"model_type": "llama", "vocab_size": 8}})
 
 
-@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe", "deepseek_v3", "olmoe"])
-def test_mixtures_of_experts_are_named(model_type: str) -> None:
-    message = rf"mixture of experts is not supported \(got model_type = '{model_type}'.*qwen3"
+@pytest.mark.parametrize("model_type", ["dbrx", "qwen2_moe", "olmoe"])
+def test_other_mixtures_of_experts_are_named(model_type: str) -> None:
+    message = rf"experts is not read \(got model_type = '{model_type}'.*mixtral, qwen3_moe.*own"
     with pytest.raises(InputError, match=message):
         shape({**LLAMA, "model_type": model_type})
 
 
 @pytest.mark.parametrize("key", ["num_local_experts", "num_experts", "n_routed_experts"])
-def test_experts_are_named(key: str) -> None:
+def test_experts_of_a_dense_family_are_named(key: str) -> None:
     with pytest.raises(InputError, match=rf"mixture of experts .*got {key} = 8"):
         shape({**LLAMA, key: 8})
 
