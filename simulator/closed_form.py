@@ -26,6 +26,7 @@ mostly a little low.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -47,7 +48,7 @@ from simulator.issue_order import (
 from simulator.ops import Signature
 from simulator.overlap import RIVALS
 from simulator.plan import SlicePlan
-from simulator.recipes import Recipe, Recipes, mode_of, step_key
+from simulator.recipes import Recipe, Recipes, Window, mode_of, step_key
 from simulator.specs import Workload
 from simulator.stack import LayerKind, kinds
 from simulator.stretch import (
@@ -58,6 +59,7 @@ from simulator.stretch import (
     forward_exposed_ns,
     least_ns,
     pass_ns,
+    saved_ns,
     stretch_of,
 )
 
@@ -213,10 +215,9 @@ class ClosedForm:
         self, plan: SlicePlan, which: Pass, one: Stretch, layers: int = 1,
         beside: Mapping[str, int] = NO_EDGES,
     ) -> float:  # fmt: skip
-        """Return the least time of ``layers`` equal passes; that of a rival, which may hide all its
-        communication, is its compute."""
+        """Return the least time of ``layers`` equal passes."""
         if plan.strategy in RIVALS:
-            return float(layers * one.compute_ns)
+            return layers * (one.compute_ns + one.waited_ns)
         slow, waits = self._slowdowns(plan, which), waits_for_gathers(plan)
         return least_ns(one, *slow, waits=waits, layers=layers, edges_ns=beside)
 
@@ -289,8 +290,30 @@ class ClosedForm:
             fragments = self._fragments(which)
             blocks = tuple(self._block(plan, block, fragments) for block in BLOCKS)
             experts = self.case.model.num_experts > 0
-            self._stretched[key] = stretch_of(plan, blocks, slices[:2], experts=experts)
+            made = stretch_of(plan, blocks, slices[:2], experts=experts)
+            if plan.strategy in RIVALS:
+                windows = self.recipes.windows(plan, forward=which == "forward")
+                made = made._replace(waited_ns=sum(map(self._waited_ns, windows)))
+            self._stretched[key] = made
         return self._stretched[key]
+
+    def _waited_ns(self, window: Window) -> float:
+        """Return by how much a window takes longer than its compute at least: the formula of this
+        module, with the slowdowns of each op."""
+        cost, hiding, slow_comm = self.cost, [], math.inf
+        lanes = {cost.family(one) for one in window.collectives}
+        for ways in window.computes:
+            both = [
+                cost.contention.slowdowns((cost.family(one), lane))
+                for one in ways
+                for lane in lanes
+            ]
+            price = self._price(ways)
+            inline_ns = price.launch_ns * (cost.launch.mode == "inline")
+            hiding.append((min(slow for slow, _ in both) / SCALE, price.least_ns + inline_ns))
+            slow_comm = min(slow_comm, *(slow / SCALE for _, slow in both))
+        comm_ns = sum(map(cost.least_ns, window.collectives))
+        return comm_ns - (saved_ns(hiding, comm_ns, slow_comm) if hiding else 0.0)
 
     def _fragments(self, which: Pass) -> BlockFragments:
         forward = which == "forward"

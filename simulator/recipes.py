@@ -25,11 +25,14 @@ from simulator.issue_order import (
 )
 from simulator.ops import Gemm, Signature
 from simulator.optimizer_step import begin_step, optimizer_step
+from simulator.overlap import RIVALS
 from simulator.plan import SlicePlan
-from simulator.schedule import COMPUTE, CP, EP, OpTemplate
+from simulator.schedule import COMPUTE, CP, EP, TP, OpTemplate
+from simulator.schedules import fixed_order
 from simulator.shapes import Held
 from simulator.stack import LayerKind, is_uniform, kinds, own_kind
 from simulator.templates import Templates
+from simulator.windows import windows
 
 
 class Part(NamedTuple):
@@ -48,6 +51,14 @@ class Recipe(NamedTuple):
     last: Signature | None
 
 
+class Window(NamedTuple):
+    """Ops of a pass that no other op of a layer runs beside: of compute, in its ways, and of the
+    tensor-parallel lane."""
+
+    computes: tuple[tuple[Signature, ...], ...]
+    collectives: tuple[Signature, ...]
+
+
 class Recipes:
     """Recipes of the plans of one case, each made once. ``like``: recipes that share their caches;
     their case may differ only in the numbers of layers of each kind, and of micro-batches."""
@@ -60,6 +71,7 @@ class Recipes:
         self._micro_edges: dict[tuple[object, ...], tuple[Recipe, Recipe]] = (
             like._micro_edges if like else {}
         )
+        self._windows: dict[tuple[object, ...], tuple[Window, ...]] = like._windows if like else {}
         self._steps: dict[tuple[object, ...], tuple[Recipe, Recipe]] = {}
 
     def of(self, kind: LayerKind) -> Recipes:
@@ -91,6 +103,26 @@ class Recipes:
             counts.append(getattr(plan, f"{block}_col_slices"))
         merged = kind == "dgrad" and plan.merge_wgrad
         return (self.kinds, mode_of(plan), plan.row_slices, merged, block, kind, *counts)
+
+    def windows(self, plan: SlicePlan, *, forward: bool) -> tuple[Window, ...]:
+        """Return the windows of a layer's pass in which collectives run, of a plan without
+        slices."""
+        key = self.kinds, mode_of(plan), forward
+        if key not in self._windows:
+            builder, order = self._builder(plan), fixed_order(plan, self.case.workload.recompute)
+            tokens = (order.forward if forward else order.backward).tokens
+            ops = [op for token in tokens for op in builder.templates(self._made(token))]
+            apart = self.case.workload.pp_schedule == "zero-bubble"
+            self._windows[key] = tuple(
+                Window(
+                    tuple(self._ways(plan, op) for op in window if op.lane == COMPUTE),
+                    tuple(op.signature for op in window if op.lane != COMPUTE),
+                )
+                for window in windows(
+                    [op for op in ops if op.lane in (COMPUTE, TP)], wgrads_wait=not apart
+                )
+            )
+        return self._windows[key]
 
     def edge_key(self, plan: SlicePlan) -> tuple[object, ...]:
         """Return the cache key of a micro-batch's recipe outside the layers."""
@@ -130,15 +162,8 @@ class Recipes:
     def _templates(
         self, plan: SlicePlan, block: str, fragments: BlockFragments
     ) -> Iterator[tuple[str, OpTemplate, int]]:
-        """Yield (fragment, op, times) of all slices. Column pieces but the first are alike.
-
-        A layer that is wholly recomputed has the ops of one that is not, and forward's again.
-        """
-        shapes, full = self.case.shapes(plan), self.case.workload.recompute == "full"
-        if full:
-            kept = replace(shapes.workload, recompute="none", recompute_layers=0)
-            shapes = replace(shapes, workload=kept)
-        builder = Fragments(shapes=shapes)
+        """Yield (fragment, op, times) of all slices. Column pieces but the first are alike."""
+        builder = self._builder(plan)
         each, alike = [(row, 1) for row in range(plan.row_slices)], self._alike(plan)
         for fragment in fragments[block]:
             count = pieces(plan, block, fragment) if is_cut(block, fragment) else 1
@@ -148,12 +173,27 @@ class Recipes:
                 continue
             positions = plan.slices_sequences and "core_attn" in fragment
             for row, times in each if positions else alike:
-                made = fragment.removesuffix(AGAIN) if full else fragment
-                first = Token(block, made, row, 0 if is_cut(block, fragment) else -1)
+                piece = 0 if is_cut(block, fragment) else -1
+                first = self._made(Token(block, fragment, row, piece))
                 yield from ((fragment, op, times) for op in builder.templates(first))
                 if count > 1:
                     more = builder.templates(first._replace(piece=1))
                     yield from ((fragment, op, times * (count - 1)) for op in more)
+
+    def _builder(self, plan: SlicePlan) -> Fragments:
+        """Return the builder of a layer's ops. A layer that is wholly recomputed has those of one
+        that is not, and forward's again."""
+        shapes = self.case.shapes(plan)
+        if self.case.workload.recompute == "full":
+            kept = replace(shapes.workload, recompute="none", recompute_layers=0)
+            shapes = replace(shapes, workload=kept)
+        return Fragments(shapes=shapes)
+
+    def _made(self, token: Token) -> Token:
+        """Return the token whose ops ``_builder`` makes for ``token``."""
+        if self.case.workload.recompute != "full":
+            return token
+        return token._replace(fragment=token.fragment.removesuffix(AGAIN))
 
     def _alike(self, plan: SlicePlan) -> list[tuple[int, int]]:
         """Return (first slice, count) for each kind of slice. Slices with the same number of tokens
@@ -202,8 +242,8 @@ def step_key(plan: SlicePlan) -> tuple[object, ...]:
 
 
 def mode_of(plan: SlicePlan) -> tuple[object, ...]:
-    """Return the fields that determine a plan's ops, besides the numbers of slices and the
-    merging."""
+    """Return the fields that determine a plan's ops, and a rival's windows, besides the numbers of
+    slices and the merging."""
     slicing = plan.slice_dim, plan.slice_balance
-    strategy = plan.strategy, plan.tp_comm_overlap
+    strategy = plan.strategy, plan.tp_comm_overlap, plan.strategy in RIVALS and plan.wgrad
     return *strategy, plan.comm_ctas, plan.sequence_parallel, *slicing

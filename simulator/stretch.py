@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -35,12 +35,14 @@ class Work(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """One pass of one layer. ``hiding_ns``: compute by family that can hide an all-reduce."""
+    """One pass of one layer. ``hiding_ns``: compute by family that can hide an all-reduce;
+    ``waited_ns``: of a rival, by how much it takes longer than its compute at least."""
 
     blocks: tuple[Work, ...]
     hiding_ns: dict[str, float]
     compute_ns: int
     comm_ns: int
+    waited_ns: float = 0.0
 
 
 def stretch_of(
@@ -76,14 +78,22 @@ def least_ns(
     too."""
     total = float(layers * (stretch.compute_ns + stretch.comm_ns))
     gathers_ns = sum(work.gather_ns for work in stretch.blocks) if waits else 0
-    room = slow_comm * layers * (stretch.comm_ns - gathers_ns)
-    for family in sorted({**stretch.hiding_ns, **edges_ns}, key=slow.__getitem__):
-        gain = 1 / slow[family] + 1 / slow_comm - 1
-        hiding_ns = layers * stretch.hiding_ns.get(family, 0) + edges_ns.get(family, 0)
-        beside = min(room, slow[family] * hiding_ns)
-        total -= max(0.0, gain) * beside
+    hiding = [
+        (slow[family], layers * stretch.hiding_ns.get(family, 0) + edges_ns.get(family, 0))
+        for family in {**stretch.hiding_ns, **edges_ns}
+    ]
+    return total - saved_ns(hiding, layers * (stretch.comm_ns - gathers_ns), slow_comm)
+
+
+def saved_ns(hiding: Iterable[tuple[float, float]], comm_ns: float, slow_comm: float) -> float:
+    """Return the most that compute and collectives of ``comm_ns`` save by running at the same time.
+    ``hiding``: slowdowns and ns alone of the compute."""
+    saved, room = 0.0, slow_comm * comm_ns
+    for slow, alone_ns in sorted(hiding):
+        beside = min(room, slow * alone_ns)
+        saved += max(0.0, 1 / slow + 1 / slow_comm - 1) * beside
         room -= beside
-    return total
+    return saved
 
 
 def pass_ns(stretch: Stretch, exposed_ns: float, slow: dict[str, float], slow_comm: float) -> float:
