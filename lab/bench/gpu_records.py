@@ -1,5 +1,5 @@
-"""What a GPU's records say, a table a stage: power and clock, admission, copies, other kernels,
-plans that ran.
+"""What a GPU's records say, a table a stage: power and clock, admission, kernels, plans that
+ran.
 
 They are read where the stages of ``scripts/gpu`` left them; measurements/README.md says which were
 kept.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +31,6 @@ from lab.fits.power import stage_exponent, stage_law, with_collectives
 from lab.gpu.cases import PLANS, PlayedPlan
 from lab.verdict import Check, SkippedError, at_most, check_table, reported
 from simulator.case import Case
-from simulator.cost import CostModel
 from simulator.power import PowerSection
 from simulator.predict import played
 from simulator.profile import Profile
@@ -70,11 +69,10 @@ def gpu_records() -> Iterator[Table]:
 
 def tables_of(where: Path, profile: Profile) -> list[Table]:
     """Return the tables of a folder of records."""
-    clocks, sustained, admission, queues, gaps, fp8, grouped, copies, variants, proof = (
+    clocks, sustained, admission, queues, gaps, fp8, grouped, proof = (
         rows_of(where, stage)
         for stage in (
-            "clocks", "sustained", "admission", "queues", "gaps", "fp8", "grouped", "copies",
-            "variants", "proof",
+            "clocks", "sustained", "admission", "queues", "gaps", "fp8", "grouped", "proof",
         )
     )  # fmt: skip
     return [
@@ -85,8 +83,6 @@ def tables_of(where: Path, profile: Profile) -> list[Table]:
         *(gap_tables(gaps) if gaps else []),
         *(fp8_tables(fp8) if fp8 else []),
         *(grouped_tables(grouped) if grouped else []),
-        *([copies_table(copies)] if copies else []),
-        *([variant_table(variants, profile)] if variants else []),
         *proof_tables(proof),
     ]
 
@@ -179,32 +175,6 @@ def sustained_table(rows: Sequence[Row], profile: Profile) -> Table:
         "Ops at the clock of a long run: times over those of bursts", ("ops", "what"), ratios,
         f"Clocks: {min(clocks):.0f} to {max(clocks):.0f} MHz.",
     )  # fmt: skip
-
-
-def copies_table(rows: Sequence[Row]) -> Table:
-    """Return what copies cost the ops of each family, and these the copies."""
-    ratios: Ratios = defaultdict(list)
-    for row in rows:
-        for cell in row["cells"]:
-            if cell["op_mean_ns"] and cell["collective_ns"]:
-                key = row["family"], cell["way"], str(cell["bytes"] >> 20)
-                ratios[*key, "op"].append(cell["op_mean_ns"] / row["alone_ns"])
-                ratios[*key, "copy"].append(cell["collective_ns"] / cell["copy_alone_ns"])
-    names = ("ops", "copies", "MiB", "what")
-    return ratio_table("Copies beside compute: how much longer than alone", names, ratios)
-
-
-def variant_table(rows: Iterable[Row], profile: Profile) -> Table:
-    """Return each other framework's kernel by its signatures, measured over looked up."""
-    cost, ratios = CostModel(profile), Ratios(list)
-    for row in rows:
-        for op in row["ops"]:
-            signature = signature_from(op["signature"])
-            told_us = cost.duration_ns(signature) / 1e3
-            name = getattr(signature, "name", signature.kind)
-            ratios[name,].append(op["median_us"] / told_us)
-    title = "Other frameworks' kernels: measured over what the profile says"
-    return ratio_table(title, ("op",), dict(sorted(ratios.items())))
 
 
 def ratio_table(
