@@ -44,7 +44,7 @@ BENCHES: Final[dict[str, tuple[str, ...]]] = {
     "calibrate": ("how well a few measured iterations predict the others", "calibrate.calibrate"),
     "layouts": ("the best layouts on 8 to 4,096 GPUs, with Domino and without", "layouts.layouts"),
     "speed": ("the time of whole commands, and of the parts that searches call", "speed.speed"),
-    "h200": ("our H200's rows withheld, beside h100-dgx, and their clock", "h200.h200"),
+    "h200": ("our H200's rows withheld, and beside h100-dgx", "h200.h200"),
     "gpu": (
         "records of lent GPUs: power, clock, admission, gaps, FP8, experts, plans that ran",
         "gpu_records.gpu_records",
