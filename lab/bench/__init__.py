@@ -24,7 +24,7 @@ BENCHES: Final[dict[str, tuple[str, ...]]] = {
         "baselines.baselines", "baselines.sequence_slices", "baselines.formats",
         "baselines.machines",
     ),
-    "power": ("what the power cap takes of that gain, at several caps", "power.power"),
+    "power": ("what the power cap takes of that gain, at several caps", "baselines.power"),
     "admission": (
         "when a collective gets onto a busy GPU, beside our H200's records; launch orders",
         "admission.admission",
