@@ -24,7 +24,7 @@ BENCHES: Final[dict[str, tuple[str, ...]]] = {
         "baselines.baselines", "baselines.sequence_slices", "baselines.formats",
         "baselines.machines",
     ),
-    "power": ("what the power cap takes of that gain, at several caps", "power.power"),
+    "power": ("what the power cap takes of that gain, at several caps", "baselines.power"),
     "admission": (
         "when a collective gets onto a busy GPU, beside our H200's records; launch orders",
         "admission.admission",
@@ -44,7 +44,7 @@ BENCHES: Final[dict[str, tuple[str, ...]]] = {
     "calibrate": ("how well a few measured iterations predict the others", "calibrate.calibrate"),
     "layouts": ("the best layouts on 8 to 4,096 GPUs, with Domino and without", "layouts.layouts"),
     "speed": ("the time of whole commands, and of the parts that searches call", "speed.speed"),
-    "h200": ("our H200's rows withheld, beside h100-dgx, and their clock", "h200.h200"),
+    "h200": ("our H200's rows withheld, and beside h100-dgx", "h200.h200"),
     "gpu": (
         "records of lent GPUs: power, clock, admission, gaps, FP8, experts, plans that ran",
         "gpu_records.gpu_records",

@@ -1,5 +1,5 @@
-"""What a GPU's records say, a table a stage: power and clock, admission, copies, other kernels,
-plans that ran.
+"""What a GPU's records say, a table a stage: power and clock, admission, kernels, plans that
+ran.
 
 They are read where the stages of ``scripts/gpu`` left them; measurements/README.md says which were
 kept.
@@ -8,37 +8,28 @@ kept.
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from domino_tune.base.tables import Table
-from domino_tune.measure.op_rows import signature_from
-from domino_tune.measure.power_law import COMPUTE
 from domino_tune.store.profiles import load_profile
 from lab.bench.facts import REPOSITORY
 from lab.bench.gpu_kernels import first_table, fp8_tables, gap_tables, grouped_tables
 from lab.fidelity.page import choice_checks, detail, worst_errors
-from lab.fidelity.records import setting_from
-from lab.fidelity.scores import Setting, score
+from lab.fidelity.scores import Setting, score, setting_from
 from lab.fits.common import records
 from lab.fits.contention import FULL_RATE
 from lab.fits.power import stage_exponent, stage_law, with_collectives
 from lab.gpu.cases import PLANS, PlayedPlan
 from lab.verdict import Check, SkippedError, at_most, check_table, reported
 from simulator.case import Case
-from simulator.cost import CostModel
 from simulator.power import PowerSection
 from simulator.predict import played
 from simulator.profile import Profile
 
 Row = Mapping[str, Any]
-Ratios = defaultdict[tuple[str, ...], list[float]]
-DECILES: Final = (0.1, 0.5, 0.9)
 NAME: Final = "h200-sxm"
 MEASUREMENTS: Final = REPOSITORY / "measurements"
 FOLDER: Final = "DOMINO_TUNE_GPU_RECORDS"
@@ -70,23 +61,21 @@ def gpu_records() -> Iterator[Table]:
 
 def tables_of(where: Path, profile: Profile) -> list[Table]:
     """Return the tables of a folder of records."""
-    clocks, sustained, admission, queues, gaps, fp8, grouped, copies, variants, proof = (
+    clocks, sustained, admission, queues, gaps, fp8, grouped, rehearsal, proof = (
         rows_of(where, stage)
         for stage in (
-            "clocks", "sustained", "admission", "queues", "gaps", "fp8", "grouped", "copies",
-            "variants", "proof",
+            "clocks", "sustained", "admission", "queues", "gaps", "fp8", "grouped", "rehearsal",
+            "proof",
         )
     )  # fmt: skip
     return [
         *clock_tables(clocks, sustained, profile),
-        *([sustained_table(sustained, profile)] if sustained else []),
         *([admission_table(admission), first_table(admission)] if admission else []),
         *([queue_table(queues)] if queues else []),
         *(gap_tables(gaps) if gaps else []),
         *(fp8_tables(fp8) if fp8 else []),
         *(grouped_tables(grouped) if grouped else []),
-        *([copies_table(copies)] if copies else []),
-        *([variant_table(variants, profile)] if variants else []),
+        *([rehearsal_table(rehearsal)] if rehearsal else []),
         *proof_tables(proof),
     ]
 
@@ -161,67 +150,6 @@ def case_of(one: PlayedPlan, profile: Profile) -> Case:
     return Case(model=one.case.model, workload=one.case.workload, cluster=cluster, profile=profile)
 
 
-def sustained_table(rows: Sequence[Row], profile: Profile) -> Table:
-    """Return each family's times at a long run's clock over those of the profile's bursts."""
-    bursts = {
-        row.signature: row.median_us for kind in COMPUTE for row in profile.section(kind).rows
-    }
-    ratios: Ratios = defaultdict(list)
-    for row in rows:
-        for kind, elasticity in row["elasticity"].items():
-            ratios[kind, "elasticity"].append(elasticity)
-        for op in row["ops"]:
-            signature = signature_from(op["signature"])
-            if signature in bursts:
-                ratios[signature.kind, "time"].append(op["median_us"] / bursts[signature])
-    clocks = [row["clock_mhz"] for row in rows]
-    return ratio_table(
-        "Ops at the clock of a long run: times over those of bursts", ("ops", "what"), ratios,
-        f"Clocks: {min(clocks):.0f} to {max(clocks):.0f} MHz.",
-    )  # fmt: skip
-
-
-def copies_table(rows: Sequence[Row]) -> Table:
-    """Return what copies cost the ops of each family, and these the copies."""
-    ratios: Ratios = defaultdict(list)
-    for row in rows:
-        for cell in row["cells"]:
-            if cell["op_mean_ns"] and cell["collective_ns"]:
-                key = row["family"], cell["way"], str(cell["bytes"] >> 20)
-                ratios[*key, "op"].append(cell["op_mean_ns"] / row["alone_ns"])
-                ratios[*key, "copy"].append(cell["collective_ns"] / cell["copy_alone_ns"])
-    names = ("ops", "copies", "MiB", "what")
-    return ratio_table("Copies beside compute: how much longer than alone", names, ratios)
-
-
-def variant_table(rows: Iterable[Row], profile: Profile) -> Table:
-    """Return each other framework's kernel by its signatures, measured over looked up."""
-    cost, ratios = CostModel(profile), Ratios(list)
-    for row in rows:
-        for op in row["ops"]:
-            signature = signature_from(op["signature"])
-            told_us = cost.duration_ns(signature) / 1e3
-            name = getattr(signature, "name", signature.kind)
-            ratios[name,].append(op["median_us"] / told_us)
-    title = "Other frameworks' kernels: measured over what the profile says"
-    return ratio_table(title, ("op",), dict(sorted(ratios.items())))
-
-
-def ratio_table(
-    title: str, names: Sequence[str], found: Mapping[tuple[str, ...], Sequence[float]], *notes: str
-) -> Table:
-    """Return a row for each key, which ``names`` names, with the deciles of its ratios."""
-    return Table(
-        title=title,
-        columns=(*names, ">number", ">10 %", ">median", ">90 %"),
-        rows=[
-            (*key, str(len(ratios)), *(f"{one:.3f}" for one in np.quantile(ratios, DECILES)))
-            for key, ratios in found.items()
-        ],
-        notes=notes,
-    )
-
-
 def admission_table(rows: Sequence[Row]) -> Table:
     """Return when 16 CTAs that move bytes were in, and what both then took."""
     made = []
@@ -266,6 +194,18 @@ def queue_table(rows: Sequence[Row]) -> Table:
             for row in rows for cell in row["cells"]
         ],
         notes=("1 is all that can be hidden, 0.4 the first GEMM behind a collective alone.",),
+    )  # fmt: skip
+
+
+def rehearsal_table(rows: Sequence[Row]) -> Table:
+    """Return what a user's loop does in two ways or more, each with its time."""
+    return Table(
+        title="What surrounds a plan in a user's loop",
+        columns=("what", "way", ">µs"),
+        rows=[
+            (row["case"], name.removesuffix("_ns"), f"{took / 1e3:,.0f}")
+            for row in rows for name, took in row.items() if name.endswith("_ns")
+        ],
     )  # fmt: skip
 
 

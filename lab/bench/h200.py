@@ -1,5 +1,5 @@
-"""The H200 profile that the project measured: its errors, the plans it leads to, how it differs
-from the published H100, and at what clock its rows were taken."""
+"""The H200 profile that the project measured: its errors, and how it differs from the published
+H100."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from domino_tune.base.tables import Table
-from domino_tune.requests import TuneRequest
 from domino_tune.store.profiles import load_profile
-from domino_tune.verbs.resolve import Chosen
-from domino_tune.verbs.tune import tune
 from lab.bench.facts import REPOSITORY, errors, read_measured
 from lab.fits.common import records
 from lab.fits.contention import Beside, beside_cells
@@ -23,12 +20,9 @@ from lab.fits.gemm import layout_fit
 from lab.fits.measured import GPU
 from lab.verdict import Check, at_most, check_table, reported, verdict
 from simulator.contention import compute_slowdown
-from simulator.errors import InfeasiblePlanError
 from simulator.lookup.attention import AttentionRow
 from simulator.lookup.gemm import GemmRow
-from simulator.predict import predict
 from simulator.profile import Profile
-from simulator.units import MS_PER_NS
 
 NAME: Final = "h200-sxm"
 PUBLISHED: Final = "h100-dgx"
@@ -42,25 +36,17 @@ TOLD: Final[dict[str, Any]] = tomllib.loads(
     Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
 )
 NEAR: Final = 0.05
-FLOPS_PER_CLOCK: Final = 4096
-"""Dense bf16 FLOPs of an SM in a clock: 989.4 TFLOP/s of 132 SMs at 1,830 MHz (NVIDIA's paper)."""
-LASTING: Final = (666.0, 1470.0)
-"""TFLOP/s and MHz of a large GEMM after a long run (measurements/h200-sxm/launch.jsonl.gz)."""
-HEAVY_TFLOP: Final = 0.3
 Row = GemmRow | AttentionRow
 
 
 def h200() -> Iterator[Table]:
-    """Yield errors of look-ups and of the contention law, the published H100 beside it, the clocks
-    that rates imply, and the tuned plans."""
+    """Yield errors of look-ups and of the contention law, and the published H100 beside it."""
     profile = load_profile(NAME)
     gemms: Sequence[GemmRow] = profile.section("gemm").rows
     yield _look_ups(profile)
     yield _contention(profile)
     yield _same_shapes(gemms)
     yield _agreement([*gemms, *profile.section("attention").rows])
-    yield _clocks(gemms, profile.machine.sm_count * FLOPS_PER_CLOCK * 1e-6)
-    yield _plans()
 
 
 def _way(row: Row) -> str:
@@ -181,63 +167,4 @@ def _agreement(rows: Sequence[Row]) -> Table:
             ">median may be", "verdict",
         ),
         rows=lines,
-    )  # fmt: skip
-
-
-def _clocks(gemms: Sequence[GemmRow], per_mhz: float) -> Table:
-    """Return at what clock rows were taken; a clock of 1 MHz gives ``per_mhz`` TFLOP/s."""
-    lines, (lasting, mhz) = [], LASTING
-    for layout in LAYOUTS:
-        for name, heavy in ((f"above {HEAVY_TFLOP} TFLOP", True), ("below", False)):
-            rates = [
-                1e6 * _tflop(row) / row.median_us
-                for row in gemms
-                if row.layout == layout and (_tflop(row) > HEAVY_TFLOP) == heavy
-            ]
-            above = sum(rate > lasting for rate in rates) / len(rates)
-            lines.append((
-                f"{layout}, {name}", str(len(rates)), f"{statistics.median(rates):.0f}",
-                f"{max(rates):.0f}", f"{max(rates) / per_mhz:,.0f}", f"{above:.0%}",
-            ))  # fmt: skip
-    return Table(
-        title=f"At what clock the GEMM rows of {NAME} were taken: boost, as rates tell",
-        columns=(
-            "rows", ">rows", ">TFLOP/s, median", ">most", ">MHz of the most, at least",
-            f">faster than {lasting:g} TFLOP/s",
-        ),
-        rows=lines,
-        notes=[
-            f"A large GEMM reached {lasting:g} TFLOP/s at {mhz:,.0f} MHz after a long run, 790 in "
-            f"the 20 ms after rest; {lasting:g} × 1,980 / {mhz:,.0f} is 897. The clock of a row "
-            f"was not recorded. At least: rate / (132 SMs × {FLOPS_PER_CLOCK:,} FLOPs a clock).",
-        ],
-    )  # fmt: skip
-
-
-def _plans() -> Table:
-    rows = []
-    for model, seq, batch in TOLD["tuned"]:
-        requests = [
-            TuneRequest(model=model, profile=name, tp=8, seq_length=seq, micro_batch_size=batch)
-            for name in (NAME, PUBLISHED)
-        ]
-        try:
-            ours, theirs = (tune(request).best for request in requests)
-        except InfeasiblePlanError:
-            continue
-        other = Chosen.of(ours.case, theirs.plan)
-        here_ms = predict(ours.case, other.plan, other.order).makespan_ns * MS_PER_NS
-        rows.append((
-            f"{model}, {seq:,} × {batch}", ours.plan.label, f"{ours.speedup:.3f}x",
-            f"{ours.confidence}", theirs.plan.label, f"{theirs.speedup:.3f}x",
-            f"{here_ms / ours.iteration_ms - 1:+.1%}",
-        ))  # fmt: skip
-    return Table(
-        title=f"Plans at TP 8: tuned on {NAME} and on {PUBLISHED}",
-        columns=(
-            "model, sequence × batch", f"on {NAME}", ">speedup", "confidence", f"on {PUBLISHED}",
-            ">speedup", ">its plan on h200",
-        ),
-        rows=rows,
-        notes=("Last column: how much slower the h100-dgx plan is, simulated on h200-sxm.",),
     )  # fmt: skip

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Final
+from typing import Any, Final
 
+from domino_tune.store.parsing import parse
 from lab.fidelity.settings import ALWAYS_TWO, BASELINE, TUNED
+from simulator.errors import InputError
 
 MIN_SPREAD: Final = 0.05
 """Settings whose plans spread by less do not count for regret: there any choice is good."""
@@ -191,6 +193,11 @@ class Setting:
             cell.plan: statistics.median(logs)
             for cell, logs in zip(self.cells, within_rounds(times), strict=True)
         }
+
+
+def setting_from(plain: Mapping[str, Any]) -> Setting:
+    """Return the setting from the JSON of its ``asdict``."""
+    return parse(Setting, plain, source="a setting", error=InputError)
 
 
 @dataclass(frozen=True, kw_only=True)

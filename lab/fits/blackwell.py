@@ -8,7 +8,6 @@ beyond it, which stands for GB300's.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -20,13 +19,12 @@ from lab.fits.collectives import fit_group
 from lab.fits.common import Floats, Gpu, Sources, rounded
 from lab.fits.gemm import fit_curves
 from lab.fits.power import burst_over_lasting
-from lab.fits.quantized import Casts, table_rows
+from lab.fits.quantized import Casts
 from lab.fits.simumax import attention_rows
 from simulator.lookup.attention import AttentionFit, AttentionRow
 from simulator.lookup.collectives import MIB, CollectiveFit, CollectiveRow
 from simulator.lookup.gemm import GemmFit
 from simulator.power import PowerSection
-from simulator.profile import CollectiveSection
 
 OPS: Final = {
     "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
@@ -58,7 +56,7 @@ class Gemms(NamedTuple):
 def gemms(gpu: str, sources: Sources, sm_count: int) -> Gemms:
     """Return the law of the GPU's BF16 rows."""
     rows, apart = [], []
-    for row in table_rows(sources, f"fp8/{gpu}_gemm_fp8.csv.gz"):
+    for row in sources.rows(f"fp8/{gpu}_gemm_fp8.csv.gz"):
         rows.append((int(row["m"]), int(row["n"]), int(row["k"]), float(row["bf16_us"])))
         a, b = (float(row[name] or "nan") for name in COLLECTORS)
         apart.append(abs(a / b - 1))
@@ -90,32 +88,25 @@ def _attention(gpu: str, sources: Sources) -> list[AttentionRow]:
             batch=int(row["batch"]), heads=int(row["heads"]), kv_heads=int(row["kv_heads"]),
             seq=int(row["seq"]), head_dim=128, median_us=float(row["bf16_us"]),
         )
-        for row in table_rows(sources, f"{table}/attention_forward.csv.gz")
+        for row in sources.rows(f"{table}/attention_forward.csv.gz")
         if (row["gpu"], row["kernel"]) == (gpu, KERNEL) and row["bf16_us"]
     ]  # fmt: skip
     return [row for row in rows if row.batch * row.heads * row.seq >= LEAST_ROWS]
 
 
-def collectives(gpu: Gpu, sources: Sources) -> CollectiveSection:
-    """Return the laws of a node or tray, and of a rack where the GPU is in one."""
+def collectives(gpu: Gpu, sources: Sources) -> Iterator[CollectiveFit]:
+    """Yield the laws of a node or tray, and of a rack where the GPU is in one."""
     name = gpu.name.partition("-")[0]
-    fits = list(_collectives(sources, "nccl_nvlink", name))
+    yield from _collectives(sources, "nccl_nvlink", name)
     if gpu.machine.gpus_per_domain:
         rack = map(_exchange, _collectives(sources, "gb200_nccl_nvl72"))
-        fits += rack if name == "gb200" else map(_neighbour, rack)
-    reduce = [fit.error for fit in fits if fit.op == "all_reduce"]
-    gb_s, latency_us = gpu.told["collectives"]["nic"]
-    return CollectiveSection(
-        fits=tuple(sorted(fits, key=lambda fit: fit.group)), nic_gb_s=gb_s,
-        nic_latency_us=latency_us,
-        provenance=gpu.words("collectives", float(f"{statistics.fmean(reduce):.2g}")),
-    )  # fmt: skip
+        yield from rack if name == "gb200" else map(_neighbour, rack)
 
 
 def _collectives(sources: Sources, table: str, gpu: str = "") -> Iterator[CollectiveFit]:
     """Yield the law of each op and number of ranks; int8 cannot use NVLink SHARP."""
     groups: dict[tuple[str, int], list[CollectiveRow]] = {}
-    for row in table_rows(sources, f"blackwell/{table}.csv.gz"):
+    for row in sources.rows(f"blackwell/{table}.csv.gz"):
         if row["dtype"] == "int8" or row.get("gpu", "") != gpu:
             continue
         made = CollectiveRow(
@@ -189,10 +180,10 @@ def _repeated(gpu: str, sources: Sources, how: Repeated) -> Iterator[tuple[float
     casts = Casts(gpu, sources)
     bursts = {
         (row["m"], row["n"], row["k"]): float(row[how.column])
-        for row in table_rows(sources, f"fp8/{gpu}_gemm_fp8.csv.gz")
+        for row in sources.rows(f"fp8/{gpu}_gemm_fp8.csv.gz")
         if row[how.column]
     }
-    for row in table_rows(sources, "blackwell/gemm_power.csv.gz"):
+    for row in sources.rows("blackwell/gemm_power.csv.gz"):
         shape = (row["m"], row["n"], row["k"])
         if (row["gpu"], row["kernel"], row["dtype"]) != (gpu, "trt", how.dtype):
             continue
@@ -206,7 +197,7 @@ def sources_differ(sources: Sources, rows: Sequence[Any]) -> tuple[float, float]
     what of that bursts' higher clock explains."""
     bursts = {
         (int(row["m"]), int(row["n"]), int(row["k"])): float(row["bf16_us"])
-        for row in table_rows(sources, "fp8/b200_gemm_fp8.csv.gz")
+        for row in sources.rows("fp8/b200_gemm_fp8.csv.gz")
     }
     ratios: Floats = np.array([
         row.median_us / bursts[row[:3]] for row in rows

@@ -12,7 +12,7 @@ from typing import Final
 from domino_tune.measure.importers.tables import attention_csv, attention_pair_csv, gemm_csv
 from lab.fits import blackwell
 from lab.fits.attention import assumed_on, fit_attention
-from lab.fits.collectives import collective_section, multimem_collectives
+from lab.fits.collectives import collective_section, multimem_collectives, node_collectives
 from lab.fits.common import ASSUMED_ERROR, Gpu, Sources, rounded
 from lab.fits.contention import (
     ASSUMED_SLOWDOWN,
@@ -23,14 +23,12 @@ from lab.fits.contention import (
     overlap_law,
 )  # fmt: skip
 from lab.fits.gemm import gemm_section
-from lab.fits.launch import launch_section
 from lab.fits.measured import GPU as H200
-from lab.fits.measured import attained_gb_s, attention_section, h200_ops
+from lab.fits.measured import attained_gb_s, attention_section, h200_ops, launch_section
 from lab.fits.pointwise import as_assumed, transferred
 from lab.fits.power import capped_section
 from lab.fits.quantized import with_quantized
 from lab.fits.simumax import (
-    COLLECTIVE_ERROR,
     attention_fit,
     attention_rows,
     collective_fits,
@@ -74,7 +72,8 @@ def a100_profile(sources: Sources) -> Profile:
         ),
         pointwise=PointwiseSection(fits=tuple(pointwise), provenance=A100.words("pointwise")),
         collectives=collective_section(
-            A100, sources, collectives_of(sources, "a100_all_reduce_by_ctas")
+            A100,
+            [*node_collectives(A100, sources), *collectives_of(sources, "a100_all_reduce_by_ctas")],
         ),
         contention=ContentionSection(
             fit=contention,
@@ -147,11 +146,6 @@ def b200_profile(sources: Sources) -> Profile:
     h200, rows, machine = h200_ops(sources), gemm_rows(sources), B200.machine
     attention, gap_us = attention_fit(attention_rows(sources), machine.sm_count)
     pointwise, like = pointwise_fits(B200, sources, h200, ASSUMED_ERROR)
-    faster = machine.memory_bandwidth_gb_s / h200.machine.memory_bandwidth_gb_s
-    contention = assumed_law(
-        _beside(sources), sm_count=machine.sm_count, attained_gb_s=attained_gb_s(h200) * faster
-    )
-    nic_gb_s, nic_latency_us = B200.told["collectives"]["nic"]
     made = B200.profile(
         gemm=b200_gemms(sources),
         attention=AttentionSection(
@@ -164,17 +158,8 @@ def b200_profile(sources: Sources) -> Profile:
                 streamed=", ".join(B200.told["pointwise"]["rates"]["default"]),
             ),
         ),
-        collectives=CollectiveSection(
-            fits=collective_fits(sources), nic_gb_s=nic_gb_s, nic_latency_us=nic_latency_us,
-            provenance=B200.words("collectives", COLLECTIVE_ERROR),
-        ),
-        contention=ContentionSection(
-            fit=contention,
-            provenance=B200.words(
-                "contention", sms=machine.sm_count, ctas=contention.default_ctas,
-                off=contention.collective.error,
-            ),
-        ),
+        collectives=collective_section(B200, collective_fits(sources)),
+        contention=_assumed_contention(B200, sources),
         launch=launch_section(),
         power=replace(
             capped_section(B200, sources, rows), gemm_mhz=blackwell.gemm_mhz(B200, sources)
@@ -204,13 +189,8 @@ def blackwell_profile(gpu: Gpu, sources: Sources) -> Profile:
     name, machine = gpu.name.partition("-")[0], gpu.machine
     gemm = blackwell.gemms(name, sources, machine.sm_count)
     attention = blackwell.attention(name, sources, machine.sm_count)
-    h200 = h200_ops(sources)
-    pointwise, _ = pointwise_fits(B200, sources, h200, ASSUMED_ERROR)
-    slower = machine.memory_bandwidth_gb_s / B200.machine.memory_bandwidth_gb_s
-    faster = machine.memory_bandwidth_gb_s / h200.machine.memory_bandwidth_gb_s
-    contention = assumed_law(
-        _beside(sources), sm_count=machine.sm_count, attained_gb_s=attained_gb_s(h200) * faster
-    )
+    pointwise, _ = pointwise_fits(B200, sources, h200_ops(sources), ASSUMED_ERROR)
+    faster = machine.memory_bandwidth_gb_s / B200.machine.memory_bandwidth_gb_s
     made = gpu.profile(
         gemm=GemmSection(
             fits=(gemm.fit,),
@@ -221,17 +201,11 @@ def blackwell_profile(gpu: Gpu, sources: Sources) -> Profile:
             fit=attention, provenance=gpu.words("attention", attention.error)
         ),
         pointwise=PointwiseSection(
-            fits=tuple(as_assumed(fit, slower) for fit in pointwise),
+            fits=tuple(as_assumed(fit, faster) for fit in pointwise),
             provenance=gpu.words("pointwise"),
         ),
-        collectives=blackwell.collectives(gpu, sources),
-        contention=ContentionSection(
-            fit=contention,
-            provenance=gpu.words(
-                "contention", sms=machine.sm_count, ctas=contention.default_ctas,
-                off=contention.collective.error,
-            ),
-        ),
+        collectives=collective_section(gpu, blackwell.collectives(gpu, sources)),
+        contention=_assumed_contention(gpu, sources),
         launch=launch_section(),
         power=blackwell.power(gpu, sources, capped_section(gpu, sources)),
     )  # fmt: skip
@@ -261,7 +235,21 @@ def _h100_attention(sources: Sources) -> AttentionFit:
 def _h100_collectives(sources: Sources) -> CollectiveSection:
     """Return one node of published tables, and several of numbers fitted to some."""
     nodes = collectives_of(sources, "h100_nodes_all_reduce")
-    return collective_section(H100, sources, (*nodes, *multimem_collectives(sources)))
+    fits = (*node_collectives(H100, sources), *nodes, *multimem_collectives(sources))
+    return collective_section(H100, fits)
+
+
+def _assumed_contention(gpu: Gpu, sources: Sources) -> ContentionSection:
+    """Return our H200's law as that of a GPU that was not timed."""
+    h200, machine = h200_ops(sources), gpu.machine
+    faster = machine.memory_bandwidth_gb_s / h200.machine.memory_bandwidth_gb_s
+    law = assumed_law(
+        _beside(sources), sm_count=machine.sm_count, attained_gb_s=attained_gb_s(h200) * faster
+    )
+    words = gpu.words(
+        "contention", sms=machine.sm_count, ctas=law.default_ctas, off=law.collective.error
+    )
+    return ContentionSection(fit=law, provenance=words)
 
 
 def _beside(sources: Sources) -> ContentionFit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -32,19 +33,21 @@ _ELEMENT_BYTES: Final = 2
 _SIZE: Final = ("BL", "hidden_size")
 
 
-def collective_section(
-    gpu: Gpu, sources: Sources, others: Iterable[CollectiveFit]
-) -> CollectiveSection:
-    """Return the laws of the node's table beside ``others``."""
-    told = gpu.told["collectives"]
-    node = fit_collectives(collectives_csv(sources.table(told["table"])).rows)
-    fits = tuple(sorted((*node, *others), key=lambda fit: fit.group))
-    reduce = [fit.error for fit in fits if fit.op == "all_reduce"]
-    gb_s, latency_us = told["nic"]
+def collective_section(gpu: Gpu, fits: Iterable[CollectiveFit]) -> CollectiveSection:
+    """Return the section of these laws; its error is the mean of its all-reduces'."""
+    made = tuple(sorted(fits, key=lambda fit: fit.group))
+    gb_s, latency_us = gpu.told["collectives"]["nic"]
+    error = statistics.fmean(fit.error for fit in made if fit.op == "all_reduce")
     return CollectiveSection(
-        fits=fits, nic_gb_s=gb_s, nic_latency_us=latency_us,
-        provenance=gpu.words("collectives", float(f"{sum(reduce) / len(reduce):.2g}")),
+        fits=made, nic_gb_s=gb_s, nic_latency_us=latency_us,
+        provenance=gpu.words("collectives", rounded(error, 2)),
     )  # fmt: skip
+
+
+def node_collectives(gpu: Gpu, sources: Sources) -> tuple[CollectiveFit, ...]:
+    """Return the laws of the table of a GPU's node."""
+    table = sources.table(gpu.told["collectives"]["table"])
+    return fit_collectives(collectives_csv(table).rows)
 
 
 def multimem_collectives(sources: Sources) -> tuple[CollectiveFit, ...]:

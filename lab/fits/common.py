@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -72,6 +73,13 @@ class Sources(NamedTuple):
     def table(self, name: str) -> bytes:
         """Return a published table."""
         return (self.data / "measured" / name).read_bytes()
+
+    def rows(self, name: str) -> Iterator[dict[str, str]]:
+        """Yield the rows of a published table, gzipped or not, as text."""
+        data = self.table(name)
+        text = (gzip.decompress(data) if name.endswith(".gz") else data).decode("utf-8")
+        lines = (line for line in text.splitlines() if not line.startswith("#"))
+        yield from csv.DictReader(lines)
 
     def ours(self, stage: str) -> list[dict[str, Any]]:
         """Return what a stage recorded on our H200."""

@@ -1,7 +1,10 @@
-"""What our own H200 recorded of its ops: rows and laws, from which other GPUs take over some."""
+"""What our own H200 recorded of its ops: rows and laws, from which other GPUs take over some; and
+launch costs: of its host, measured, or of eager PyTorch, assumed."""
 
 from __future__ import annotations
 
+import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -9,14 +12,15 @@ from typing import Any, Final
 
 from domino_tune.measure.op_rows import add_ops
 from lab.fits.attention import fit_attention
-from lab.fits.common import Gpu, Sources
+from lab.fits.common import Description, Gpu, Sources, rounded
 from lab.fits.gemm import layout_fit
 from lab.fits.pointwise import like
 from simulator.lookup.gemm import GemmRow
 from simulator.lookup.pointwise import PointwiseRow
-from simulator.profile import AttentionSection, PointwiseSection, Profile
+from simulator.profile import AttentionSection, LaunchSection, PointwiseSection, Profile
 
 GPU: Final = Gpu("h200-sxm")
+ANY: Final = Description("any")
 LAW_HEAD_DIM: Final = 128
 BEYOND_L2_BYTES: Final = 1.5e9
 """An op that moves more finds at most 3 % of it in the L2."""
@@ -102,3 +106,26 @@ def _rewritten(section: PointwiseSection) -> PointwiseSection:
             "pointwise", rewritten=", ".join(sorted(rewritten)), alike=", ".join(sorted(alike))
         ),
     )
+
+
+def launch_section(gpu: Gpu | None = None, rows: Sequence[Mapping[str, Any]] = ()) -> LaunchSection:
+    """Return the medians of the records of plans; the host costs of eager PyTorch without any."""
+    eager = ANY.told["launch"]
+    if gpu is None:
+        return LaunchSection(
+            mode="async", cost_us=eager["cost_us"], queue_depth=eager["queue_depth"],
+            provenance=ANY.words("launch"),
+        )  # fmt: skip
+    costs: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        for kind, cost_us in row.get("cost_us", {}).items():
+            if kind != "pointwise":
+                costs[kind].append(cost_us)
+        if row.get("model", "").startswith("gpt3"):
+            roles = gpu.told["launch"]["one_kernel"]
+            costs["pointwise"] += [row["cost_us_by_role"][role] for role in roles]
+    medians = {kind: rounded(statistics.median(found)) for kind, found in costs.items()}
+    return LaunchSection(
+        mode="async", cost_us={**medians, "collective": eager["cost_us"]["collective"]},
+        queue_depth=eager["queue_depth"], assumed=("collective",), provenance=gpu.words("launch"),
+    )  # fmt: skip

@@ -10,7 +10,6 @@ timed, show how far its clock had fallen.
 
 from __future__ import annotations
 
-import csv
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,19 +49,13 @@ class Cap:
     heats: bool = False
 
 
-def power_points(sources: Sources) -> list[Mapping[str, str]]:
-    """Return the published points and our own."""
-    lines = sources.table("power_points.csv").decode().splitlines()
-    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
-
-
 class Lasting:
     """GEMMs without a pause on an H200: clock, watts, FLOP/s in that state and in the
     first 20 ms.
     """
 
     def __init__(self, sources: Sources) -> None:
-        ours = [point for point in power_points(sources) if point["gpu"] == "H200 SXM"]
+        ours = [row for row in sources.rows("power_points.csv") if row["gpu"] == "H200 SXM"]
         lasting, burst, rest = ours
         self.clock_mhz = int(lasting["clock_mhz"])
         self.watts = float(_number_before(lasting["what"], " W"))

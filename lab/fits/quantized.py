@@ -11,9 +11,6 @@ blocks themselves, at the same rate (NVIDIA's data sheets give one peak for both
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -95,7 +92,7 @@ class Products(NamedTuple):
 
 def _products(gpu: str, sources: Sources, dtype: str, columns: Sequence[str]) -> Products:
     casts, rows, apart = Casts(gpu, sources), [], [0.0]
-    for row in table_rows(sources, f"fp8/{gpu}_gemm_fp8.csv.gz"):
+    for row in sources.rows(f"fp8/{gpu}_gemm_fp8.csv.gz"):
         timed = [float(row[name]) for name in columns if row.get(name)]
         m, n, k = (int(row[name]) for name in "mnk")
         us = min(timed, default=0.0) - casts.us(dtype, m, k)
@@ -128,7 +125,7 @@ def cast_law(gpu: str, sources: Sources) -> PointwiseFit:
 
 def _casts(gpu: str, sources: Sources) -> Iterator[Cast]:
     table = "fp8" if gpu in ("h100", "h200", "b200") else "blackwell"
-    for row in table_rows(sources, f"{table}/casts.csv.gz"):
+    for row in sources.rows(f"{table}/casts.csv.gz"):
         if (row["gpu"], row["kernel"]) == (gpu, "trtllm"):
             amax_us, cast_us = float(row["amax_us"]), float(row["cast_us"])
             yield Cast(int(row["m"]), int(row["k"]), amax_us, cast_us)
@@ -143,13 +140,6 @@ def _grid(casts: list[Cast], column: str) -> RegularGridInterpolator:
     return RegularGridInterpolator(
         (np.log(ms), np.log(ks)), values, bounds_error=False, fill_value=None
     )
-
-
-def table_rows(sources: Sources, table: str) -> Iterator[dict[str, str]]:
-    """Yield the rows of a gzipped table, as text."""
-    text = gzip.decompress(sources.table(table)).decode("utf-8")
-    lines = (line for line in io.StringIO(text) if not line.startswith("#"))
-    yield from csv.DictReader(lines)
 
 
 def with_quantized(profile: Profile, sources: Sources) -> Profile:

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import torch
 
 from lab.gpu.admission import admission_cases
-from lab.gpu.beside import contention_cases, copy_cases
+from lab.gpu.beside import contention_cases
 from lab.gpu.clocks import clock_cases
 from lab.gpu.cuda_tests import test_cases
 from lab.gpu.fp8 import fp8_cases
@@ -31,7 +31,6 @@ from lab.gpu.queues import queue_cases
 from lab.gpu.rehearsal import rehearsal_cases
 from lab.gpu.stage import GpuCase, Stage, smi
 from lab.gpu.sustained import sustained_cases
-from lab.gpu.variants import variant_cases
 
 KEPT: Final = Path(__file__).resolve().parents[2] / "measurements"
 PROFILES: Final = {"H100": "h100-dgx", "H200": "h200-sxm", "B200": "b200-sxm", "A100": "a100-sxm"}
@@ -60,8 +59,6 @@ STAGES: Final[dict[str, Planned]] = {
     "ops": Planned(op_cases, 1.0),
     "rehearsal": Planned(rehearsal_cases, 0.5),
     "training": Planned(training_cases, 1.0),
-    "variants": Planned(variant_cases, 1.0),
-    "copies": Planned(copy_cases, 1.0),
     "contention": Planned(contention_cases, 2.0),
 }
 

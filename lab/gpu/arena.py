@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from domino_tune.measure.gpu.events import Work, recorded, since_ns, ticks_around, timed_event
-from domino_tune.measure.gpu.works import NamedWork
 from domino_tune.runtime.clock import empty_ns
 from domino_tune.runtime.head_start import HeadStart
 from lab.gpu.timing import took_ns
@@ -33,53 +32,22 @@ class Traffic(NamedTuple):
     issue: Callable[[], object]
 
 
-class Beside(NamedTuple):
-    """Traffic to play an op beside, what the record says of it, and the key of traffic that takes
-    as long alone; ``first``: it is launched before the ops."""
-
-    told: dict[str, Any]
-    traffic: Traffic
-    key: Hashable
-    first: bool = True
-
-
 class Arena:
     """Plays ops and traffic, alone and beside each other."""
 
     def __init__(self) -> None:
         self.head_start = HeadStart(spin_ns=6_000_000)
         self.was_late = False
-        self._alone_ns: dict[Hashable, float] = {}
-
-    def row(self, named: NamedWork, cells: Iterable[Beside], alone_as: str) -> dict[str, Any]:
-        """Return the record of an op alone and beside each traffic, whose own time alone, ns, is
-        named ``alone_as``."""
-        work = named.make()
-        alone_ns, rows = self.ops_alone(work), []
-        for told, traffic, key, first in cells:
-            if key not in self._alone_ns:
-                self._alone_ns[key] = self.traffic_alone(traffic)
-            unit_ns = self._alone_ns[key]
-            found = self.concurrent(work, traffic, alone_ns, unit_ns, first=first)
-            rows.append({**told, alone_as: unit_ns, **found})
-        return {
-            "family": named.family, "name": named.name, "shape": list(named.shape),
-            "alone_ns": alone_ns, "alone_again_ns": self.ops_alone(work), "cells": rows,
-        }  # fmt: skip
 
     def ops_alone(self, work: Work) -> float:
         """Return the median ns of one call, with calls back to back."""
-        return statistics.median(self.calls_alone(work))
-
-    def calls_alone(self, work: Work) -> list[float]:
-        """Return the ns of each of many calls back to back."""
         calls = 12
         for call in range(3):
             work(call)
         spans, _ = self._play(work, calls, None, 0)
         calls = max(12, min(MOST_CALLS, round(OPS_NS / statistics.median(_lengths(spans)))))
         spans, _ = self._play(work, calls, None, 0)
-        return _lengths(spans)
+        return statistics.median(_lengths(spans))
 
     def traffic_alone(self, traffic: Traffic) -> float:
         """Return the median ns of one unit, with units back to back."""

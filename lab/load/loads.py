@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import time
 from collections import Counter
@@ -205,6 +206,7 @@ def run(name: str, folder: Path, duration: Duration, *options: str) -> Table:
         async with visitor.client:
             return await load.drive(visitor, service, duration), visitor.errors()
 
+    busy = f"Before it the machine's load was {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores."
     with (
         limited(DEPLOYED_BYTES) as (before, limit),
         Service.start(folder, *load.options, *options, before=before) as service,
@@ -217,4 +219,4 @@ def run(name: str, folder: Path, duration: Duration, *options: str) -> Table:
         equal("exit code after SIGTERM", 0, code),
         at_most("time from SIGTERM to exit", MAX_STOP_S, time.monotonic() - stopped_s, "s", 1),
     ]
-    return check_table(load.title, checks, notes=[*errors[:10], f"Memory limit: {limit}."])
+    return check_table(load.title, checks, notes=[*errors[:10], f"Memory limit: {limit}. {busy}"])

@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
 import httpx
+import psutil
 
 from domino_tune.base.errors import RunError
 
@@ -23,7 +24,6 @@ START_S: Final = 900.0
 STOP_S: Final = 20.0
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 SAID: Final = re.compile(r"domino_tune serves (http://\S+) until Ctrl-C")
-PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(kw_only=True)
@@ -100,36 +100,16 @@ class Service:
         self.process.wait()
 
     def rss_bytes(self) -> int:
-        """Return the resident memory of the server and all its workers, in bytes (Linux)."""
-        return sum(resident_bytes(pid) for pid in process_tree(self.process.pid))
+        """Return the resident memory of the server and all its workers, in bytes."""
+        server = psutil.Process(self.process.pid)
+        total = 0
+        for each in [server, *server.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                total += each.memory_info().rss
+        return total
 
 
 def search_path() -> str:
     """Return a PYTHONPATH that finds this repository's packages from another folder."""
     inherited = os.environ.get("PYTHONPATH")
     return os.pathsep.join([str(REPOSITORY), *([inherited] if inherited else [])])
-
-
-def process_tree(pid: int) -> Sequence[int]:
-    """Return ``pid`` and its descendants now (Linux)."""
-    found = [pid]
-    for parent in found:
-        found += child_pids(parent)
-    return found
-
-
-def child_pids(pid: int) -> list[int]:
-    """Return the process ids of the children of ``pid`` now (Linux); none when it has ended."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):  # the task has ended
-            found += map(int, task.read_text().split())
-    return found
-
-
-def resident_bytes(pid: int) -> int:
-    """Return the resident memory of a process, in bytes; 0 when it has ended."""
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
-    except OSError:
-        return 0

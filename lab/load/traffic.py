@@ -56,9 +56,9 @@ class Visitor:
         self.answers[kind].append(answer)
         return answer
 
-    def record_error(self, kind: str, why: str) -> None:
-        """Record an error that no status shows."""
-        self.answers[kind].append(Answer(status=NO_ANSWER, took_s=0.0, body=why))
+    def record(self, kind: str, body: str = "", *, status: int = 200, took_s: float = 0.0) -> None:
+        """Record what no single answer shows: an error, or the time of a whole job."""
+        self.answers[kind].append(Answer(status=status, took_s=took_s, body=body))
 
     def errors(self) -> list[str]:
         """Return all errors, one line each."""

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -19,11 +20,10 @@ import pytest
 from domino_tune.service.jobs.desk import JobDesk
 from domino_tune.service.sql.database import open_database
 from lab.load import bodies
-from lab.load.process import process_tree
 from tests.conftest import REPOSITORY
 from tests.real.deployment import CONTAINER, IMAGE, PROMETHEUS
-from tests.real.domino_tune.serving import Served, served
-from tests.support.processes import PATIENCE_S, wait_until, wait_until_gone
+from tests.real.domino_tune.serving import Served, served, when_free
+from tests.support.processes import PATIENCE_S, process_tree, wait_until, wait_until_gone
 
 DOCUMENT = REPOSITORY / "docs" / "service.md"
 METRICS = [
@@ -42,6 +42,11 @@ def states(client: httpx.Client, service: Served, jobs: list[str]) -> list[str]:
     return [client.get(f"{service.url}/v1/jobs/{job}").json()["state"] for job in jobs]
 
 
+def submitted(client: httpx.Client, service: Served, body: dict[str, Any]) -> str:
+    answer = when_free(lambda: client.post(f"{service.url}/v1/jobs", json=body))
+    return str(answer.raise_for_status().json()["id"])
+
+
 def read_events(url: str, begun: threading.Event, ended: threading.Event) -> None:
     """Read the events of a job, as the web page does, until the server ends the stream."""
     try:
@@ -56,11 +61,10 @@ def read_events(url: str, begun: threading.Event, ended: threading.Event) -> Non
 def test_sigterm_requeues_running_jobs(tmp_path: Path, client: httpx.Client) -> None:
     begun, ended = threading.Event(), threading.Event()
     with served(tmp_path, "--workers", "2") as service:
-        made = [
-            client.post(f"{service.url}/v1/jobs", json=bodies.tune(seed, bodies.ENDLESS_TRIALS))
+        jobs = [
+            submitted(client, service, bodies.tune(seed, bodies.ENDLESS_TRIALS))
             for seed in range(3)
         ]
-        jobs = [one.json()["id"] for one in made]
         wait_until(lambda: states(client, service, jobs).count("running") >= 2)
         processes = process_tree(service.process.pid)
         events = f"{service.url}/v1/jobs/{jobs[0]}/events"
@@ -133,9 +137,11 @@ def test_it_writes_to_its_folder_and_to_tmp_only(tmp_path: Path, client: httpx.C
     }  # fmt: skip
     with served(home, **environment) as service:
         small = {**bodies.tune(seed=0, trials=3), "model": "gpt3-1.3b", "micro_batch_size": 2}
-        tuned = client.post(f"{service.url}/v1/jobs", json=small).json()["id"]
+        tuned = submitted(client, service, small)
         wait_until(lambda: states(client, service, [tuned]) == ["done"])
-        assert client.post(f"{service.url}/v1/simulations", json=bodies.CACHED).status_code == 200
+        simulations = f"{service.url}/v1/simulations"
+        answer = when_free(lambda: client.post(simulations, json=bodies.CACHED))
+        assert answer.status_code == 200
         service.process.send_signal(signal.SIGTERM)
         assert service.process.wait(PATIENCE_S) == 0
     assert "WROTE" not in service.log()

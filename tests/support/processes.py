@@ -12,8 +12,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from lab.load.process import child_pids
-
 PATIENCE_S: Final = 900
 """Limit of waits that only guard against hanging: loaded machines take long."""
 T = TypeVar("T")
@@ -53,6 +51,23 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def process_tree(pid: int) -> Sequence[int]:
+    """Return ``pid`` and its descendants now (Linux)."""
+    found = [pid]
+    for parent in found:
+        found += child_pids(parent)
+    return found
+
+
+def child_pids(pid: int) -> list[int]:
+    """Return the process ids of the children of ``pid`` now (Linux); none when it has ended."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # the task has ended
+            found += map(int, task.read_text().split())
+    return found
 
 
 def children(pid: int, command: bytes = b"") -> list[int]:

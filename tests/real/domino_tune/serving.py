@@ -7,17 +7,21 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import pytest
 
 from domino_tune.cli.commands import main
 from tests.conftest import REPOSITORY
-from tests.support.processes import PATIENCE_S, started
+from tests.support.processes import PATIENCE_S, started, wait_until
+
+if TYPE_CHECKING:
+    import httpx
 
 NEEDS = ("fastapi", "uvicorn", "sqlalchemy", "httpx", "prometheus_client")
 
@@ -78,3 +82,16 @@ def served(home: Path, *options: str, **more: str) -> Iterator[Served]:
         found = re.fullmatch(r"domino_tune serves (http://\S+) until Ctrl-C\.\n", line)
         assert found, line + log.read_text("utf-8")
         yield Served(url=found[1], home=home, process=process)
+
+
+def when_free(ask: Callable[[], httpx.Response]) -> httpx.Response:
+    """Return the first answer other than 503. A service whose machine is busy with other tests says
+    so after 20 s, since a person would not wait longer, and did nothing."""
+
+    def answered() -> httpx.Response | None:
+        answer = ask()
+        return None if answer.status_code == 503 else answer
+
+    found = wait_until(answered)
+    assert found
+    return found

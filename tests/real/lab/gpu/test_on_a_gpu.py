@@ -15,8 +15,6 @@ from domino_tune.measure.gpu.replays import back_to_back
 from domino_tune.runtime.lanes.emulated import Wire
 from domino_tune.runtime.lanes.pace import Pace
 from lab.gpu.admission import MAKERS
-from lab.gpu.arena import Arena
-from lab.gpu.beside import SIZES, WAYS, Copies
 from lab.gpu.cases import PLANS, TWO_SLICES
 from lab.gpu.clocks import plan_step
 from lab.gpu.queues import CELLS, Sizes
@@ -25,12 +23,9 @@ from lab.gpu.single_gpu_rank import single_gpu_session
 from lab.gpu.stage import Stage
 from lab.gpu.steps import timed_replays
 from lab.gpu.sustained import marked_steps, marks_ns
-from lab.gpu.variants import Variant, measured
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 from tests.real.domino_tune.runtime.jobs import GPT, LLAMA
-from tests.real.lab.gpu.test_variants import ON_CPU
-from tests.real.lab.gpu.test_variants import SIZES as STEP
 
 pytestmark = [
     pytest.mark.gpu,
@@ -89,26 +84,3 @@ def test_rows_beside_collectives_are_timed() -> None:
     assert row["failed"] == []
     assert [cell["name"] for cell in row["cells"]] == [cell.name for cell in CELLS]
     assert all(cell["together_ns"] > 0 for cell in row["cells"])
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_copies_take_their_time(way: str) -> None:
-    named = {(one.told["way"], one.told["bytes"]): one.traffic for one in Copies().all()}
-    unit_ns = Arena().traffic_alone(named[way, SIZES[0]])
-    assert max(SIZES) / unit_ns < 10_000  # bytes/ns, or GB/s: no memory is that fast
-
-
-@pytest.mark.filterwarnings("ignore")  # torch's compiler has some of its own
-def test_other_kernels_are_timed() -> None:
-    """Of this size each; where torch cannot compile, only the fused ones fail."""
-    from lab.gpu.variant_works import MAKERS as WORKS
-
-    def variants() -> list[Variant]:
-        return [
-            Variant(signature, lambda name=name, s=signature: WORKS[name](s, STEP))  # type: ignore[misc]
-            for name, signature in ON_CPU.items()
-        ]
-
-    row = measured(Arena(), variants())
-    assert row["failed"] == {}
-    assert len(row["ops"]) == len(ON_CPU)

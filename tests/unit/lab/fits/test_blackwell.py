@@ -10,7 +10,7 @@ from domino_tune.store.assumptions import assumptions
 from domino_tune.store.profiles import load_profile
 from lab.fits.blackwell import sources_differ
 from lab.fits.common import Sources
-from lab.fits.quantized import Casts, no_slower_than_larger, table_rows
+from lab.fits.quantized import Casts, no_slower_than_larger
 from lab.fits.simumax import gemm_rows
 from simulator.lookup.gemm_law import make_law
 from simulator.lookup.gemm_stored import StoredCurves
@@ -34,7 +34,7 @@ def test_a_pair_that_was_withheld_is_looked_up(name: str) -> None:
 @pytest.mark.parametrize("name", OWN)
 def test_a_bf16_row_is_looked_up_as_it_was_timed(name: str) -> None:
     table = load_profile(name).gemm_table()
-    rows = list(table_rows(SOURCES, f"fp8/{name.partition('-')[0]}_gemm_fp8.csv.gz"))[::97]
+    rows = list(SOURCES.rows(f"fp8/{name.partition('-')[0]}_gemm_fp8.csv.gz"))[::97]
     off = []
     for row in rows:
         m, n, k = (int(row[name]) for name in "mnk")
@@ -45,7 +45,7 @@ def test_a_bf16_row_is_looked_up_as_it_was_timed(name: str) -> None:
 def test_an_fp8_call_is_its_cast_and_its_gemm() -> None:
     table, casts = load_profile("gb200-nvl72").gemm_table(), Casts("gb200", SOURCES)
     row = next(
-        row for row in table_rows(SOURCES, "fp8/gb200_gemm_fp8.csv.gz")
+        row for row in SOURCES.rows("fp8/gb200_gemm_fp8.csv.gz")
         if [row[x] for x in "mnk"] == ["8192", "8192", "8192"]
     )  # fmt: skip
     gemm = table.estimate(Gemm(8192, 8192, 8192, dtype="fp8_tensor"))
