@@ -17,6 +17,9 @@ token_dispatcher.py):
 - ``allgather``: each rank gets all tokens of the group, and takes those of its experts; on the way
   back sums are scattered.
 
+The shared expert runs before the tokens are sent, and in backward after their gradients came back;
+with ``moe_shared_expert_overlap`` while they are on their way.
+
 Ranks that share an expert (``etp``) then gather the rows of all of them, and scatter sums.
 """
 
@@ -218,7 +221,10 @@ def _norm(t: Quantized, row: int, _: int) -> Ops:
     sent = _Way(t, row).there("dispatch", norm.writes[0], f"{base}.in")
     if sent:
         sent[0] = sent[0]._replace(reads=(*sent[0].reads, *choice.writes))
-    return [norm, *_shared(t, row, norm.writes[0]), router, choice, *sent]
+    shared = _shared(t, row, norm.writes[0])
+    if s.workload.moe_shared_expert_overlap:
+        return [norm, router, choice, *sent, *shared]
+    return [norm, *shared, router, choice, *sent]
 
 
 def _fc1(t: Quantized, row: int, _: int) -> Ops:
@@ -307,7 +313,7 @@ def _fc1_dgrad(t: Quantized, row: int, piece: int) -> Ops:
 
 def _norm_bwd(t: Quantized, row: int, _: int) -> Ops:
     s, size, way, base = t.shapes, t.shapes.residual_bytes(row), _Way(t, row), f"d.s{row}.mlp"
-    ops, branches = _shared_bwd(t, row)
+    shared, branches = _shared_bwd(t, row)
     parts = tuple(way.returned(f"{base}.rows.{j}") for j in range(s.plan.mlp_dgrad_slices))
     summed, routed = way.summed("dispatch_bwd", parts, f"{base}.permute")
     choice = _router_bwd(t, row, routed)
@@ -319,7 +325,9 @@ def _norm_bwd(t: Quantized, row: int, _: int) -> Ops:
     reads = (*total.writes, Ref(0, f"s{row}.y"), Ref(1, f"d.s{row}.x"))
     signature = s.pointwise(f"{s.model.norm}_bwd", 3 * size, size)
     norm = t.op("mlp.norm_bwd", row, signature, reads, f"d.s{row}.y", size, weights=("w.mlp.norm",))
-    return [*ops, *summed, *choice, total, norm]
+    if s.workload.moe_shared_expert_overlap:
+        return [*shared, *summed, *choice, total, norm]
+    return [*summed, *choice, *shared, total, norm]
 
 
 def _router_bwd(t: Quantized, row: int, after: tuple[Ref, ...]) -> Ops:

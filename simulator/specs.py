@@ -245,6 +245,7 @@ class Workload:
     from replicas, in FP8.
     ``moe_dispatcher``: how tokens come to the ranks of their experts. ``moe_imbalance``: tokens of
     the rank with the most over the mean; 1 where routing is forced to balance.
+    ``moe_shared_expert_overlap``: the shared expert runs while tokens are on their way.
     """
 
     seq_length: int
@@ -269,6 +270,7 @@ class Workload:
     fp8_param_gather: bool = False
     moe_dispatcher: MoeDispatcher = "alltoall"
     moe_imbalance: float = 1.0
+    moe_shared_expert_overlap: bool = False
 
     def __post_init__(self) -> None:
         for name in ("seq_length", "micro_batch_size", "grad_accumulation"):

@@ -212,6 +212,7 @@ def with_experts(
         workload,
         moe_dispatcher=rng.choice(MOE_DISPATCHERS[:2]),
         moe_imbalance=rng.choice((1.0, 1.5)),
+        moe_shared_expert_overlap=rng.random() < 0.5,
     )
     return model, workload, replace(cluster, ep=ep, etp=etp)
 

@@ -198,3 +198,10 @@ def test_multi_token_prediction_is_a_layer_and_a_head_more() -> None:
     shapes = case_of(DEEPSEEK, pp=5, dp=8, ep=8)
     held = [shapes.chunks[rank][0].of(shapes.shapes(MEGATRON)).held for rank in (3, 4)]
     assert held[1].experts == 2 * held[0].experts
+
+
+def test_a_shared_expert_can_hide_the_exchange() -> None:
+    waiting = predict(case_of(DEEPSEEK), MEGATRON)
+    beside = predict(case_of(DEEPSEEK, moe_shared_expert_overlap=True), MEGATRON)
+    assert beside.exposed_ns < waiting.exposed_ns
+    assert beside.makespan_ns < waiting.makespan_ns
