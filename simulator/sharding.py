@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from simulator.errors import InputError
+from simulator.expert_parallel import check_experts
 from simulator.specs import ClusterSpec, ModelSpec, Workload, require_divisible
 
 WORTH: Final = 0.01
@@ -17,7 +18,10 @@ def _nearest_tp(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> l
     """Return the nearest smaller and larger tp that work: they fit the job's other sizes and divide
     its sequences. A tp beyond one NVLink domain is returned only if the cluster's is."""
     domain, kv_heads = cluster.domain, model.num_key_value_heads
-    common = math.gcd(model.num_attention_heads, model.intermediate_size)
+    common = math.gcd(
+        model.num_attention_heads, model.intermediate_size if model.dense_layers else 0,
+        model.shared_expert_intermediate_size,
+    )  # fmt: skip
     common = math.gcd(common, workload.seq_length // math.gcd(workload.seq_length, cluster.cp))
     most = common if cluster.tp > domain else min(common, domain)
     works = [
@@ -64,7 +68,7 @@ def check_shardable(model: ModelSpec, workload: Workload, cluster: ClusterSpec) 
     128 × tp, as in Megatron-LM.
     """
     tp, kv_heads = cluster.tp, model.num_key_value_heads
-    for name in ("num_attention_heads", "intermediate_size"):
+    for name in ("num_attention_heads", *(["intermediate_size"] if model.dense_layers else [])):
         size = getattr(model, name)
         if size % tp:
             fix = _tp_hint(model, workload, cluster)
@@ -77,6 +81,7 @@ def check_shardable(model: ModelSpec, workload: Workload, cluster: ClusterSpec) 
             f"num_key_value_heads = {kv_heads} is neither a multiple nor a divisor of tp = {tp}; "
             f"{_tp_hint(model, workload, cluster)}."
         )
+    check_experts(model, workload, cluster)
     _check_length(model, workload)
     if workload.recompute_layers > model.num_hidden_layers:
         raise InputError(

@@ -296,6 +296,11 @@ class Workload:
             raise InputError(
                 f"workload.dtype must be one of {', '.join(DTYPE_BYTES)}, got {self.dtype!r}."
             )
+        if not 1 <= self.moe_imbalance <= MOST:
+            raise InputError(
+                "workload.moe_imbalance must be a number ≥ 1, the tokens of the rank with the most "
+                f"over the mean; got {self.moe_imbalance!r}."
+            )
         self._check_quantization()
 
     def _check_quantization(self) -> None:

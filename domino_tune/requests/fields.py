@@ -38,6 +38,7 @@ from simulator.specs import (
     Dtype,
     Fp8Recipe,
     GradDtype,
+    MoeDispatcher,
     PipelineSchedule,
     Recompute,
 )
@@ -77,6 +78,17 @@ class JobFields(Request):
     cp_comm: Annotated[ContextComm | None, job(
         "How context-parallel ranks exchange keys and values (default p2p, a ring).",
         rare=True)] = None  # fmt: skip
+    ep: Annotated[Count | None, job(
+        "Expert-parallel ranks, among which experts are divided (default 1).")] = None  # fmt: skip
+    etp: Annotated[Count | None, job(
+        "Ranks that share each expert, among tp × cp × dp (default tp).",
+        rare=True)] = None  # fmt: skip
+    moe_dispatcher: Annotated[MoeDispatcher | None, job(
+        "How tokens come to the ranks of their experts (default alltoall).",
+        rare=True)] = None  # fmt: skip
+    moe_imbalance: Annotated[Text | None, job(
+        "Tokens of the rank whose experts have the most, over the mean (default 1.0, forced "
+        "balance).", metavar="FACTOR", rare=True)] = None  # fmt: skip
     nodes: Annotated[Count | None, machine(
         "Nodes of the ranks, in Megatron's order tp, cp, dp, pp (default: as few as possible)."
         )] = None  # fmt: skip

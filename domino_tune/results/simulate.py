@@ -198,6 +198,7 @@ def workload_line(model: ModelSpec, workload: Workload, cluster: ClusterSpec, pr
     parts = [
         f"{model.name} on {profile}", *cluster.levels.split(" × "),
         *([f"vpp {cluster.vpp}"] if cluster.vpp > 1 else []),
+        *_experts(model, workload, cluster),
         f"{cluster.nodes} node{'s' if cluster.nodes > 1 else ''}",
         f"seq {workload.seq_length}", f"micro-batch {workload.micro_batch_size}",
         f"grad accumulation {workload.grad_accumulation}", workload.dtype,
@@ -206,6 +207,16 @@ def workload_line(model: ModelSpec, workload: Workload, cluster: ClusterSpec, pr
         *(["multimem collectives"] if workload.tp_collectives == "multimem" else []),
     ]  # fmt: skip
     return ", ".join([*parts, *(["CUDA graphs"] if cluster.cuda_graph else [])])
+
+
+def _experts(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> list[str]:
+    """Return how experts are divided; [] of a model without."""
+    if not model.num_experts:
+        return []
+    shared = [f"etp {cluster.etp}"] if cluster.etp else []
+    uneven = workload.moe_imbalance != 1
+    imbalance = [f"imbalance {workload.moe_imbalance:g}"] if uneven else []
+    return [f"ep {cluster.ep}", *shared, f"tokens by {workload.moe_dispatcher}", *imbalance]
 
 
 NAMES: Final = {"no_comm": "bound", "baseline_no_sp": "no SP"}

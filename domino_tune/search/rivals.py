@@ -82,16 +82,18 @@ def _texts(told: dict[str, str]) -> tuple[str, ...]:
 
 
 def _short(case: Case) -> Case:
-    """Return one micro-batch of a few layers of the case, on one replica."""
-    layers = min(SHORT_LAYERS, case.model.num_hidden_layers)
+    """Return one micro-batch of a few layers of the case, on one replica; experts need all."""
+    model, cluster = case.model, case.cluster
+    layers = min(SHORT_LAYERS, model.num_hidden_layers)
+    dense = min(model.first_k_dense_replace, layers // 2)
     again = min(layers, case.workload.recompute_layers)
     return replace(
         case,
-        model=replace(case.model, num_hidden_layers=layers),
+        model=replace(model, num_hidden_layers=layers, first_k_dense_replace=dense),
         workload=replace(
             case.workload, grad_accumulation=1, pp_layers=(), recompute_layers=again,
             overlap_p2p=False, pp_schedule="1f1b", data_parallel="replicas",
             overlap_param_gather=False,
         ),
-        cluster=replace(case.cluster, pp=1, vpp=1, dp=1),
+        cluster=replace(cluster, pp=1, vpp=1, dp=cluster.dp if model.num_experts else 1),
     )  # fmt: skip

@@ -17,7 +17,13 @@ from domino_tune.search.rivals import usual_rivals
 from domino_tune.search.simulated import slicings_of
 from domino_tune.store.shelf import Shelf
 from domino_tune.verbs.advice import unsliced_plans
-from domino_tune.verbs.resolve import in_domains, place, resolve, usual_sharing
+from domino_tune.verbs.resolve import (
+    how_tokens_move,
+    in_domains,
+    place,
+    resolve,
+    usual_sharing,
+)
 from domino_tune.verbs.tune import divisors
 from simulator.case import Case
 from simulator.clocked_form import Layers
@@ -62,6 +68,7 @@ def base_of(request: LayoutRequest, shelf: Shelf) -> Case:
     given = {name: getattr(request, name) for name in JobFields.model_fields}
     whole: dict[str, Any] = {"tp": 1, "micro_batch_size": request.micro_batch_size or 1}
     whole |= dict.fromkeys(("dp", "pp", "vpp", "cp", "nodes", "sequence_parallel"))
+    whole |= dict.fromkeys(("ep", "etp", "moe_dispatcher", "moe_imbalance"))
     case = resolve(WorkloadFields(**given | whole), shelf=shelf)
     cluster = replace(case.cluster, dp=request.gpus, ranks_per_domain=0)
     cluster = place(cluster, case.profile, request.nodes)
@@ -192,7 +199,7 @@ def case_of(base: Case, request: LayoutRequest, layout: Layout) -> Case:
     """Return the layout as a case. Raise InputError if it does not suit the model."""
     cluster = replace(
         base.cluster, tp=layout.tp, cp=layout.cp, pp=layout.pp, vpp=layout.vpp, dp=layout.dp,
-        ranks_per_node=2**30, ranks_per_domain=0,
+        ep=request.ep or 1, etp=request.etp or 0, ranks_per_node=2**30, ranks_per_domain=0,
     )  # fmt: skip
     cluster = in_domains(cluster, base.profile, base.cluster.ranks_per_node)
     shared = {
@@ -206,6 +213,7 @@ def case_of(base: Case, request: LayoutRequest, layout: Layout) -> Case:
         micro_batch_size=layout.micro_batch_size,
         grad_accumulation=layout.micros(batch_of(request)),
         **shared,
+        **how_tokens_move(request),
     )
     return base.training(workload, cluster)
 

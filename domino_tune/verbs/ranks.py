@@ -73,6 +73,14 @@ def check_runnable(
     unplayed = [name for name in model.extras if name != "qk_norm" or model.norm != "rmsnorm"]
     if model.gated_mlp and model.hidden_act != "silu":
         unplayed.append(f"a gated MLP with {model.hidden_act}")
+    unplayed += [
+        words
+        for words, found in {
+            "experts": model.num_experts, "latent attention": model.kv_lora_rank,
+            "multi-token prediction": model.num_nextn_predict_layers,
+        }.items()
+        if found
+    ]  # fmt: skip
     if unplayed:
         raise InputError(
             f"{model.name} has {', '.join(unplayed)}, which real ranks do not play yet: they play "

@@ -206,7 +206,7 @@ def _page(result: SimulateResult, commands: Sequence[tuple[str, str]]) -> Report
 
 def _ranks(cluster: ClusterSpec) -> str:
     """Return ``tp 4, pp 2``: tp, and what else divides the model."""
-    sizes = {name: getattr(cluster, name) for name in ("tp", "pp", "vpp", "cp")}
+    sizes = {name: getattr(cluster, name) for name in ("tp", "pp", "vpp", "cp", "ep", "etp")}
     return ", ".join(f"{name} {n}" for name, n in sizes.items() if name == "tp" or n > 1)
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from domino_tune.base.units import QuantityError, parse_quantity
-from domino_tune.requests import PlanFields, WorkloadFields
+from domino_tune.requests import JobFields, PlanFields, WorkloadFields
 from domino_tune.requests.fields import NEEDED
 from domino_tune.store.models import override
 from domino_tune.store.plans import PlanFile, ProfileRef, load_plan
@@ -337,6 +337,7 @@ def _workload(
     given["implementation"] = _implementation(request, old, profile)
     if request.pp_layers is not None:
         given["pp_layers"] = _layer_counts(request.pp_layers)
+    given |= how_tokens_move(request)
     check_collectives(profile, request.tp_collectives or (old.tp_collectives if old else "nccl"))
     if old is not None:
         return replace(old, **given)
@@ -400,7 +401,7 @@ def _implementation(
 
 def _cluster(request: WorkloadFields, plan_file: PlanFile | None, profile: Profile) -> ClusterSpec:
     old = plan_file.cluster if plan_file else None
-    names = ("tp", "dp", "pp", "vpp", "cp", "nodes", "profile")
+    names = ("tp", "dp", "pp", "vpp", "cp", "ep", "etp", "nodes", "profile")
     moved = [name for name in names if getattr(request, name)]
     if old and not moved:
         return _limited(replace(old, cuda_graph=old.cuda_graph or request.cuda_graph), request)
@@ -410,6 +411,8 @@ def _cluster(request: WorkloadFields, plan_file: PlanFile | None, profile: Profi
         cp=request.cp or (old.cp if old else 1),
         pp=request.pp or (old.pp if old else 1),
         vpp=request.vpp or (old.vpp if old else 1),
+        ep=request.ep or (old.ep if old else 1),
+        etp=request.etp or (old.etp if old else 0),
         ranks_per_node=2**30,  # one large node, until ``place`` sets the nodes
         cuda_graph=request.cuda_graph or bool(old and old.cuda_graph),
         power_cap_w=old.power_cap_w if old and not request.profile else 0.0,
@@ -441,6 +444,23 @@ def memory_margin(name: str, text: str | None) -> Margin:
     raise QuantityError(
         f"{name} must be a size or less than 100 %, got {text!r}; write it like 4GiB or 5%."
     )
+
+
+def how_tokens_move(request: JobFields) -> dict[str, Any]:
+    """Return the fields of a workload that the request gives of tokens on their way to experts."""
+    given: dict[str, Any] = {}
+    if request.moe_dispatcher is not None:
+        given["moe_dispatcher"] = request.moe_dispatcher
+    if request.moe_imbalance is not None:
+        given["moe_imbalance"] = moe_imbalance("--moe-imbalance", request.moe_imbalance)
+    return given
+
+
+def moe_imbalance(name: str, text: str) -> float:
+    """Return the factor of ``1.2``; raise InputError unless it is a number ≥ 1."""
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,9})?", text.strip()) or float(text) < 1:
+        raise InputError(f"{name} must be a number ≥ 1, got {text!r}; write it like 1.2.")
+    return float(text)
 
 
 def power_cap_w(name: str, text: str) -> float:

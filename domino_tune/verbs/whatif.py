@@ -20,6 +20,7 @@ from domino_tune.store.shelf import DISK, Shelf
 from domino_tune.verbs.resolve import (
     Chosen,
     check_quantization,
+    moe_imbalance,
     place,
     plan_of,
     power_cap_w,
@@ -144,6 +145,22 @@ def _fp8_recipe(case: Case, text: str) -> Case:
     return replace(case, workload=workload)
 
 
+def _ep(case: Case, text: str) -> Case:
+    ep = _count("ep", text, case.cluster.ep)
+    cluster = replace(case.cluster, ep=ep, ranks_per_node=2**30, ranks_per_domain=0)
+    return replace(case, cluster=place(cluster, case.profile, None))
+
+
+def _moe_dispatcher(case: Case, text: str) -> Case:
+    changes: dict[str, Any] = {"moe_dispatcher": text}
+    return replace(case, workload=replace(case.workload, **changes))
+
+
+def _moe_imbalance(case: Case, text: str) -> Case:
+    factor = moe_imbalance("moe_imbalance", text)
+    return replace(case, workload=replace(case.workload, moe_imbalance=factor))
+
+
 def _power_cap(case: Case, text: str) -> Case:
     cluster = replace(case.cluster, power_cap_w=power_cap_w("power_cap", text))
     return replace(case, cluster=cluster)
@@ -161,6 +178,9 @@ KEYS: Final[dict[str, Apply]] = {
     "seq_length": _workload("seq_length"),
     "cuda_graph": _cuda_graph,
     "fp8_recipe": _fp8_recipe,
+    "ep": _ep,
+    "moe_dispatcher": _moe_dispatcher,
+    "moe_imbalance": _moe_imbalance,
     "power_cap": _power_cap,
     "clock_mhz": _clock_mhz,
     "link_bandwidth": _machine("link_bandwidth", "bytes/s", link_bandwidth),

@@ -75,6 +75,8 @@ def check_deepspeed(model: ModelSpec, workload: Workload, cluster: ClusterSpec) 
         (cluster.pp > 1, "pipeline stages; make the plan with --pp 1"),
         (cluster.cp > 1, "context parallelism; make the plan with --cp 1"),
         (workload.recompute != "none", "recomputation; make the plan with --recompute none"),
+        (model.num_experts > 0, "experts; export the plan of a model without"),
+        (model.kv_lora_rank > 0, "latent attention; export the plan of a model without"),
         (workload.fp8_recipe != "none", "FP8; make the plan without --fp8-recipe"),
         (
             cluster.replicas > 1 and workload.data_parallel == "fsdp",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
+from domino_tune.store.formats.megatron_experts import expert_arguments, expert_notes
 from domino_tune.store.formats.te_userbuffers import (
     CONFIG_FILE,
     userbuffers_config,
@@ -84,6 +85,7 @@ def megatron_arguments(model: ModelSpec, workload: Workload, cluster: ClusterSpe
         *quantization_flags(workload),
         *_shape(model, workload),
         *_kind(model),
+        *expert_arguments(model, workload, cluster),
     ]
 
 
@@ -137,7 +139,7 @@ def megatron_notes(plan_file: PlanFile) -> list[str]:
         )
     if workload.tp_collectives != "nccl":
         notes.append(f"Megatron-LM has no {workload.tp_collectives} collectives; NCCL's run.")
-    notes += _kernel_notes(how)
+    notes += [*expert_notes(model, workload), *_kernel_notes(how)]
     if cluster.cuda_graph and how.check_for_nan_in_grad:
         notes.append(
             "Megatron-LM's CUDA graph of an iteration needs checks for NaN off; the prediction has "
@@ -298,9 +300,16 @@ def _scaling(model: ModelSpec) -> tuple[float, float, int]:
     return low, high, model.original_max_position_embeddings
 
 
+def stages_layout(model: ModelSpec, workload: Workload) -> str:
+    """Return the layout of uneven stages: E the embedding, t a layer, m one of multi-token
+    prediction, L the head and loss, | between stages (Megatron-LM:
+    pipeline_parallel_layer_layout.py)."""
+    stages = "|".join("t" * count for count in workload.pp_layers)
+    return f"E{stages}{'m' * model.num_nextn_predict_layers}L"
+
+
 def _pipeline(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> list[str]:
-    """Return the pipeline's options. Uneven stages are a layout: E the embedding, t a layer, L the
-    head and loss, | between stages (Megatron-LM: pipeline_parallel_layer_layout.py)."""
+    """Return the pipeline's options; uneven stages are a layout."""
     arguments = [f"--pipeline-model-parallel-size {cluster.pp}"]
     if cluster.pp == 1:
         return arguments
@@ -320,8 +329,8 @@ def _pipeline(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> lis
             reason="target",
         )
     if workload.pp_layers:
-        stages = "|".join("t" * count for count in workload.pp_layers)
-        arguments.append(f"--pipeline-model-parallel-layout 'E{stages}L'")
+        layout = stages_layout(model, workload)
+        arguments.append(f"--pipeline-model-parallel-layout '{layout}'")
     elif cluster.vpp > 1:
         each = model.num_hidden_layers // (cluster.pp * cluster.vpp)
         arguments.append(f"--num-layers-per-virtual-pipeline-stage {each}")
@@ -376,6 +385,8 @@ def _shape(model: ModelSpec, workload: Workload) -> list[str]:
         f"--attention-dropout {model.attention_dropout:g}",
         f"--norm-epsilon {model.norm_eps:g}",
     ]
+    if model.kv_lora_rank:
+        return arguments
     if model.attention_size != model.hidden_size:
         arguments.append(f"--kv-channels {model.head_dim}")
     if model.num_key_value_heads != model.num_attention_heads:
@@ -389,7 +400,7 @@ def _kind(model: ModelSpec) -> list[str]:
         arguments.append("--swiglu")
     if model.norm == "rmsnorm":
         arguments.append("--normalization RMSNorm")
-    if model.qk_norm:
+    if model.qk_norm or model.kv_lora_rank:
         arguments.append("--qk-layernorm")
     if model.position_embedding == "rope":
         arguments += ["--position-embedding-type rope", f"--rotary-base {model.rope_theta:.0f}"]

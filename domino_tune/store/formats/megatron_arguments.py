@@ -12,6 +12,10 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Final
 
+from simulator.errors import InputError
+
+LONGEST_VALUE: Final = 40
+"""Most characters of a value that a message shows."""
 VOCABULARY: Final = "padded_vocab_size"
 SAME: Final = {
     "tensor_model_parallel_size": "tp",
@@ -90,8 +94,18 @@ RECOMPUTATION: Final = (
     "activations_checkpoint_method", "activations_checkpoint_granularity",
     "activations_checkpoint_num_layers",
 )  # fmt: skip
+OF_EXPERTS: Final = (
+    "num_experts", "moe_router_topk", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size",
+    "moe_layer_freq", "moe_grouped_gemm", "moe_token_dispatcher_type",
+    "moe_flex_dispatcher_backend", "moe_enable_deepep", "moe_router_force_load_balancing",
+    "expert_model_parallel_size", "expert_tensor_parallel_size",
+    "multi_latent_attention", "q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim",
+    "v_head_dim", "mtp_num_layers",
+)  # fmt: skip
+"""Arguments of experts, latent attention and multi-token prediction."""
 PRICED: Final = frozenset(
     {
+        *OF_EXPERTS,
         *NEEDED, *MORE_SHAPE, *KINDS, *SWITCHES, *KERNELS, *FLASH, *FSDP, *GRAPHS, *RECOMPUTATION,
         "accumulate_allreduce_grads_in_fp32", "attention_backend", "bf16", "clip_grad",
         "context_parallel_size", "cp_comm_type", "data_parallel_sharding_strategy", "fp16",
@@ -160,8 +174,14 @@ DOES_NOT_MATTER: Final[Mapping[str, tuple[str, ...]]] = {
     "only of inference": (
         "flash_decode", "inference_*", "max_tokens_to_oom", "mlp_chunks_for_prefill",
     ),
-    "only with experts, which are refused": (
-        "ep_*", "expert_*", "moe_*", "overlap_moe_*",
+    "how routers choose experts, and what they learn": (
+        "expert_bias_*", "moe_apply_probs_on_input", "moe_aux_loss_coeff", "moe_input_jitter_eps",
+        "moe_per_layer_logging", "moe_router_bias_update_rate", "moe_router_dtype",
+        "moe_router_enable_expert_bias", "moe_router_group_topk",
+        "moe_router_load_balancing_type", "moe_router_num_groups", "moe_router_pre_softmax",
+        "moe_router_score_function", "moe_router_topk_limited_devices",
+        "moe_router_topk_scaling_factor", "moe_z_loss_coeff", "moe_upcycling_*",
+        "moe_use_upcycling",
     ),
     "only where tensors go to the host, which is refused": (
         "optimizer_offload_fraction", "pin_cpu_grads", "pin_cpu_params",
@@ -171,15 +191,14 @@ DOES_NOT_MATTER: Final[Mapping[str, tuple[str, ...]]] = {
         "fp4_*", "fp8_amax_*", "fp8_interval", "fp8_margin", "fp8_wgrad", "keep_fp8_*",
         "kitchen_*", "mxfp8_*", "nvfp4_*", "te_precision_*",
     ),
-    "only of latent attention, which is refused": (
-        "cache_mla_latents", "kv_lora_rank", "mla_*", "q_lora_rank", "qk_head_dim",
-        "qk_pos_emb_head_dim", "v_head_dim",
+    "only of inference with latent attention": (
+        "cache_mla_latents",
     ),
     "only of hybrid models, which are refused": (
         "dsa_*", "linear_conv_*", "linear_key_*", "linear_num_*", "linear_value_*", "mamba_*",
     ),
-    "only of further predicted tokens, which are refused": (
-        "mtp_loss_*", "mtp_use_*",
+    "how losses of further predicted tokens are weighed": (
+        "mtp_loss_*",
     ),
     "only of kinds of models that are no GPT": (
         "bert_*", "biencoder_*", "block_data_path", "classes_fraction", "data_per_class_fraction",
@@ -209,8 +228,8 @@ DOES_NOT_MATTER: Final[Mapping[str, tuple[str, ...]]] = {
 REFUSED: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(
         (
-            "num_experts", "mtp_num_layers", "rampup_batch_size",
-            "step_batch_size_schedule",
+            "rampup_batch_size", "step_batch_size_schedule", "moe_expert_capacity_factor",
+            "moe_latent_size",
             "window_size", "pipeline_model_parallel_layout", "decoder_first_pipeline_num_layers",
             "decoder_last_pipeline_num_layers", "hybrid_override_pattern", "hybrid_layer_pattern",
             "spec", "heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json",
@@ -222,7 +241,7 @@ REFUSED: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     **dict.fromkeys(
         (
-            "multi_latent_attention", "squared_relu", "use_tp_pp_dp_mapping",
+            "squared_relu", "use_tp_pp_dp_mapping",
             "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
             "fp8_e4m3", "fp8_hybrid", "retro_add_retriever", "standalone_embedding_stage",
             "quick_geglu", "attention_output_gate", "is_hybrid_model", "hybrid_context_parallel",
@@ -233,7 +252,8 @@ REFUSED: Final[Mapping[str, tuple[str, ...]]] = {
             "distribute_saved_activations", "distribute_checkpointed_activations",
             "memory_centric_tiled_linear", "curriculum_learning", "curriculum_learning_legacy",
             "random_ltd", "moe_layer_recompute", "delay_wgrad_compute",
-            "overlap_moe_expert_parallel_comm", "fp32_residual_connection", "optimizer_cuda_graph",
+            "overlap_moe_expert_parallel_comm", "moe_use_legacy_grouped_gemm", "moe_extended_tp",
+            "moe_pad_expert_input_to_capacity", "fp32_residual_connection", "optimizer_cuda_graph",
             "enable_hyper_connections",
         ), ("False", "None"),
     ),
@@ -245,8 +265,8 @@ REFUSED: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     **dict.fromkeys(
         (
-            "num_distributed_optimizer_instances", "expert_model_parallel_size",
-            "ds_sequence_parallel_size", "mamba_context_parallel_size",
+            "num_distributed_optimizer_instances", "ds_sequence_parallel_size",
+            "mamba_context_parallel_size",
         ), ("1", "None"),
     ),
     "optimizer": ("adam", "adamw"),
@@ -270,6 +290,11 @@ DEFAULTS: Final[Mapping[str, tuple[str, ...]]] = {
     "DDP_impl": ("local",),
     "gradient_reduce_div_fusion": ("True",),
     "masked_softmax_fusion": ("True",),
+    "mla_down_proj_fusion": ("False",),
+    "moe_deepep_num_sms": ("20",),
+    "moe_hybridep_num_sms": ("16",),
+    "moe_permute_fusion": ("True",),
+    "moe_router_fusion": ("True",),
     "main_grads_dtype": ("torch.float32", "fp32"),
     "main_params_dtype": ("torch.float32", "fp32"),
     "exp_avg_dtype": ("torch.float32", "fp32"),
@@ -293,6 +318,14 @@ other values that cost the same.
 """
 NOTHING: Final = ("None", "False", "", "[]", "{}", "0", "0.0", "none")
 """Values of arguments that are not set."""
+
+
+def not_simulated(source: str, name: str, value: str) -> InputError:
+    """Return the error of an argument whose value is not simulated."""
+    return InputError(
+        f"{source} is of a run with {name} = {value[:LONGEST_VALUE]}, which is not simulated; "
+        "leave it out."
+    )
 
 
 def is_usual(name: str, value: str) -> bool:

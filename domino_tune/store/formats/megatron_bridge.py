@@ -11,7 +11,14 @@ from typing import Final
 
 from domino_tune.store.formats.megatron import (
     megatron_arguments,
+    stages_layout,
     training_arguments,
+)
+from domino_tune.store.formats.megatron_experts import (
+    expert_notes,
+    expert_settings,
+    latent_settings,
+    prediction_settings,
 )
 from domino_tune.store.formats.te_userbuffers import (
     userbuffers_config,
@@ -74,9 +81,12 @@ def bridge_settings(plan_file: PlanFile) -> Settings:
         "model": {
             **_shape(model, workload),
             **_kind(model),
+            **expert_settings(model, workload, cluster),
+            **latent_settings(model),
+            **prediction_settings(model),
             "tensor_model_parallel_size": cluster.tp,
             "sequence_parallel": plan.sequence_parallel,
-            **_pipeline(workload, cluster),
+            **_pipeline(model, workload, cluster),
             **_context(workload, cluster),
             **_recomputation(model, workload),
             **_kernels(workload.implementation),
@@ -103,7 +113,7 @@ def bridge_settings(plan_file: PlanFile) -> Settings:
 def bridge_notes(plan_file: PlanFile) -> list[str]:
     """Return notes on assumptions that no field expresses."""
     workload, cluster = plan_file.workload, plan_file.cluster
-    notes = userbuffers_notes(plan_file.plan)
+    notes = [*userbuffers_notes(plan_file.plan), *expert_notes(plan_file.model, workload)]
     if cluster.cuda_graph:
         notes.append(
             "The prediction has one CUDA graph of an iteration; model.cuda_graph_impl is yours to "
@@ -164,7 +174,7 @@ def _kind(model: ModelSpec) -> Settings:
         "normalization": "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
         "add_bias_linear": model.mlp_bias,
         "add_qkv_bias": model.attention_bias,
-        "qk_layernorm": model.qk_norm,
+        "qk_layernorm": model.qk_norm or model.kv_lora_rank > 0,
         "share_embeddings_and_output_weights": model.tie_word_embeddings,
         "position_embedding_type": POSITIONS[model.position_embedding],
     }
@@ -175,13 +185,12 @@ def _kind(model: ModelSpec) -> Settings:
     return settings
 
 
-def _pipeline(workload: Workload, cluster: ClusterSpec) -> Settings:
+def _pipeline(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> Settings:
     settings: Settings = {"pipeline_model_parallel_size": cluster.pp}
     if cluster.vpp > 1:
         settings["virtual_pipeline_model_parallel_size"] = cluster.vpp
     if workload.pp_layers:
-        stages = "|".join("t" * count for count in workload.pp_layers)
-        settings["pipeline_model_parallel_layout"] = f"E{stages}L"
+        settings["pipeline_model_parallel_layout"] = stages_layout(model, workload)
     return settings
 
 

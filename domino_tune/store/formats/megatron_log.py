@@ -20,6 +20,7 @@ from domino_tune.store.formats.megatron_arguments import (
     GRAPHS,
     KERNELS,
     KINDS,
+    LONGEST_VALUE,
     MORE_SHAPE,
     NEEDED,
     OFFLOAD,
@@ -29,6 +30,12 @@ from domino_tune.store.formats.megatron_arguments import (
     SWITCHES,
     VOCABULARY,
     is_usual,
+    not_simulated,
+)
+from domino_tune.store.formats.megatron_log_experts import (
+    expert_fields,
+    expert_note,
+    expert_options,
 )
 from domino_tune.store.formats.run_table import RunRow, checked_ms
 from simulator.errors import InputError
@@ -48,8 +55,6 @@ _PADDED: Final = re.compile(r"padded vocab \(size: \d+\).*\(new size: (\d+)\)")
 _WHOLE: Final = re.compile(r"[0-9]{1,9}")
 WARM_UP: Final = 2
 """Logged iterations to leave out: the first ones compile, allocate and warm up."""
-LONGEST_VALUE: Final = 40
-"""Most characters of a value that a message shows."""
 
 
 def read_megatron_log(text: str, source: str) -> RunRow:
@@ -129,17 +134,10 @@ def _check(arguments: Mapping[str, str], source: str, lines: Sequence[Line]) -> 
         )
     for name, usual in REFUSED.items():
         if arguments.get(name, usual[0]) not in usual:
-            raise _not_simulated(source, name, arguments[name])
+            raise not_simulated(source, name, arguments[name])
     for name, value in arguments.items():
         if OFFLOAD in name and value == "True" and not is_usual(name, value):
-            raise _not_simulated(source, name, value)
-
-
-def _not_simulated(source: str, name: str, value: str) -> InputError:
-    return InputError(
-        f"{source} is of a run with {name} = {value[:LONGEST_VALUE]}, which is not simulated; "
-        "leave it out."
-    )
+            raise not_simulated(source, name, value)
 
 
 def _note(arguments: Mapping[str, str], source: str) -> str:
@@ -163,7 +161,8 @@ def _note(arguments: Mapping[str, str], source: str) -> str:
             f"{source}: transformer_impl is {arguments.get('transformer_impl', 'not printed')}, "
             "read as --implementation megatron-2022."
         )
-    return " ".join(notes)
+    balanced = expert_note(arguments, source)
+    return " ".join([*notes, *([balanced] if balanced else [])])
 
 
 def _options(arguments: Mapping[str, str], source: str) -> dict[str, str]:
@@ -198,6 +197,7 @@ def _options(arguments: Mapping[str, str], source: str) -> dict[str, str]:
         **_quantization(arguments, source),
         **_recomputation(arguments, source),
         **_implementation(arguments, source),
+        **expert_options(arguments, source),
         "data_parallel": _sharing(arguments, source),
         "strategy": "megatron",
     }
@@ -232,7 +232,7 @@ def _model(arguments: Mapping[str, str], source: str) -> dict[str, str]:
     if _is(arguments, "add_qkv_bias") and arguments.get("add_bias_linear") == "False":
         shape["proj_bias"] = "false"
     shape["num_key_value_heads"] = arguments[_key_value_heads(arguments)]
-    return shape
+    return shape | expert_fields(arguments, source)
 
 
 def _kind(
@@ -246,7 +246,7 @@ def _kind(
         return {}
     known = values.get(_word(value))
     if known is None:
-        raise _not_simulated(source, name, value)
+        raise not_simulated(source, name, value)
     return known
 
 
@@ -293,7 +293,7 @@ def _has_flash(arguments: Mapping[str, str], source: str) -> bool:
         return any(_is(arguments, name) for name in FLASH)
     backend = _word(arguments.get("attention_backend", "auto"))
     if backend not in ("auto", "flash", "fused", "unfused", "local"):
-        raise _not_simulated(source, "attention_backend", backend)
+        raise not_simulated(source, "attention_backend", backend)
     return backend not in ("unfused", "local")
 
 
@@ -303,7 +303,7 @@ def _has_graph(arguments: Mapping[str, str], source: str) -> bool:
     usual = ("False", "None", "none")
     made = [name for name in GRAPHS[:3] if arguments.get(name, "None") not in usual]
     if made and "full_iteration" not in scope:
-        raise _not_simulated(source, made[0], arguments[made[0]])
+        raise not_simulated(source, made[0], arguments[made[0]])
     return bool(made)
 
 
@@ -322,7 +322,7 @@ def _quantization(arguments: Mapping[str, str], source: str) -> dict[str, str]:
             continue
         recipe = arguments.get(f"{width}_recipe", usual)
         if recipe not in FP8_RECIPES:
-            raise _not_simulated(source, f"{width}_recipe", recipe)
+            raise not_simulated(source, f"{width}_recipe", recipe)
         found: dict[str, str] = {"fp8_recipe": recipe}
         if _is(arguments, "first_last_layers_bf16"):
             for end in ("start", "end"):
@@ -340,9 +340,9 @@ def _recomputation(arguments: Mapping[str, str], source: str) -> dict[str, str]:
         return {"recompute": "none"}
     modules = arguments.get("recompute_modules", "None")
     if kind == "selective" and modules not in ("None", "[]") and _names(modules) != ["core_attn"]:
-        raise _not_simulated(source, "recompute_modules", modules)
+        raise not_simulated(source, "recompute_modules", modules)
     if kind not in ("full", "selective"):
-        raise _not_simulated(source, "recompute_granularity", kind)
+        raise not_simulated(source, "recompute_granularity", kind)
     if kind == "full" and method == "block":
         return {"recompute": kind, "recompute_layers": layers}
     return {"recompute": kind}
@@ -373,12 +373,12 @@ def _sharing(arguments: Mapping[str, str], source: str) -> str:
     kind = "data_parallel_sharding_strategy"
     everything = "optim_grads_params"  # the only kind of use_torch_fsdp2
     if sharded not in ([], ["use_torch_fsdp2"]) and arguments.get(kind, everything) != everything:
-        raise _not_simulated(source, kind, arguments[kind])
+        raise not_simulated(source, kind, arguments[kind])
     if sharded:
         return "fsdp"
     stage = arguments.get("zero_stage", "0") if _is(arguments, "deepspeed") else "0"
     if stage.removesuffix(".0") not in ("0", "1"):
-        raise _not_simulated(source, "zero_stage", stage)
+        raise not_simulated(source, "zero_stage", stage)
     optimizer = _is(arguments, "use_distributed_optimizer") or stage.startswith("1")
     return "distributed-optimizer" if optimizer else "replicas"
 

@@ -106,8 +106,14 @@ def torchtitan_notes(plan_file: PlanFile) -> list[str]:
 def _check(plan_file: PlanFile) -> None:
     """Raise InfeasiblePlanError (``target``) for features that torchtitan lacks."""
     workload, cluster, plan = plan_file.workload, plan_file.cluster, plan_file.plan
+    model = plan_file.model
     unsharded = cluster.tp > 1 and plan.strategy == "megatron" and not plan.sequence_parallel
     problems = (
+        (
+            model.num_experts > 0 or model.kv_lora_rank > 0,
+            f"{model.name}, which has experts or latent attention, as this export describes "
+            "layers; use --to megatron, or export the plan of a model without",
+        ),
         (
             workload.dtype not in DTYPES,
             f"{workload.dtype} weights; make the plan with --dtype bf16 or fp32",
