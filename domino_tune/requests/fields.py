@@ -89,6 +89,9 @@ class JobFields(Request):
     moe_imbalance: Annotated[Text | None, job(
         "Tokens of the rank whose experts have the most, over the mean (default 1.0, forced "
         "balance).", metavar="FACTOR", rare=True)] = None  # fmt: skip
+    moe_shared_expert_overlap: Annotated[bool | None, job(
+        "The shared expert runs while tokens are on their way (default off).",
+        rare=True)] = None  # fmt: skip
     nodes: Annotated[Count | None, machine(
         "Nodes of the ranks, in Megatron's order tp, cp, dp, pp (default: as few as possible)."
         )] = None  # fmt: skip

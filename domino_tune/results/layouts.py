@@ -37,6 +37,8 @@ class LayoutResult:
     vpp: int
     cp: int
     dp: int
+    ep: int
+    etp: int
     pp_layers: tuple[int, ...]
     micro_batch_size: int
     grad_accumulation: int
@@ -54,7 +56,10 @@ class LayoutResult:
     @property
     def label(self) -> str:
         """The layout in a few words: ``tp 4, pp 2, dp 8, micro-batch 1``."""
-        sizes = {"tp": self.tp, "pp": self.pp, "vpp": self.vpp, "cp": self.cp, "dp": self.dp}
+        sizes = {
+            "tp": self.tp, "pp": self.pp, "vpp": self.vpp, "cp": self.cp, "dp": self.dp,
+            "ep": self.ep, "etp": self.etp,
+        }  # fmt: skip
         shown = [
             f"{name} {size}" for name, size in sizes.items() if name in ("tp", "dp") or size > 1
         ]
@@ -148,7 +153,7 @@ def _rows(layouts: Sequence[LayoutResult]) -> list[tuple[str, ...]]:
 def _row(number: int, one: LayoutResult) -> tuple[str, ...]:
     return (
         str(number), str(one.tp), str(one.pp), str(one.vpp), str(one.cp), str(one.dp),
-        str(one.micro_batch_size), _recomputed(one), _named(one),
+        str(one.ep), str(one.micro_batch_size), _recomputed(one), _named(one),
         f"{one.tokens_per_second_per_gpu:,.0f}", share(one.mfu), ms(one.iteration_ms),
         f"{one.peak_memory_gib:.1f} GiB", percent(one.fits_chance), _gain(one.domino_gain),
         _gain(one.domino_gain_here),
@@ -177,10 +182,10 @@ def _gain(ratio: float | None) -> str:
 
 
 COLUMNS: Final = (
-    ">", ">tp", ">pp", ">vpp", ">cp", ">dp", ">micro-batch", "recompute", "plan", ">tokens/s/GPU",
+    ">", ">tp", ">pp", ">vpp", ">cp", ">dp", ">ep", ">micro-batch", "recompute", "plan", ">tokens/s/GPU",
     ">MFU", ">iteration", ">memory", ">fits", ">gain", ">gain here",
 )  # fmt: skip
-NARROW: Final = ("plan", "MFU", "gain here", "cp", "iteration", "vpp", "gain")
+NARROW: Final = ("plan", "MFU", "gain here", "cp", "ep", "iteration", "vpp", "gain")
 """Columns that are left out where there is no room, first to last."""
 
 

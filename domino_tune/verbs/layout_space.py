@@ -53,6 +53,8 @@ class Layout(NamedTuple):
     dp: int
     micro_batch_size: int
     pp_layers: tuple[int, ...] = ()
+    ep: int = 1
+    etp: int = 0
 
     def micros(self, batch: int) -> int:
         """Return the micro-batches of one iteration of ``batch`` sequences."""
@@ -99,7 +101,7 @@ def candidates_of(
         except InfeasiblePlanError as error:
             infeasible[error.reason] += 1
             continue
-        key = layout.tp, layout.cp, layout.micro_batch_size
+        key = layout.tp, layout.cp, layout.micro_batch_size, layout.ep, layout.etp
         again, memory = recomputed_layers(case, request), case.memory
         one = _candidate(case, again, layers[key], kept[key])
         static = sum(static_memory(case, one.unsliced[0]))
@@ -155,7 +157,24 @@ def layouts_of(base: Case, request: LayoutRequest) -> Iterator[Layout]:
                     continue
                 for vpp in _choices(request.vpp, _virtual(pp, layers)):
                     for stages in _stages(base.model, pp * vpp):
-                        yield from _batches(request, Layout(tp, cp, pp, vpp, dp, 0, stages))
+                        layout = Layout(tp, cp, pp, vpp, dp, 0, stages)
+                        for divided in _experts(base.model, request, layout):
+                            yield from _batches(request, divided)
+
+
+def _experts(model: ModelSpec, request: LayoutRequest, layout: Layout) -> Iterator[Layout]:
+    """Yield the layout with every division of its experts: among ep groups of ranks that share
+    each, all ranks of a tensor-parallel group or one.
+    """
+    if not model.num_experts:
+        yield layout
+        return
+    ranks = layout.tp * layout.cp * layout.dp
+    for etp in _choices(request.etp, iter(dict.fromkeys((1, layout.tp)))):
+        shares = (n for n in divisors(ranks // etp) if model.num_experts % n == 0)
+        for ep in _choices(request.ep, shares):
+            if ranks % (ep * etp) == 0:
+                yield layout._replace(ep=ep, etp=etp)
 
 
 def _batches(request: LayoutRequest, layout: Layout) -> Iterator[Layout]:
@@ -199,7 +218,7 @@ def case_of(base: Case, request: LayoutRequest, layout: Layout) -> Case:
     """Return the layout as a case. Raise InputError if it does not suit the model."""
     cluster = replace(
         base.cluster, tp=layout.tp, cp=layout.cp, pp=layout.pp, vpp=layout.vpp, dp=layout.dp,
-        ep=request.ep or 1, etp=request.etp or 0, ranks_per_node=2**30, ranks_per_domain=0,
+        ep=layout.ep, etp=layout.etp, ranks_per_node=2**30, ranks_per_domain=0,
     )  # fmt: skip
     cluster = in_domains(cluster, base.profile, base.cluster.ranks_per_node)
     shared = {
@@ -222,7 +241,8 @@ def _cuts(case: Case) -> Iterator[SlicePlan]:
     """Yield the plans to evaluate: a few cuts in the planner's order, with one wgrad for all row
     slices. Slices of sequences are balanced.
     """
-    if case.cluster.tp == 1:
+    experts = case.model.num_experts > 0
+    if case.cluster.tp == 1 and not experts:
         return
     dims = dict.fromkeys(dim for dim, _ in slicings_of(case))
     for dim, rows, columns, mode in product(dims, ROW_SLICES, COL_SLICES, case.modes):
@@ -230,7 +250,8 @@ def _cuts(case: Case) -> Iterator[SlicePlan]:
             continue
         plan = SlicePlan(
             row_slices=rows, attn_col_slices=columns, mlp_col_slices=columns, slice_dim=dim,
-            merge_wgrad=rows > 1, sequence_parallel=mode,
+            attn_dgrad_slices=1 if case.model.kv_lora_rank else 0,
+            merge_wgrad=rows > 1 and not experts, sequence_parallel=mode,
         )  # fmt: skip
         fits = case.model.hidden_size % columns == 0
         if fits and not row_problem(plan, case.workload, case.cluster):

@@ -70,6 +70,7 @@ NOT_SEARCHED: Final = {
     "other sharing among replicas": "data_parallel",
     "other schedules of a pipeline": "pp_schedule",
     "other exchanges of context-parallel ranks": "cp_comm",
+    "other dispatchers of experts' tokens": "moe_dispatcher",
 }
 """What no search covers, though it may be faster -> the field that asks for it or forbids it."""
 
@@ -190,6 +191,8 @@ def _frameworks(case: Case, best: SimulateResult) -> tuple[RunsThere, ...]:
         "tp": cluster.tp, "pp": cluster.pp, "vpp": cluster.vpp, "cp": cluster.cp,
         "dp": cluster.dp, "recompute": work.recompute,
     }  # fmt: skip
+    if case.model.num_experts:
+        layout |= {"ep": cluster.ep, "etp": cluster.expert_tp}
     if work.recompute_layers:
         layout["recompute_layers"] = work.recompute_layers
     if work.pp_layers:
@@ -250,7 +253,8 @@ def _some_fits(base: Case, request: LayoutRequest, deadline: Deadline) -> bool:
     kept: dict[tuple[object, ...], KeptBytes] = defaultdict(KeptBytes)
     for case in _cases(base, request, deadline):
         cluster = case.cluster
-        least = kept[cluster.tp, cluster.cp, case.workload.micro_batch_size]
+        size = case.workload.micro_batch_size
+        least = kept[cluster.tp, cluster.cp, size, cluster.ep, cluster.etp]
         plans = [
             plan
             for plan in unsliced_plans(case)
@@ -311,7 +315,7 @@ def _result(one: Candidate, found: Timed | None, rival_ns: int | None) -> Layout
     seconds = found.iteration_ns * 1e-9
     return LayoutResult(
         tp=cluster.tp, pp=cluster.pp, vpp=cluster.vpp, cp=cluster.cp, dp=cluster.dp,
-        pp_layers=work.pp_layers,
+        ep=cluster.ep, etp=cluster.etp, pp_layers=work.pp_layers,
         micro_batch_size=work.micro_batch_size, grad_accumulation=work.grad_accumulation,
         recompute=work.recompute, recompute_layers=work.recompute_layers, plan=found.plan,
         iteration_ms=found.iteration_ns * MS_PER_NS,
