@@ -146,8 +146,9 @@ def _grid(casts: list[Cast], column: str) -> RegularGridInterpolator:
 
 
 def table_rows(sources: Sources, table: str) -> Iterator[dict[str, str]]:
-    """Yield the rows of a gzipped table, as text."""
-    text = gzip.decompress(sources.table(table)).decode("utf-8")
+    """Yield the rows of a table, gzipped or not, as text."""
+    packed = sources.table(table)
+    text = (gzip.decompress(packed) if table.endswith(".gz") else packed).decode("utf-8")
     lines = (line for line in io.StringIO(text) if not line.startswith("#"))
     yield from csv.DictReader(lines)
 
