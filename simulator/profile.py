@@ -27,9 +27,11 @@ from simulator.lookup import (
     require_sorted,
 )
 from simulator.lookup.attention import AttentionFit, AttentionRow, AttentionTable
-from simulator.lookup.collectives import CollectiveFit, CollectiveRow, CollectiveTable
+from simulator.lookup.collective_fit import CollectiveFit
+from simulator.lookup.collectives import CollectiveRow, CollectiveTable
 from simulator.lookup.expected import COLLECTIVE_TABLE, POINTWISE_TABLE
 from simulator.lookup.gemm import GemmFit, GemmRow, GemmTable
+from simulator.lookup.grouped import GroupedGemms, GroupedTable
 from simulator.lookup.pointwise import DEFAULT, PointwiseFit, PointwiseRow, PointwiseTable
 from simulator.lookup.roof import NO_ROOF, Roof
 from simulator.ops import MULTIMEM, TpCollectives
@@ -150,13 +152,14 @@ class GemmSection:
     """GEMM rows, sorted by signature, and laws by (layout, dtype, accumulate).
 
     ``disagreement``: no look-up is surer than that. ``looped``: rows are of loops over one GEMM,
-    which find in the L2 what fits.
+    which find in the L2 what fits. ``grouped``: products of several experts in one call.
     """
 
     rows: tuple[GemmRow, ...] = ()
     fits: tuple[GemmFit, ...] = ()
     disagreement: Disagreement | None = field(default=None, metadata=ABSENT_IF_EMPTY)
     looped: bool = field(default=False, metadata=ABSENT_IF_EMPTY)
+    grouped: GroupedGemms | None = field(default=None, metadata=ABSENT_IF_EMPTY)
     provenance: Provenance
 
     def __post_init__(self) -> None:
@@ -177,14 +180,21 @@ class GemmSection:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSection:
-    """Attention rows, sorted by signature, and the law between them."""
+    """Attention rows, sorted by signature, and the law between them.
+
+    ``others``: laws of other head sizes, sorted by them, with where they come from.
+    """
 
     rows: tuple[AttentionRow, ...] = ()
     fit: AttentionFit | None = None
+    others: tuple[AttentionFit, ...] = field(default=(), metadata=ABSENT_IF_EMPTY)
     provenance: Provenance
 
     def __post_init__(self) -> None:
         require_sorted("attention", [row.key for row in self.rows])
+        dims = [fit.dims for fit in self.others]
+        if dims != sorted(set(dims)) or (self.fit is not None and self.fit.dims in dims):
+            raise ProfileError("attention.others must be sorted by head sizes, each law's own.")
         check_values("attention", "attention", self)
 
 
@@ -366,6 +376,7 @@ class Profile:
             times_bf16=machine.times_bf16,
             disagreement=section.disagreement.error if section.disagreement else 0.0,
             looped=section.looped,
+            grouped=GroupedTable(section.grouped, machine.sm_count) if section.grouped else None,
             memory_bandwidth=1e9 * machine.memory_bandwidth_gb_s,
             sm_count=machine.sm_count,
             roof=machine.roof,
@@ -376,8 +387,9 @@ class Profile:
         section: AttentionSection = self.section("attention")
         machine = self.machine
         return AttentionTable(
-            section.rows, section.fit, roof=machine.roof, times_bf16=machine.times_bf16
-        )
+            section.rows, section.fit, others=section.others, roof=machine.roof,
+            times_bf16=machine.times_bf16,
+        )  # fmt: skip
 
     def pointwise_table(self) -> PointwiseTable:
         """Return the look-up of pointwise ops."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from simulator.contention import ContentionFit
 from simulator.lookup.attention import AttentionFit
-from simulator.lookup.collectives import CollectiveFit
+from simulator.lookup.collective_fit import CollectiveFit
 from simulator.lookup.expected import EXPECTED
 from simulator.lookup.gemm import GemmFit, in_l2
 from simulator.lookup.pointwise import PointwiseFit

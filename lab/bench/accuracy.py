@@ -20,9 +20,11 @@ from lab.fits.unshipped import fitted_overlap
 from lab.verdict import Check, at_most, check_table, equal, reported
 from simulator.lookup import expected
 from simulator.lookup.attention import AttentionRow, AttentionTable
-from simulator.lookup.collectives import MIB, CollectiveRow, CollectiveTable
+from simulator.lookup.collective_fit import MIB
+from simulator.lookup.collectives import CollectiveRow, CollectiveTable
 from simulator.lookup.expected import Expected
-from simulator.lookup.gemm import ACCUMULATE_BYTES, GemmRow, moved_bytes
+from simulator.lookup.gemm import GemmRow
+from simulator.lookup.gemm_bytes import ACCUMULATE_BYTES, moved_bytes
 from simulator.lookup.pointwise import PointwiseRow, PointwiseTable
 from simulator.profile import Profile
 

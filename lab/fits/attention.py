@@ -29,11 +29,26 @@ def fit_attention(
 ) -> AttentionFit:
     """Fit the law to forward timings of one head size, its backward ratio to pairs of timings.
 
-    ``error`` is the mean error of shapes withheld in five folds of ``withheld_by``, by default the
-    sequence length. Raise InputError where the rows mix head sizes, or where a backward row of
-    ``pairs`` has no forward row.
+    Raise InputError where the rows mix head sizes, or where a backward row of ``pairs`` has no
+    forward row.
     """
-    head_dims = {row.head_dim for row in forward}
+    law = fit_forward(forward, sm_count=sm_count, withheld_by=withheld_by)
+    ratio, ratio_error = _backward_ratio(pairs)
+    return replace(law, backward_ratio=rounded(ratio, 3), backward_error=rounded(ratio_error, 2))
+
+
+def fit_forward(
+    forward: Sequence[AttentionRow],
+    *,
+    sm_count: int,
+    withheld_by: Callable[[AttentionRow], Any] = lambda row: row.seq,
+) -> AttentionFit:
+    """Fit the law to forward timings of one head size; its backward ratio is 1.
+
+    ``error`` is the mean error of shapes withheld in five folds of ``withheld_by``, by default the
+    sequence length.
+    """
+    head_dims = {(row.head_dim, row.v_head_dim) for row in forward}
     if len(head_dims) != 1 or len(forward) < 10:
         raise InputError(f"The law needs ≥ 10 rows of one head size, got {sorted(head_dims)}.")
 
@@ -42,11 +57,7 @@ def fit_attention(
         return [abs(sum(law.shares_us(r.signature)) / r.median_us - 1) for r in mine]
 
     error = float(np.mean(withheld(forward, withheld_by, off, folds=_FOLDS)))
-    ratio, ratio_error = _backward_ratio(pairs)
-    return replace(
-        _law(forward, forward, sm_count), error=rounded(error, 2),
-        backward_ratio=rounded(ratio, 3), backward_error=rounded(ratio_error, 2),
-    )  # fmt: skip
+    return replace(_law(forward, forward, sm_count), error=rounded(error, 2))
 
 
 def assumed_on(fit: AttentionFit, of: Machine, machine: Machine) -> AttentionFit:
@@ -68,7 +79,8 @@ def _law(
     numbers = (rounded(float(one)) for one in _solve(fitted, sm_count))
     fixed, row_ns, tflops, tile_tflops, blend = numbers
     return AttentionFit(
-        sm_count=sm_count, head_dim=rows[0].head_dim, fixed_us=fixed, row_ns=row_ns, tflops=tflops,
+        sm_count=sm_count, head_dim=rows[0].head_dim, v_head_dim=rows[0].v_head_dim,
+        fixed_us=fixed, row_ns=row_ns, tflops=tflops,
         tile_tflops=tile_tflops, blend=blend, backward_ratio=1.0,
         min_seq=min(row.seq for row in rows), max_seq=max(row.seq for row in rows),
         error=0.0, backward_error=0.0,
@@ -77,12 +89,13 @@ def _law(
 
 def _solve(rows: Sequence[AttentionRow], sm_count: int) -> Floats:
     """Solve robust least squares of the log error, vectorised over the rows."""
-    batch, heads, seq, dim, times = (
+    batch, heads, seq, times = (
         np.array([getattr(row, name) for row in rows], dtype=np.float64)
-        for name in ("batch", "heads", "seq", "head_dim", "median_us")
+        for name in ("batch", "heads", "seq", "median_us")
     )
+    dims = rows[0].head_dim + (rows[0].v_head_dim or rows[0].head_dim)
     flops = np.array([row.signature.flops for row in rows], dtype=np.float64)
-    tile_flops = 4 * 128 * seq * dim * sm_count
+    tile_flops = 2 * 128 * seq * dims * sm_count
 
     def off(p: Floats) -> Floats:
         work = batch * heads * seq * p[1] / 1e3 + flops / (p[2] * 1e6)

@@ -22,7 +22,8 @@ from lab.fits.power import burst_over_lasting
 from lab.fits.quantized import Casts
 from lab.fits.simumax import attention_rows
 from simulator.lookup.attention import AttentionFit, AttentionRow
-from simulator.lookup.collectives import MIB, CollectiveFit, CollectiveRow
+from simulator.lookup.collective_fit import MIB, CollectiveFit
+from simulator.lookup.collectives import CollectiveRow
 from simulator.lookup.gemm import GemmFit
 from simulator.power import PowerSection
 

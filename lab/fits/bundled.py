@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Final
 
 from domino_tune.measure.importers.tables import attention_csv, attention_pair_csv, gemm_csv
@@ -22,7 +22,9 @@ from lab.fits.contention import (
     collective_slowdown,
     overlap_law,
 )  # fmt: skip
+from lab.fits.experts import with_experts
 from lab.fits.gemm import gemm_section
+from lab.fits.grouped import Trainer, on_b200
 from lab.fits.measured import GPU as H200
 from lab.fits.measured import attained_gb_s, attention_section, h200_ops, launch_section
 from lab.fits.pointwise import as_assumed, transferred
@@ -64,7 +66,7 @@ def a100_profile(sources: Sources) -> Profile:
         error=fit.leave_shape_out_error,
     )  # fmt: skip
     pointwise = transferred(h200_ops(sources), machine, least_error=ASSUMED_ERROR)
-    return A100.profile(
+    made = A100.profile(
         gemm=gemm_section(A100, sources),
         attention=AttentionSection(
             fit=assumed_on(_h100_attention(sources), H100.machine, machine),
@@ -85,6 +87,7 @@ def a100_profile(sources: Sources) -> Profile:
         launch=launch_section(),
         power=capped_section(A100, sources, _gemms(A100, sources)),
     )  # fmt: skip
+    return _with_experts(made, sources)
 
 
 def h100_profile(sources: Sources) -> Profile:
@@ -115,7 +118,7 @@ def h100_profile(sources: Sources) -> Profile:
         launch=launch_section(),
         power=capped_section(H100, sources, _gemms(H100, sources)),
     )
-    return with_quantized(made, sources)
+    return _with_experts(with_quantized(made, sources), sources)
 
 
 def h200_profile(sources: Sources) -> Profile:
@@ -138,7 +141,7 @@ def h200_profile(sources: Sources) -> Profile:
         launch=launch_section(H200, sources.ours("launch")),
         power=capped_section(H200, sources),
     )
-    return with_quantized(made, sources)
+    return _with_experts(with_quantized(made, sources), sources)
 
 
 def b200_profile(sources: Sources) -> Profile:
@@ -165,7 +168,7 @@ def b200_profile(sources: Sources) -> Profile:
             capped_section(B200, sources, rows), gemm_mhz=blackwell.gemm_mhz(B200, sources)
         ),
     )  # fmt: skip
-    return with_quantized(made, sources)
+    return _with_experts(with_quantized(made, sources), sources)
 
 
 def b200_gemms(sources: Sources) -> GemmSection:
@@ -209,7 +212,7 @@ def blackwell_profile(gpu: Gpu, sources: Sources) -> Profile:
         launch=launch_section(),
         power=blackwell.power(gpu, sources, capped_section(gpu, sources)),
     )  # fmt: skip
-    return with_quantized(made, sources)
+    return _with_experts(with_quantized(made, sources), sources)
 
 
 BUNDLED: Final[dict[str, Callable[[Sources], Profile]]] = {
@@ -219,6 +222,15 @@ BUNDLED: Final[dict[str, Callable[[Sources], Profile]]] = {
        for name in ("gb200-nvl72", "gb300-nvl72", "b300-sxm")},
 }  # fmt: skip
 """Name → what makes the profile."""
+
+
+def _with_experts(profile: Profile, sources: Sources) -> Profile:
+    return with_experts(profile, sources, lambda: _trainer(sources))
+
+
+@cache
+def _trainer(sources: Sources) -> Trainer:
+    return on_b200(B200.machine, sources)
 
 
 def _gemms(gpu: Gpu, sources: Sources) -> tuple[GemmRow, ...]:

@@ -12,7 +12,8 @@ import numpy as np
 from domino_tune.measure.importers.tables import collectives_csv, number, records
 from lab.fits.common import Floats, Gpu, Sources, mape, nonnegative, rounded
 from simulator.errors import InputError
-from simulator.lookup.collectives import MIB, CollectiveFit, CollectiveRow, GroupKey
+from simulator.lookup.collective_fit import MIB, CollectiveFit, GroupKey
+from simulator.lookup.collectives import CollectiveRow
 from simulator.ops import CollectiveKind
 from simulator.profile import CollectiveSection
 

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from domino_tune.measure.importers.tables import gemm_csv
 from lab.fits.common import TRANSFER_ERROR, Floats, Gpu, Sources, rounded
 from simulator.errors import InputError
-from simulator.lookup.gemm import ACCUMULATE_BYTES, GemmFit, GemmRow
+from simulator.lookup.gemm import GemmFit, GemmRow
+from simulator.lookup.gemm_bytes import ACCUMULATE_BYTES
 from simulator.lookup.gemm_law import (
     TILE_CLASSES,
     Law,
@@ -65,6 +66,9 @@ _TILE_US: Final = (2.5, 0.01, 100.0)
 # Start rates of the tile classes, largest tile first, as shares of the best measured rate.
 _RATE_STARTS: Final = (1.15, 1.1, 1.1, 0.9, 0.7)
 _RATE_RANGE: Final = 10.0
+_HOPPERS_SMS: Final = 132
+_USUAL_TFLOPS: Final = (1600.0, 3200.0)
+"""Of a byte-wide GEMM on Hopper and on Blackwell."""
 _BACKWARD: Final = (("dgrad", False), ("wgrad", False), ("wgrad", True))
 
 
@@ -154,7 +158,7 @@ def _whole_fit(
     }
     return GemmFit(
         law="tiled", layout=layout, dtype=dtype, accumulate=accumulate,
-        params=_params(_fit(table, sm_count)), error=0.0, ranges=ranges,
+        params=params_of(_fit(table, sm_count)), error=0.0, ranges=ranges,
     )  # fmt: skip
 
 
@@ -216,7 +220,7 @@ def _fit(table: Floats, sm_count: int) -> TiledLaw:
         for shift in jitter
     ]
     best = min(tries, key=lambda attempt: attempt[0])
-    return _law(_descend(many, sm_count, best[1], (low, high), _REFINED)[1], sm_count)
+    return law_of(_descend(many, sm_count, best[1], (low, high), _REFINED)[1], sm_count)
 
 
 def _descend(
@@ -232,7 +236,7 @@ def _descend(
     shapes, target = table.T[:3], np.log(table[:, 3])
 
     def residual(point: Floats) -> Floats:
-        result: Floats = np.log(_law(point, sm_count).times_us(*shapes)) - target
+        result: Floats = np.log(law_of(point, sm_count).times_us(*shapes)) - target
         return result
 
     found = least_squares(
@@ -261,7 +265,22 @@ def _logarithmic() -> Mask:
     return np.array(scalars + [True] * 2 * TILE_CLASSES)
 
 
-def _law(point: Floats, sm_count: int) -> TiledLaw:
+def starts(
+    element_bytes: float, sm_count: int, more: Sequence[tuple[float, float, float]]
+) -> tuple[Floats, Floats, Floats]:
+    """Return start and bounds of a law beside ``more`` numbers, from a GPU's usual rates."""
+    rate = _USUAL_TFLOPS[sm_count > _HOPPERS_SMS] / (element_bytes * sm_count)
+    bounds = [(start, low, high) for start, low, high in _SCALARS.values()]
+    bounds += [(rate * x, rate / _RATE_RANGE, rate * _RATE_RANGE) for x in _RATE_STARTS]
+    bounds += [_TILE_US] * TILE_CLASSES
+    columns = np.array([*bounds, *more])
+    logs = np.concatenate([_logarithmic(), np.ones(len(more), np.bool_)])
+    columns[logs] = np.log(columns[logs])
+    return columns[:, 0], columns[:, 1], columns[:, 2]
+
+
+def law_of(point: Floats, sm_count: int) -> TiledLaw:
+    """Return the law of a fit's point."""
     values = np.where(_logarithmic(), np.exp(point), point).tolist()
     scalars, tiles = values[: len(_SCALARS)], values[len(_SCALARS) :]
     return TiledLaw(
@@ -272,7 +291,8 @@ def _law(point: Floats, sm_count: int) -> TiledLaw:
     )
 
 
-def _params(law: TiledLaw) -> dict[str, Any]:
+def params_of(law: TiledLaw) -> dict[str, Any]:
+    """Return the law's numbers as a profile holds them."""
     scalars = {name: rounded(getattr(law, name), _DIGITS) for name in _SCALARS}
     tiles = {
         name: tuple(rounded(x, _DIGITS) for x in getattr(law, name))

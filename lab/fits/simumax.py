@@ -11,7 +11,7 @@ from lab.fits.attention import fit_attention
 from lab.fits.common import Gpu, Sources, rounded
 from lab.fits.pointwise import transferred
 from simulator.lookup.attention import AttentionFit, AttentionRow
-from simulator.lookup.collectives import MIB, CollectiveFit
+from simulator.lookup.collective_fit import MIB, CollectiveFit
 from simulator.lookup.expected import COLLECTIVE_RELATED, POINTWISE_DEFAULT
 from simulator.lookup.gemm import GemmRow
 from simulator.lookup.pointwise import PointwiseFit

@@ -19,7 +19,8 @@ from lab.fits.collectives import fit_collectives
 from lab.fits.common import Sources
 from lab.fits.contention import OverlapFit, fit_overlap, read_overlap
 from simulator.errors import InputError
-from simulator.lookup.collectives import CollectiveFit, CollectiveRow
+from simulator.lookup.collective_fit import CollectiveFit
+from simulator.lookup.collectives import CollectiveRow
 from simulator.profile import to_plain
 
 OVERLAP_TABLE: Final = "contention/overlap_432_1200MHz.csv"

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from simulator.errors import MissingSectionError, ProfileError
 from simulator.estimate import Estimate
 from simulator.lookup import (
+    ABSENT_IF_EMPTY,
     FIT_KINDS,
     FitKind,
     expected,
@@ -53,6 +54,7 @@ class AttentionRow:
     direction: Direction = "forward"
     dtype: str = "bf16"
     kv_seq: int = 0
+    v_head_dim: int = field(default=0, metadata=ABSENT_IF_EMPTY)
     median_us: float
     spread_us: float = 0.0
     samples: int = 1
@@ -66,6 +68,7 @@ class AttentionRow:
                 f"{owner}: kv_seq must be 0 (as many keys as queries) or more than seq = "
                 f"{self.seq}, got {self.kv_seq!r}."
             )
+        require_count(owner, "v_head_dim", self.v_head_dim, low=0)
         require_choice(owner, "direction", self.direction, DIRECTIONS)
         require_positive(owner, "median_us", self.median_us)
         require_number(owner, "spread_us", self.spread_us)
@@ -76,6 +79,7 @@ class AttentionRow:
         return Attention(
             self.batch, self.heads, self.kv_heads, self.seq, self.head_dim,
             self.causal, self.direction, self.dtype, kv_seq=self.kv_seq,
+            v_head_dim=self.v_head_dim,
         )  # fmt: skip
 
     @property
@@ -86,12 +90,14 @@ class AttentionRow:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionFit:
-    """The law of this module's docstring, fitted at one ``head_dim``.
+    """The law of this module's docstring, fitted at one ``head_dim`` (and ``v_head_dim`` of values,
+    where that differs).
 
     ``tflops``: rate of the whole GPU at saturation; ``row_ns``: cost of one query row of one head;
     ``tile_tflops``: rate of the whole GPU if each SM ran like one with a single tile; ``blend``: p
     of the norm. Other head sizes have a row cost ∝ head_dim and, below the fitted one, a rate ×
-    √(head_dim/fitted). These are assumed, and so are dtypes other than bf16 and fp16.
+    √(head_dim/fitted): FlashAttention-3's heads of 64 run at 0.7 to 0.75 times the rate of those of
+    128. These are assumed, and so are dtypes other than bf16 and fp16.
     """
 
     kind: FitKind = "fitted"
@@ -107,9 +113,11 @@ class AttentionFit:
     max_seq: int
     error: float
     backward_error: float
+    v_head_dim: int = field(default=0, metadata=ABSENT_IF_EMPTY)
 
     def __post_init__(self) -> None:
         owner = "attention fit"
+        require_count(owner, "v_head_dim", self.v_head_dim, low=0)
         require_choice(owner, "kind", self.kind, FIT_KINDS)
         for name in ("sm_count", "head_dim", "min_seq", "max_seq"):
             require_count(owner, name, getattr(self, name))
@@ -121,13 +129,19 @@ class AttentionFit:
         if self.blend > MAX_BLEND:
             raise ProfileError(f"{owner}: blend must be at most {MAX_BLEND:g}, got {self.blend!r}.")
 
+    @property
+    def dims(self) -> tuple[int, int]:
+        """Elements of a key and of a value of the fitted rows."""
+        return self.head_dim, self.v_head_dim or self.head_dim
+
     def shares_us(self, op: Attention) -> tuple[float, float, float]:
         """Return (fixed, flops, memory) in µs; they sum to the op's duration."""
-        relative = op.head_dim / self.head_dim
+        both = op.head_dim + (op.v_head_dim or op.head_dim)
+        relative = both / sum(self.dims)
         rate = self.tflops * 1e6 * min(1.0, math.sqrt(relative))
         rows_us = op.batch * op.heads * op.seq * self.row_ns * relative / 1e3
         flops_us = op._replace(direction="forward").flops / rate
-        tile_flops = 4 * min(TILE_ROWS, op.seq) * op.keys * op.head_dim
+        tile_flops = 2 * min(TILE_ROWS, op.seq) * op.keys * both
         tile_us = (
             tile_flops * self.sm_count / (self.tile_tflops * 1e6 * min(1.0, math.sqrt(relative)))
         )
@@ -146,12 +160,14 @@ class AttentionTable:
         rows: Iterable[AttentionRow] = (),
         fit: AttentionFit | None = None,
         *,
+        others: Iterable[AttentionFit] = (),
         roof: Roof = NO_ROOF,
         times_bf16: Mapping[str, float] = NO_RATIOS,
     ) -> None:
         self._times_bf16 = times_bf16
         self._rows = {row.signature: row for row in rows}
         self._fit = fit
+        self._others = {other.dims: other for other in others}
         self._roof = roof
         if not self._rows and fit is None:
             raise MissingSectionError("The profile's attention section has neither rows nor a fit.")
@@ -178,14 +194,18 @@ class AttentionTable:
             return Estimate(us, "assumed", max(known.error, expected.ATTENTION_HEADS.error))
         if op.kv_seq:
             return self._behind_keys(op)
-        if self._fit is None:
+        fit = self._fit_of(op)
+        if fit is None:
             return self._from_nearest_row(op)
-        fit = self._fit
         error = fit.error + (fit.backward_error if op.direction == "backward" else 0.0)
         source, error = widened(fit.kind, error, reach(op.keys, fit.min_seq, fit.max_seq))
-        if op.head_dim != fit.head_dim or op.dtype not in HALF:
+        if _dims(op) != fit.dims or op.dtype not in HALF:
             source, error = "assumed", max(error, expected.ATTENTION_HEADS.error)
         return Estimate(sum(fit.shares_us(op)), source, error)
+
+    def _fit_of(self, op: Attention) -> AttentionFit | None:
+        """Return the law of the op's head sizes, else the one of most heads."""
+        return self._others.get(_dims(op), self._fit)
 
     def _like_bf16(self, op: Attention) -> bool:
         """Whether attention in this dtype is taken from bf16's, as nobody timed it."""
@@ -195,9 +215,10 @@ class AttentionTable:
     def shares(self, op: Attention) -> tuple[float, float, float]:
         """Return (fixed, flops, memory) in µs; they sum to the estimate's duration."""
         total = self.estimate(op).duration_us
-        if self._fit is None:
+        fit = self._fit_of(op)
+        if fit is None:
             return 0.0, total, 0.0
-        fixed, flops, memory = self._fit.shares_us(op)
+        fixed, flops, memory = fit.shares_us(op)
         scale = total / (fixed + flops + memory)
         return fixed * scale, flops * scale, memory * scale
 
@@ -206,8 +227,9 @@ class AttentionTable:
         whole = op._replace(seq=op.kv_seq, kv_seq=0)
         known = self._estimate(whole)
         share = op.flops / whole.flops
-        if self._fit is not None:
-            share = sum(self._fit.shares_us(op)) / sum(self._fit.shares_us(whole))
+        fit = self._fit_of(op)
+        if fit is not None:
+            share = sum(fit.shares_us(op)) / sum(fit.shares_us(whole))
         error = known.error + op.full_share * expected.ATTENTION_BEHIND.error
         return Estimate(known.duration_us * share, "assumed", error)
 
@@ -222,6 +244,10 @@ class AttentionTable:
         elif source == "fitted":
             source = "interpolated"
         return Estimate(near.median_us * ratio, source, error)
+
+
+def _dims(op: Attention) -> tuple[int, int]:
+    return op.head_dim, op.v_head_dim or op.head_dim
 
 
 def _distance(row: AttentionRow, op: Attention) -> float:

@@ -11,15 +11,13 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, get_args
+from typing import Final
 
-from simulator.errors import MissingSectionError, ProfileError
+from simulator.errors import MissingSectionError
 from simulator.estimate import Estimate, Source
 from simulator.lookup import (
     ABSENT_IF_EMPTY,
-    FIT_KINDS,
     MAX_REACH,
-    FitKind,
     expected,
     reach,
     require_choice,
@@ -29,18 +27,17 @@ from simulator.lookup import (
     row_error,
     widened,
 )
+from simulator.lookup.collective_fit import COLLECTIVES, CollectiveFit, GroupKey
 from simulator.lookup.collective_law import Law
+from simulator.lookup.exchange import DEFAULT_SMS, ExpertExchange
 from simulator.ops import MULTIMEM, Collective, CollectiveKind
 
-MIB: Final = 1 << 20
-COLLECTIVES: Final = get_args(CollectiveKind)
 EXCHANGE: Final = 1.13
 """Time of an all-to-all over that of an all-gather with as many bytes: the efficiencies of both on
 a B200 node, 0.6735 and 0.5968 (SimuMax @4dcaae5, data/measured/b200)."""
 PEER_COPY_LATENCY_US: Final = 5.0
 """Of one copy to another GPU of the node, with the signals before and behind it (assumed)."""
 _ALL_LATENCY_BYTES: Final = 16 << 10
-GroupKey = tuple[str, int, int, int]  # op, nodes, per node, CTAs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,62 +81,6 @@ class CollectiveRow:
         return *self.group, self.bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class CollectiveFit:
-    """Piecewise α–β law of one group: latency, and µs per MiB between the knots.
-
-    ``us_per_mib`` has one more entry than ``knots_bytes``; ``error`` is the leave-one-out error
-    (0.03 = 3 %); ``min_bytes`` … ``max_bytes`` is the range it was fitted on.
-    """
-
-    op: CollectiveKind
-    nodes: int
-    per_node: int
-    ctas: int = 0
-    latency_us: float
-    knots_bytes: tuple[int, ...] = ()
-    us_per_mib: tuple[float, ...]
-    min_bytes: int
-    max_bytes: int
-    kind: FitKind = "fitted"
-    error: float
-
-    def __post_init__(self) -> None:
-        owner = f"collectives fit {self.group}"
-        require_choice(owner, "op", self.op, COLLECTIVES)
-        require_choice(owner, "kind", self.kind, FIT_KINDS)
-        for name in ("nodes", "per_node", "min_bytes", "max_bytes"):
-            require_count(owner, name, getattr(self, name))
-        require_count(owner, "ctas", self.ctas, low=0)
-        require_positive(owner, "latency_us", self.latency_us)
-        require_number(owner, "error", self.error)
-        for slope in self.us_per_mib:
-            require_number(owner, "us_per_mib", slope)
-        for index, knot in enumerate(self.knots_bytes):
-            require_count(owner, f"knots_bytes[{index}]", knot)
-        if list(self.knots_bytes) != sorted(set(self.knots_bytes)):
-            raise ProfileError(f"{owner}: knots_bytes must rise, got {self.knots_bytes}.")
-        if len(self.us_per_mib) != len(self.knots_bytes) + 1:
-            raise ProfileError(f"{owner}: us_per_mib needs one entry more than knots_bytes.")
-        if self.min_bytes > self.max_bytes:
-            raise ProfileError(f"{owner}: min_bytes is above max_bytes.")
-
-    @property
-    def group(self) -> GroupKey:
-        """Key of the law's group: op, nodes, ranks per node, CTAs."""
-        return self.op, self.nodes, self.per_node, self.ctas
-
-    def transfer_us(self, size_bytes: float) -> float:
-        """Return the time beyond the latency, in µs."""
-        total, low = 0.0, 0.0
-        for slope, high in zip(self.us_per_mib, (*self.knots_bytes, math.inf), strict=True):
-            if size_bytes <= low:
-                break
-            total += slope * (min(size_bytes, high) - low) / MIB
-            low = high
-        return total
-
-
 def _lowest(min_bytes: int) -> int:
     """Return the least size in range: 1 if timings reach messages that are all latency."""
     return 1 if min_bytes <= _ALL_LATENCY_BYTES else min_bytes
@@ -164,6 +105,7 @@ class CollectiveTable:
         self._table_error = table_error
         self._nic_gb_s = nic_gb_s
         self._nic_latency_us = nic_latency_us
+        self._exchange = ExpertExchange(self._fits, nic_gb_s, nic_latency_us)
 
     def estimate(self, collective: Collective) -> Estimate:
         """Return the duration alone on the machine; one rank costs nothing."""
@@ -176,12 +118,15 @@ class CollectiveTable:
         return law.latency_us, law.transfer_us
 
     def groups(self) -> list[GroupKey]:
-        """Return every (op, nodes, ranks per node, CTAs) with rows or a fit, sorted."""
-        return sorted(set(self._rows) | set(self._fits))
+        """Return every (op, nodes, ranks per node, CTAs) with rows or a fit, sorted, but those of
+        experts' dispatches."""
+        return sorted(group for group in {*self._rows, *self._fits} if group[0] not in DEFAULT_SMS)
 
     def _law(self, c: Collective) -> Law:
         if c.ranks == 1:
             return Law(0.0, 0.0, "measured", 0.0)
+        if c.op in DEFAULT_SMS:
+            return self._exchange.law(c)
         if c.algo == "ring":
             return self._ring(c)
         known = self._known(c)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, NamedTuple, cast, get_args
+from typing import NamedTuple, cast, get_args
 
 import numpy as np
 
@@ -23,6 +23,12 @@ from simulator.lookup import (
     require_number,
     row_error,
 )
+from simulator.lookup.gemm_bytes import (
+    ACCUMULATE_BYTES,
+    FAR_OCTAVES,
+    SAME_RATE,
+    moved_bytes,
+)  # fmt: skip
 from simulator.lookup.gemm_law import (
     Floats,
     Law,
@@ -35,18 +41,12 @@ from simulator.lookup.gemm_law import (
 from simulator.lookup.gemm_points import MAX_POINTS, GemmPoints, way
 from simulator.lookup.gemm_stored import Curves, StoredCurves
 from simulator.lookup.gemm_table import GemmCurves
+from simulator.lookup.grouped import GroupedTable
 from simulator.lookup.roof import NO_RATIOS, NO_ROOF, Roof
 from simulator.ops import Gemm, Layout
-from simulator.specs import MATH_BYTES, OUTPUT_BYTES
+from simulator.specs import MATH_BYTES
 
 Ranges = Mapping[str, tuple[int, int]]
-
-# A look-up that is more doublings than this outside its range counts as extrapolated.
-FAR_OCTAVES: Final = 1.0
-# Bytes added per element: an fp32 C is read and written; overwriting writes 16 bits once.
-ACCUMULATE_BYTES: Final = 4 + 4 - 2
-# Same tensor-core rate, same bytes.
-_SAME_RATE: Final[dict[str, str]] = {"fp16": "bf16"}
 
 
 class GemmRow(NamedTuple):
@@ -191,7 +191,8 @@ class GemmTable:
     ``peak_flops``: FLOP/s by dtype; ``memory_bandwidth``: bytes/s. ``times_bf16``: by dtype, how
     many times as long as in bf16 FLOPs take, for dtypes that were not timed. ``disagreement``: by
     how much sources of the timings differ, the least error of any look-up. ``looped``: rows are of
-    loops over one GEMM. Look-ups are pure: the same signature always gives the same Estimate.
+    loops over one GEMM. ``grouped``: what knows products in groups; without it, each is a call of
+    its own. Look-ups are pure: the same signature always gives the same Estimate.
     """
 
     def __init__(
@@ -206,8 +207,9 @@ class GemmTable:
         times_bf16: Mapping[str, float] = NO_RATIOS,
         disagreement: float = 0.0,
         looped: bool = False,
+        grouped: GroupedTable | None = None,
     ) -> None:
-        self._roof = roof
+        self._roof, self._grouped = roof, grouped
         self._disagreement, self._looped = disagreement, looped
         self._times_bf16 = times_bf16
         self._peak_flops = dict(peak_flops)
@@ -244,6 +246,8 @@ class GemmTable:
         return self._roof.bounded(found, gemm.dtype, gemm.flops, moved_bytes(gemm))
 
     def _looked_up(self, gemm: Gemm) -> Estimate:
+        if gemm.groups > 1:
+            return self._in_groups(gemm)
         for dtype in _dtypes(gemm.dtype):
             row = self._exact.get(gemm._replace(dtype=dtype))
             if row is not None:
@@ -263,6 +267,16 @@ class GemmTable:
         us += self._accumulate_us(gemm) if gemm.accumulate else 0.0
         return Estimate(us, "assumed", expected.GEMM_ANALYTIC.error)
 
+    def _in_groups(self, gemm: Gemm) -> Estimate:
+        """Return the time of a call of several products; without a law, each one's after the
+        other."""
+        known = self._grouped.estimate(gemm) if self._grouped else None
+        if known is not None:
+            return known
+        one = self._looked_up(gemm._replace(groups=1))
+        error = one.error + expected.GEMM_GROUPED.error
+        return Estimate(gemm.groups * one.duration_us, "assumed", error)
+
     def _like_bf16(self, gemm: Gemm) -> bool:
         """Whether GEMMs of this dtype are taken from bf16's, which were timed."""
         halves = next(self._candidates(gemm._replace(dtype="bf16")), None)
@@ -280,6 +294,9 @@ class GemmTable:
 
     def shares(self, gemm: Gemm) -> tuple[float, float, float]:
         """Return the fixed, FLOP-bound and memory-bound fractions of the time; they sum to 1."""
+        known = self._grouped.shares(gemm) if self._grouped and gemm.groups > 1 else None
+        if known is not None:
+            return known
         if next(self._candidates(gemm), None) is None and self._like_bf16(gemm):
             halves = gemm._replace(dtype="bf16")
             fixed, flops, memory = self.shares(halves)
@@ -348,15 +365,8 @@ def in_l2(row: GemmRow, l2_bytes: int) -> bool:
     return moved_bytes(row.signature) <= l2_bytes
 
 
-def moved_bytes(gemm: Gemm) -> int:
-    """Return the bytes of A, B and C; an accumulated C is read and written in fp32."""
-    element, output = MATH_BYTES[gemm.dtype], OUTPUT_BYTES[gemm.dtype]
-    output += ACCUMULATE_BYTES if gemm.accumulate else 0
-    return round(element * (gemm.m + gemm.n) * gemm.k) + output * gemm.m * gemm.n
-
-
 def _dtypes(dtype: str) -> tuple[str, ...]:
-    same = _SAME_RATE.get(dtype)
+    same = SAME_RATE.get(dtype)
     return (dtype,) if same is None else (dtype, same)
 
 

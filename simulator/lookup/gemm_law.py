@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from simulator.lookup import require_number
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
+Number = TypeVar("Number", float, Floats)
 Params = Mapping[str, float | tuple[float, ...]]
 
 # (rows, columns, class): a tile and its transpose run the same main loop, so they share a class.
@@ -137,17 +138,28 @@ class TiledLaw:
     def parts(self, m: int, n: int, k: int) -> Parts:
         """See Law; the norm is divided between compute and memory by their p-th powers."""
         gflop = 2e-9 * m * n * k
-        slow = 1 + self.throttle * gflop / (gflop + self.throttle_gflop)
-        compute = self._best_tile_us(m, n, k) * slow
+        compute = self.multiply_us(m, n, k, self.sm_count) * self.slower(gflop)
         moved_mb = _ELEMENT_BYTES * 1e-6 * (m * k + n * k + m * n)
-        memory = moved_mb / self.mb_us * math.exp(self.bandwidth_bend * _bend(moved_mb))
+        return self.joined(compute, self.move_us(moved_mb))
+
+    def slower(self, gflop: Number) -> Number:
+        """Return how many times as long the tiles of a problem of these GFLOP take."""
+        return 1 + self.throttle * gflop / (gflop + self.throttle_gflop)
+
+    def move_us(self, moved_mb: float) -> float:
+        """Return the time of these bytes, in us."""
+        return moved_mb / self.mb_us * math.exp(self.bandwidth_bend * _bend(moved_mb))
+
+    def joined(self, compute: float, memory: float) -> Parts:
+        """Return the time of compute beside memory."""
         ratio = (memory / compute) ** self.norm
         both = compute * (1 + ratio) ** (1 / self.norm)
         flops_us = both / (1 + ratio)
         return Parts(self.fixed_us + both, self.fixed_us, flops_us, both - flops_us)
 
-    def _best_tile_us(self, m: int, n: int, k: int) -> float:
-        sms, ceil_share, idle_gain = self.sm_count, self.ceil_share, self.idle_gain
+    def multiply_us(self, m: int, n: int, k: int, sms: float) -> float:
+        """Return the time of the fastest tile on ``sms`` SMs."""
+        ceil_share, idle_gain = self.ceil_share, self.idle_gain
         repeat, best = self.repeat_share, math.inf
         partial_us = 4e-6 * m * n / self.reduce_mb_us
         for rows, columns, index in TILES:
@@ -173,20 +185,23 @@ class TiledLaw:
 
     def times_us(self, m: Floats, n: Floats, k: Floats) -> Floats:
         """See Law."""
-        gflop = 2e-9 * m * n * k
-        slow = 1 + self.throttle * gflop / (gflop + self.throttle_gflop)
-        moved_mb = _ELEMENT_BYTES * 1e-6 * (m * k + n * k + m * n)
-        bend = np.tanh(np.log(moved_mb / _BEND_MB) / 2)
-        memory = moved_mb / self.mb_us * np.exp(self.bandwidth_bend * bend)
-        compute = self._best_tiles_us(m, n, k) * slow
+        slow = self.slower(2e-9 * m * n * k)
+        memory = self.moved_us(_ELEMENT_BYTES * 1e-6 * (m * k + n * k + m * n))
+        compute = self.multiplied_us(m, n, k, self.sm_count) * slow
         norm: Floats = (compute**self.norm + memory**self.norm) ** (1 / self.norm)
         return self.fixed_us + norm
 
-    def _best_tiles_us(self, m: Floats, n: Floats, k: Floats) -> Floats:
-        """Return ``_best_tile_us`` of every shape; in 2-D arrays rows are tiles, columns shapes."""
+    def moved_us(self, moved_mb: Floats) -> Floats:
+        """Return ``move_us`` of each."""
+        bend = np.tanh(np.log(moved_mb / _BEND_MB) / 2)
+        result: Floats = moved_mb / self.mb_us * np.exp(self.bandwidth_bend * bend)
+        return result
+
+    def multiplied_us(self, m: Floats, n: Floats, k: Floats, sms: float | Floats) -> Floats:
+        """Return ``multiply_us`` of every shape; in 2-D arrays rows are tiles, columns shapes."""
         rows, columns, index = (np.array(column)[:, None] for column in zip(*TILES, strict=True))
         rate, edge_us = np.array(self.tile_mflop_us)[index], np.array(self.tile_us)[index]
-        waves = np.ceil(m / rows) * np.ceil(n / columns) / self.sm_count
+        waves = np.ceil(m / rows) * np.ceil(n / columns) / sms
         loop_us = 2e-6 * rows * columns * k / rate
         times = self._grid_us(waves, loop_us, edge_us)
         small = waves < 1

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from domino_tune.requests.profiles import UNITS as UNITS
 from simulator.errors import InputError
 from simulator.lookup.collectives import CollectiveRow
-from simulator.lookup.gemm import moved_bytes
+from simulator.lookup.gemm_bytes import moved_bytes
 from simulator.lookup.pointwise import PointwiseRow
 from simulator.lookup.roof import L2_MULTIPLE
 from simulator.ops import busbw_factor

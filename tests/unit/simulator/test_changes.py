@@ -9,7 +9,7 @@ import pytest
 from simulator.cost import Changes, CostModel
 from simulator.errors import InputError
 from simulator.lookup.attention import AttentionFit
-from simulator.lookup.collectives import CollectiveFit
+from simulator.lookup.collective_fit import CollectiveFit
 from simulator.lookup.gemm import GemmFit
 from simulator.lookup.pointwise import PointwiseFit
 from simulator.ops import Attention, Collective, Gemm, Pointwise

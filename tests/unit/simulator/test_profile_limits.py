@@ -12,7 +12,8 @@ import pytest
 from simulator.errors import MissingSectionError, ProfileError
 from simulator.limits import LONGEST_NOTE, LONGEST_TEXT
 from simulator.lookup.attention import AttentionFit
-from simulator.lookup.collectives import CollectiveFit, CollectiveRow
+from simulator.lookup.collective_fit import CollectiveFit
+from simulator.lookup.collectives import CollectiveRow
 from simulator.lookup.expected import POINTWISE_TABLE
 from simulator.lookup.pointwise import PointwiseFit, PointwiseRow
 from simulator.ops import Collective, Gemm, Pointwise

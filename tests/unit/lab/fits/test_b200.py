@@ -11,7 +11,7 @@ import pytest
 from domino_tune.store.profiles import load_profile
 from lab.fits.common import Sources
 from lab.fits.simumax import attention_fit, attention_rows, gemm_rows, rates_gb_s
-from simulator.lookup.collectives import MIB
+from simulator.lookup.collective_fit import MIB
 from simulator.lookup.gemm import GemmRow
 from simulator.ops import Attention, Collective, CollectiveKind, Gemm, Pointwise
 from tests.conftest import DATA

@@ -25,7 +25,8 @@ from simulator.contention import (
 )
 from simulator.errors import InputError
 from simulator.lookup.attention import AttentionFit, AttentionRow
-from simulator.lookup.collectives import MIB, CollectiveRow
+from simulator.lookup.collective_fit import MIB
+from simulator.lookup.collectives import CollectiveRow
 from simulator.lookup.pointwise import PointwiseRow
 from tests.conftest import DATA
 

@@ -1,0 +1,335 @@
+"""Grouped GEMMs: the law of rows an expert, of inference servers' layers, and a trainer's level.
+
+The tables time the routed experts of one rank: both grouped GEMMs, with gather, activation and sum
+around them, which a byte each costs at a rate that is fitted beside the law. Of a server's searched
+kernels those are left out that take longer than the same layer with more to do. What a trainer's
+calls take over the law is TransformerEngine's on a B200; elsewhere it is that of a single GEMM an
+expert, which is what those calls are, and how long they take on the B200.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from statistics import fmean, median
+from typing import Final, NamedTuple
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from lab.fits.common import Floats, Sources, mape, rounded, withheld
+from lab.fits.gemm import law_of, params_of, starts
+from simulator.lookup import FitKind
+from simulator.lookup.gemm import GemmTable
+from simulator.lookup.gemm_law import TiledLaw
+from simulator.lookup.grouped import GroupedFit, GroupedGemms, GroupedLaw, GroupedRow, Times
+from simulator.ops import Gemm
+from simulator.profile import Machine, Profile
+from simulator.provenance import Provenance
+from simulator.specs import MATH_BYTES
+
+COLUMNS: Final = {"bf16": "bf16", "fp8_block": "fp8_block", "fp8_tensor": "fp8", "nvfp4": "nvfp4"}
+"""Math -> its name in the tables."""
+LEAST_ROWS: Final = 16
+MOST_EP: Final = 8
+"""Beyond, most of a layer's time is of tokens that the rank does not compute."""
+MOST_TP: Final = 2
+SLOWER: Final = 1.03
+"""A layer that takes more times as long as one with more to do has a kernel that was not searched
+well."""
+KERNELS: Final = 6
+"""Of a layer, between which its fixed time is divided: sort, gather, two GEMMs, activation, sum."""
+UNGATED: Final = ("nemotron", 22)
+"""Models, and the top-k, whose experts have one input projection."""
+FOLDS: Final = 5
+_STARTS: Final = 3
+_JITTER: Final = 0.2
+_FIXED_US: Final = 30.0
+_EFFORT: Final = (100, 30)
+"""Steps of a fit, and of those with models withheld, which start from it."""
+_LINEAR_ABOVE: Final = 0.03
+_MORE: Final = ((2.0, 0.1, 50.0), (2.0, 0.1, 50.0), (2.0, 0.1, 50.0), (0.01, 1e-4, 10.0))
+"""Start and bounds of TB/s of gather, activation and sum, and of us a group."""
+ROWS: Final = (512, 1024, 2048, 4096)
+EXPERTS: Final = (8, 16, 32)
+SIZES: Final = ((2048, 768), (4096, 1536), (7168, 2048), (5120, 1536), (4096, 14336))
+"""Hidden size and an expert's: Qwen3, DeepSeek V2 and V3, Mixtral."""
+SPREAD: Final = 0.05
+"""Of a row that was timed once."""
+
+
+class Layer(NamedTuple):
+    """A rank's routed experts, forward: the experts, rows each, tokens of all ranks together."""
+
+    groups: int
+    rows: float
+    hidden: int
+    inter: int
+    tokens: int
+    us: float
+    model: tuple[int, int]
+    ep: int
+    tp: int
+
+
+class Served(NamedTuple):
+    """The law of a table's layers, and its error on models that were withheld."""
+
+    law: TiledLaw
+    group_us: float
+    error: float
+    layers: int
+
+
+class Trainer(NamedTuple):
+    """A trainer's calls over the law on a B200, by layout, and how far rows are from it."""
+
+    times: dict[str, Times]
+    error: float
+
+
+def layers(gpu: str, dtype: str, sources: Sources) -> list[Layer]:
+    """Return the balanced layers of gated experts of a GPU's table that were searched well."""
+    every: dict[tuple[int, ...], list[Layer]] = {}
+    for row in sources.rows(f"moe/{gpu}_moe_forward.csv.gz"):
+        if (row["dtype"], row["distribution"]) != (COLUMNS[dtype], "balanced") or not row["trt_us"]:
+            continue
+        hidden, inter, topk, experts, tp, ep, tokens = (
+            int(row[x]) for x in ("hidden", "inter", "topk", "experts", "tp", "ep", "tokens")
+        )
+        if row["model"].startswith(UNGATED[0]) or topk == UNGATED[1] or experts % ep:
+            continue
+        made = Layer(
+            experts // ep, tokens * topk / experts, hidden, inter // tp, tokens,
+            float(row["trt_us"]), (hidden, inter), ep, tp,
+        )  # fmt: skip
+        every.setdefault((hidden, inter, topk, experts), []).append(made)
+    return [
+        one
+        for alike in every.values()
+        for one in alike
+        if one.rows >= LEAST_ROWS and one.ep <= MOST_EP and one.tp <= MOST_TP
+        and one.us <= SLOWER * min(other.us for other in alike if _does_more(other, one))
+    ]  # fmt: skip
+
+
+def _does_more(other: Layer, one: Layer) -> bool:
+    return other.ep <= one.ep and other.tp <= one.tp and other.tokens >= one.tokens
+
+
+class _Arrays:
+    """Layers as arrays."""
+
+    def __init__(self, found: Sequence[Layer], dtype: str, sm_count: int) -> None:
+        columns = zip(*(one[:6] for one in found), strict=True)
+        self.groups, self.rows, self.hidden, self.inter, self.tokens, self.us = (
+            np.array(column, dtype=np.float64) for column in columns
+        )
+        self._bytes, self._sms = MATH_BYTES[dtype], sm_count
+
+    def times_us(self, point: Floats) -> Floats:
+        """Return the layers' times of a law and the rates beside it."""
+        law, more = law_of(point[: -len(_MORE)], self._sms), np.exp(point[-len(_MORE) :])
+        rows = self.groups * self.rows
+        gathered = rows * self.hidden * (2 + self._bytes)
+        activated = rows * self.inter * (4 + self._bytes)
+        around_us = (
+            gathered / more[0] + activated / more[1] + 2 * self.tokens * self.hidden / more[2]
+        )
+        found: Floats = (
+            law.fixed_us + 1e-6 * around_us + more[3] * self.groups
+            + self._product_us(law, 2 * self.inter, self.hidden)
+            + self._product_us(law, self.hidden, self.inter)
+        )  # fmt: skip
+        return found
+
+    def _product_us(self, law: TiledLaw, n: Floats, k: Floats) -> Floats:
+        m, groups = self.rows, self.groups
+        multiply_us = law.multiplied_us(m, n, k, self._sms / groups)
+        multiply_us = multiply_us * law.slower(2e-9 * groups * m * n * k)
+        moved_mb = 1e-6 * groups * (self._bytes * (m + n) * k + 2 * m * n)
+        norm: Floats = multiply_us**law.norm + law.moved_us(moved_mb) ** law.norm
+        return np.asarray(norm ** (1 / law.norm))
+
+
+def served(found: Sequence[Layer], dtype: str, sm_count: int) -> Served:
+    """Return the law of the layers."""
+    start, low, high = starts(MATH_BYTES[dtype], sm_count, _MORE)
+    start[0] = math.log(_FIXED_US)
+    whole = _Arrays(found, dtype, sm_count)
+    jitter = np.random.default_rng(0).normal(0.0, _JITTER, (_STARTS - 1, len(start)))
+    tries = [_fit(whole, start + shift, (low, high), _EFFORT[0]) for shift in (0.0, *jitter)]
+    point = min(tries, key=lambda one: mape(whole.times_us(one), whole.us))
+
+    def off(others: list[Layer], mine: list[Layer]) -> list[float]:
+        fitted = _fit(_Arrays(others, dtype, sm_count), point, (low, high), _EFFORT[1])
+        held = _Arrays(mine, dtype, sm_count)
+        return [float(one) for one in np.abs(held.times_us(fitted) / held.us - 1)]
+
+    errors = withheld(found, lambda one: one.model, off, folds=FOLDS)
+    law = law_of(point[: -len(_MORE)], sm_count)
+    law = replace(law, fixed_us=law.fixed_us / KERNELS)
+    return Served(law, float(np.exp(point[-1])) / 2, fmean(errors), len(found))
+
+
+def _fit(known: _Arrays, start: Floats, bounds: tuple[Floats, Floats], steps: int) -> Floats:
+    def off(point: Floats) -> Floats:
+        return np.asarray(np.log(known.times_us(point) / known.us))
+
+    inside = np.clip(start, bounds[0] + 1e-6, bounds[1] - 1e-6)
+    found = least_squares(
+        off, inside, bounds=bounds, loss="soft_l1", f_scale=_LINEAR_ABOVE, x_scale=0.1,
+        max_nfev=steps,
+    )  # fmt: skip
+    return np.asarray(found.x, dtype=np.float64)
+
+
+def trained_rows(sources: Sources) -> tuple[GroupedRow, ...]:
+    """Return TransformerEngine's rows on a B200, sorted.
+
+    Weight gradients were timed twice: those that add to fp32 move 4 bytes an element more, and
+    with few rows an expert they take longer by just that. The longer one of a shape is taken for
+    that, and a single one, too.
+    """
+    timed: dict[Gemm, list[float]] = {}
+    for row in sources.rows("moe/b200_grouped_gemm_bf16.csv"):
+        groups, m, n, k = (int(row[x]) for x in ("groups", "m", "n", "k"))
+        made = {
+            "fwd": Gemm(m, n, k, groups=groups), "dgrad": Gemm(m, k, n, "dgrad", groups=groups),
+            "wgrad": Gemm(n, k, m, "wgrad", groups=groups),
+        }[row["stage"]]  # fmt: skip
+        timed.setdefault(made, []).append(float(row["us"]))
+    return tuple(sorted(_rows(timed.items()), key=lambda row: row.signature))
+
+
+def _rows(timed: Iterable[tuple[Gemm, list[float]]]) -> Iterator[GroupedRow]:
+    for gemm, times in timed:
+        parts: dict[bool, list[float]] = {False: times}
+        if gemm.layout == "wgrad":
+            parts = {True: [max(times)], False: [min(times)] if len(times) > 1 else []}
+        for adds, mine in parts.items():
+            if mine:
+                us = fmean(mine)
+                apart_us = max(SPREAD * us, max(mine) - min(mine))
+                yield GroupedRow(
+                    gemm.groups, gemm.m, gemm.n, gemm.k, gemm.layout, gemm.dtype, adds,
+                    rounded(us, 5), rounded(apart_us), 2,
+                )  # fmt: skip
+
+
+def trainer(law: GroupedLaw, rows: Sequence[GroupedRow]) -> Trainer:
+    """Return what the rows take over the law. Forward, multiplying and moving alike; dgrad by its
+    median over forward; wgrad, whose sums in fp32 move most bytes, apart."""
+    forward = median(_over(law, [row for row in rows if row.layout == "forward"], ALIKE))
+    dgrad = median(_over(law, [row for row in rows if row.layout == "dgrad"], ALIKE))
+    last = [row for row in rows if row.layout == "wgrad" and row.accumulate]
+
+    def off(point: Floats) -> Floats:
+        times = Times(*map(float, np.exp(point)))
+        return np.asarray(np.log(_over(law, last, times)), dtype=np.float64)
+
+    flops, memory = np.exp(least_squares(off, np.log([forward, 1.0]), loss="soft_l1").x)
+    times: dict[str, Times] = {
+        "forward": _times(forward, forward), "dgrad": _times(dgrad, dgrad),
+        "wgrad": _times(float(flops), float(memory)),
+    }  # fmt: skip
+    apart = [
+        abs(1 / one - 1)
+        for layout, alike in times.items()
+        for one in _over(law, [row for row in rows if row.layout == layout], alike)
+    ]
+    return Trainer(times, fmean(apart))
+
+
+ALIKE: Final = Times(1.0, 1.0)
+
+
+def _times(flops: float, memory: float) -> Times:
+    return Times(rounded(flops, 3), rounded(memory, 3))
+
+
+def _over(law: GroupedLaw, rows: Sequence[GroupedRow], times: Times) -> list[float]:
+    return [row.median_us / law.parts(row.signature, times=times).total_us for row in rows]
+
+
+def level(law: GroupedLaw, single: GemmTable, dtype: str) -> float:
+    """Return what a single GEMM an expert takes over the law, in the median of common shapes."""
+    ratios = []
+    for rows, groups, (hidden, inter) in itertools.product(ROWS, EXPERTS, SIZES):
+        for n, k in ((2 * inter, hidden), (hidden, inter)):
+            one = Gemm(rows, n, k, dtype=dtype)
+            each_us = single.estimate(one).duration_us
+            whole = law.parts(one._replace(groups=groups), times=ALIKE)
+            ratios.append(groups * each_us / whole.total_us)
+    return median(ratios)
+
+
+def fit_of(one: Served, dtype: str, found: Sequence[Layer]) -> GroupedFit:
+    """Return the law as a fit whose calls take as long as the law says."""
+    sizes: dict[str, list[float]] = {
+        "groups": [layer.groups for layer in found],
+        "rows": [float(layer.rows) for layer in found],
+        "n": [size for layer in found for size in (2 * layer.inter, layer.hidden)],
+        "k": [size for layer in found for size in (layer.inter, layer.hidden)],
+    }
+    return GroupedFit(
+        dtype=dtype, params=params_of(one.law), group_us=rounded(one.group_us),
+        times={"forward": ALIKE, "dgrad": ALIKE, "wgrad": ALIKE},
+        withheld_error=rounded(one.error, 3), error=rounded(one.error, 3),
+        ranges={
+            name: (math.floor(min(each)), math.ceil(max(each))) for name, each in sizes.items()
+        },
+    )  # fmt: skip
+
+
+def grouped_gemms(
+    profile: Profile, sources: Sources, there: Trainer, words: Provenance
+) -> GroupedGemms:
+    """Return the laws of the GPU's table, at the level of a trainer's calls; ``there`` is that on
+    the B200 in BF16."""
+    gpu, machine = profile.name.partition("-")[0], profile.machine
+    single, fits = profile.gemm_table(), []
+    for dtype in COLUMNS:
+        if dtype not in machine.peak_tflops:
+            continue
+        found = layers(gpu, dtype, sources)
+        made = fit_of(served(found, dtype, machine.sm_count), dtype, found)
+        law = GroupedLaw(made, machine.sm_count)
+        if (gpu, dtype) == ("b200", "bf16"):
+            fits.append(_at(made, there.times, there.error, "fitted"))
+        else:
+            times = _carried(there, level(law, single, dtype))
+            fits.append(_at(made, times, there.error, "assumed"))
+    tensor = next((one for one in fits if one.dtype == "fp8_tensor"), None)
+    if tensor and "mxfp8" in machine.peak_tflops:
+        fits.append(replace(tensor, dtype="mxfp8"))
+    rows = trained_rows(sources) if gpu == "b200" else ()
+    return GroupedGemms(
+        rows=rows, fits=tuple(sorted(fits, key=lambda fit: fit.dtype)), provenance=words
+    )
+
+
+def _at(fit: GroupedFit, times: dict[str, Times], apart: float, kind: FitKind) -> GroupedFit:
+    error = rounded(math.hypot(fit.withheld_error, apart), 2)
+    return replace(fit, times=times, kind=kind, error=error)
+
+
+def _carried(there: Trainer, forward: float) -> dict[str, Times]:
+    """Return the times of another GPU whose forward calls take ``forward`` times the law's: others
+    in proportion; what moves bytes in wgrad as it is."""
+    more = forward / there.times["forward"].flops
+    dgrad, wgrad = there.times["dgrad"], there.times["wgrad"]
+    return {
+        "forward": _times(forward, forward),
+        "dgrad": _times(dgrad.flops * more, dgrad.memory * more),
+        "wgrad": _times(wgrad.flops * more, wgrad.memory),
+    }  # fmt: skip
+
+
+def on_b200(machine: Machine, sources: Sources) -> Trainer:
+    """Return a trainer's level on a B200."""
+    found = layers("b200", "bf16", sources)
+    made = fit_of(served(found, "bf16", machine.sm_count), "bf16", found)
+    return trainer(GroupedLaw(made, machine.sm_count), trained_rows(sources))

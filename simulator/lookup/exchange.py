@@ -1,0 +1,159 @@
+"""Dispatch and combine of experts' tokens by DeepEP and Hybrid-EP: time by bytes, group and SMs.
+
+``size_bytes`` is what a rank gets (dispatch) or gives (combine), a copy of a token for each rank
+that needs it, its own share counted. Laws are piecewise α–β by the SMs that the kernels hold;
+between two numbers of SMs both shares are interpolated, below the fewest the transfer takes longer
+in proportion, above the most it stays.
+
+Over n nodes of p ranks the network carries a copy a node, not a rank. A token that goes to
+``TOP_K`` of many experts spread at random reaches d(r) = r·(1 − (1 − 1/r)^TOP_K) of r equal parts,
+so of a rank's bytes d(n)/d(n·p) are copies that a rank of its rail gets, and (n − 1)/n of these
+come from other nodes:
+
+    network bytes = size_bytes · d(n)/d(n·p) · (n − 1)/n
+
+over the rank's own NIC, while NVLink carries ``size_bytes`` within the node; the slower one counts.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import Final
+
+from simulator.errors import MissingSectionError
+from simulator.lookup import expected, reach, widened
+from simulator.lookup.collective_fit import CollectiveFit, GroupKey
+from simulator.lookup.collective_law import Law
+from simulator.ops import Collective, CollectiveKind
+
+DEFAULT_SMS: Final[dict[CollectiveKind, int]] = {
+    "deepep_dispatch": 20, "deepep_combine": 20, "hybridep_dispatch": 16, "hybridep_combine": 16,
+}  # fmt: skip
+"""SMs where none are told: Megatron-LM's defaults of moe_deepep_num_sms (DeepEP's own, too) and of
+moe_hybridep_num_sms."""
+STANDS_IN: Final[dict[CollectiveKind, CollectiveKind]] = {
+    "hybridep_dispatch": "deepep_dispatch", "hybridep_combine": "deepep_combine",
+}  # fmt: skip
+"""Whose law serves one node where Hybrid-EP was not timed."""
+TOP_K: Final = 8
+"""Experts of a token: of DeepSeek-V3 and Qwen3."""
+
+
+def reached(parts: int) -> float:
+    """Return how many of equal parts a token reaches."""
+    return float(parts * (1 - (1 - 1 / parts) ** TOP_K))
+
+
+def network_bytes(c: Collective) -> float:
+    """Return the bytes that a rank's NIC brings from other nodes."""
+    copies = reached(c.nodes) / reached(c.ranks)
+    return c.size_bytes * copies * (c.nodes - 1) / c.nodes
+
+
+class ExpertExchange:
+    """Look-up of dispatches and combines."""
+
+    def __init__(
+        self,
+        fits: Mapping[GroupKey, CollectiveFit],
+        nic_gb_s: float | None,
+        nic_latency_us: float | None,
+    ) -> None:
+        self._fits: dict[tuple[str, int, int], dict[int, CollectiveFit]] = {}
+        for (op, nodes, per_node, sms), fit in fits.items():
+            if op in DEFAULT_SMS:
+                self._fits.setdefault((op, nodes, per_node), {})[sms] = fit
+        self._nic_gb_s, self._nic_latency_us = nic_gb_s, nic_latency_us
+
+    def law(self, c: Collective) -> Law:
+        """Return the law; raise MissingSectionError if nothing related was timed."""
+        found = self._timed(c) or self._between(c) or self._over_network(c)
+        if found is None and c.op in STANDS_IN:
+            other = self.law(c._replace(op=STANDS_IN[c.op], ctas=c.ctas or DEFAULT_SMS[c.op]))
+            return other.scaled(1.0, max(other.error, expected.COLLECTIVE_RELATED.error))
+        if found is None:
+            raise MissingSectionError(
+                f"The profile times no {c.op} like that on {c.nodes}×{c.per_node} ranks; it has "
+                f"{', '.join(f'{o} {n}×{p}' for o, n, p in sorted(self._fits)) or 'none'}. Use the "
+                "dispatcher `alltoall` or `allgather`, or import timings."
+            )
+        return found
+
+    def _timed(self, c: Collective) -> Law | None:
+        """Return the law of the group's own timings, between those of its numbers of SMs."""
+        by_sms = self._fits.get((c.op, c.nodes, c.per_node))
+        if by_sms is None:
+            return None
+        sms, known = c.ctas or DEFAULT_SMS[c.op], sorted(by_sms)
+        right = min(bisect_left(known, sms), len(known) - 1)
+        high = _law(by_sms[known[right]], c.size_bytes)
+        if sms > known[right]:
+            return _beyond(high, 1.0, reach(sms, known[0], known[-1]))
+        if sms == known[right]:
+            return high
+        if right == 0:
+            return _beyond(high, known[0] / sms, known[0] / sms)
+        low = _law(by_sms[known[right - 1]], c.size_bytes)
+        weight = math.log(sms / known[right - 1]) / math.log(known[right] / known[right - 1])
+        return _mixed(low, high, weight, max(low.error, high.error))
+
+    def _between(self, c: Collective) -> Law | None:
+        """Interpolate over log₂ of ranks of one node or domain, or of nodes, within the timed ones
+        and, in a domain, beyond them."""
+        single = c.nodes == 1
+        sizes = sorted(
+            p if single else n
+            for op, n, p in self._fits
+            if op == c.op and (n == 1 if single else n > 1 and p == c.per_node)
+        )
+        want = c.per_node if single else c.nodes
+        if not sizes or (not single and not sizes[0] <= want <= sizes[-1]):
+            return None
+        error = expected.COLLECTIVE_GROUPS.error
+        right = bisect_left(sizes, want)
+        if right in (0, len(sizes)):
+            nearest = sizes[min(right, len(sizes) - 1)]
+            only = self._of(c, nearest)
+            factor = max(1.0, math.log2(want) / math.log2(nearest))
+            ring = (1 - 1 / want) / (1 - 1 / nearest)
+            off = max(only.error, error * (1 + math.log2(reach(want, sizes[0], sizes[-1]))))
+            return Law(only.latency_us * factor, only.transfer_us * ring, "assumed", off)
+        low, high = self._of(c, sizes[right - 1]), self._of(c, sizes[right])
+        weight = math.log2(want / sizes[right - 1]) / math.log2(sizes[right] / sizes[right - 1])
+        return _mixed(low, high, weight, max(error, low.error, high.error))
+
+    def _of(self, c: Collective, size: int) -> Law:
+        found = self._timed(c._replace(per_node=size) if c.nodes == 1 else c._replace(nodes=size))
+        assert found is not None
+        return found
+
+    def _over_network(self, c: Collective) -> Law | None:
+        """Return the slower of the node's law and the NICs, as this module says."""
+        if c.nodes == 1 or self._nic_gb_s is None or self._nic_latency_us is None:
+            return None
+        inside = self.law(c._replace(nodes=1))
+        wire_us = network_bytes(c) / (1e3 * self._nic_gb_s)
+        latency_us = inside.latency_us + self._nic_latency_us * math.log2(c.nodes)
+        error = max(inside.error, expected.COLLECTIVE_WIRES.error)
+        return Law(latency_us, max(wire_us, inside.transfer_us), "assumed", error)
+
+
+def _law(fit: CollectiveFit, size_bytes: int) -> Law:
+    source, error = widened(fit.kind, fit.error, reach(size_bytes, 1, fit.max_bytes))
+    return Law(fit.latency_us, fit.transfer_us(size_bytes), source, error)
+
+
+def _beyond(law: Law, slower: float, far: float) -> Law:
+    error = max(law.error, expected.COLLECTIVE_GROUPS.error * (1 + math.log2(far)))
+    return Law(law.latency_us, law.transfer_us * slower, "assumed", error)
+
+
+def _mixed(low: Law, high: Law, weight: float, error: float) -> Law:
+    latency_us, transfer_us = (
+        a + weight * (b - a)
+        for a, b in ((low.latency_us, high.latency_us), (low.transfer_us, high.transfer_us))
+    )
+    assumed = "assumed" in (low.source, high.source)
+    return Law(latency_us, transfer_us, "assumed" if assumed else "interpolated", error)
