@@ -200,6 +200,12 @@ def _megatron(plan_file: PlanFile, made: _Export) -> None:
 
 
 def _te_userbuffers(plan_file: PlanFile, made: _Export) -> None:
+    if plan_file.model.num_experts:
+        raise InfeasiblePlanError(
+            "TransformerEngine's userbuffers overlap the linears of dense layers, and "
+            f"{plan_file.model.name} has experts; export the plan of a model without.",
+            reason="target",
+        )
     made.document = userbuffers_yaml(plan_file.plan)
     made.notes += userbuffers_notes(plan_file.plan)
 

@@ -16,7 +16,8 @@ SWITCHES: Final = (
     "accumulate-allreduce-grads-in-fp32", "add-qkv-bias", "bf16", "cross-entropy-loss-fusion",
     "disable-bias-linear", "disable-tp-comm-bulk-dgrad", "disable-tp-comm-bulk-wgrad",
     "disable-tp-comm-overlap-ag", "disable-tp-comm-overlap-rs", "fp16", "grad-reduce-in-bf16",
-    "group-query-attention", "log-num-zeros-in-grad", "log-params-norm", "no-bias-dropout-fusion",
+    "group-query-attention", "log-num-zeros-in-grad", "log-params-norm",
+    "moe-grouped-gemm", "multi-latent-attention", "no-bias-dropout-fusion",
     "no-bias-swiglu-fusion", "no-check-for-nan-in-loss-and-grad",
     "no-gradient-accumulation-fusion", "no-overlap-p2p-communication", "no-rope-fusion",
     "overlap-grad-reduce", "overlap-param-gather", "qk-layernorm", "sequence-parallel", "swiglu",
@@ -24,10 +25,14 @@ SWITCHES: Final = (
     "use-distributed-optimizer", "use-rope-scaling", "use-torch-fsdp2",
 )  # fmt: skip
 WHOLE: Final = (
-    "context-parallel-size", "ffn-hidden-size", "global-batch-size", "hidden-size", "kv-channels",
-    "max-position-embeddings", "micro-batch-size", "num-attention-heads", "num-layers",
-    "num-layers-per-virtual-pipeline-stage", "num-query-groups", "pipeline-model-parallel-size",
-    "recompute-num-layers", "rotary-base", "seq-length", "tensor-model-parallel-size",
+    "context-parallel-size", "expert-model-parallel-size", "expert-tensor-parallel-size",
+    "ffn-hidden-size", "global-batch-size", "hidden-size", "kv-channels", "kv-lora-rank",
+    "max-position-embeddings", "micro-batch-size", "moe-ffn-hidden-size", "moe-router-topk",
+    "moe-shared-expert-intermediate-size", "mtp-num-layers", "num-attention-heads", "num-experts",
+    "num-layers", "num-layers-per-virtual-pipeline-stage", "num-query-groups",
+    "pipeline-model-parallel-size",
+    "q-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "recompute-num-layers", "rotary-base",
+    "seq-length", "tensor-model-parallel-size", "v-head-dim",
 )  # fmt: skip
 REAL: Final = (
     "attention-dropout", "clip-grad", "hidden-dropout", "norm-epsilon", "rope-scaling-factor",
@@ -38,13 +43,15 @@ CHOICES: Final = {
     "cross-entropy-fusion-impl": ("native", "te"),
     "cuda-graph-impl": ("none", "local", "transformer_engine"),
     "cuda-graph-scope": ("full", "attn", "full_iteration"),
+    "moe-flex-dispatcher-backend": ("deepep", "hybridep"),
+    "moe-token-dispatcher-type": ("allgather", "alltoall", "flex"),
     "normalization": ("LayerNorm", "RMSNorm"),
     "position-embedding-type": ("learned_absolute", "rope", "mrope", "relative", "none"),
     "recompute-granularity": ("full", "selective"),
     "recompute-method": ("uniform", "block"),
     "transformer-impl": ("local", "transformer_engine"),
 }
-TEXTS: Final = ("tp-comm-overlap-cfg", "pipeline-model-parallel-layout")
+TEXTS: Final = ("moe-layer-freq", "tp-comm-overlap-cfg", "pipeline-model-parallel-layout")
 
 
 def parsed(arguments: list[str]) -> dict[str, Any]:
@@ -89,12 +96,17 @@ def _validate(args: dict[str, Any]) -> None:
         "tp_comm_overlap needs sequence_parallel": (
             "tp_comm_overlap" in args and "sequence_parallel" not in args
         ),
+        "experts over tensor-parallel ranks need sequence parallelism": (
+            "num_experts" in args
+            and args["tensor_model_parallel_size"] > 1
+            and "sequence_parallel" not in args
+        ),
         "positions": args["max_position_embeddings"] < args["seq_length"],
         "a graph of an iteration checks no NaN": (
             args.get("cuda_graph_scope") == "full_iteration"
             and "no_check_for_nan_in_loss_and_grad" not in args
         ),
-        "layout": bool(re.search(r"[^Et|L]", args.get("pipeline_model_parallel_layout", ""))),
+        "layout": bool(re.search(r"[^Etm|L]", args.get("pipeline_model_parallel_layout", ""))),
     }
     wrong = [name for name, found in problems.items() if found]
     if wrong:

@@ -10,7 +10,7 @@ from domino_tune.store.formats.megatron_arguments import not_simulated
 from domino_tune.store.formats.megatron_experts import DISPATCHERS
 
 _WHOLE: Final = re.compile(r"[0-9]{1,9}")
-_NONE: Final = ("None", "0", "")
+_NONE: Final = ("None", "0", "", "[1]")
 EXPERTS: Final = {
     "num_experts": "num_experts",
     "moe_router_topk": "num_experts_per_tok",
@@ -36,6 +36,8 @@ def expert_fields(arguments: Mapping[str, str], source: str) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     if has_experts(arguments):
+        if not _WHOLE.fullmatch(arguments["num_experts"]):
+            raise not_simulated(source, "num_experts", arguments["num_experts"])
         if arguments.get("moe_grouped_gemm", "True") != "True":
             raise not_simulated(source, "moe_grouped_gemm", arguments["moe_grouped_gemm"])
         usual = {"moe_ffn_hidden_size": arguments["ffn_hidden_size"], "moe_router_topk": "2"}

@@ -47,7 +47,8 @@ def said(*args: Any, **named: Any) -> str:
 def test_megatron_reads_every_preset(name: str) -> None:
     found = options(model=MODELS[name], workload=replace(WORKLOAD, seq_length=2048))
     assert found["num_layers"] == MODELS[name].num_hidden_layers
-    assert ("qk_layernorm" in found) == MODELS[name].qk_norm
+    latent = MODELS[name].kv_lora_rank > 0
+    assert ("qk_layernorm" in found) == (MODELS[name].qk_norm or latent)
     assert ("use_rope_scaling" in found) == (MODELS[name].rope_scaling_factor > 1)
 
 

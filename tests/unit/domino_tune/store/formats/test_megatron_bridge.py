@@ -74,9 +74,10 @@ def settings(*args: Any, **named: Any) -> dict[str, str]:
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_every_preset(name: str) -> None:
     model = MODELS[name]
-    found = settings(MEGATRON, model=model, workload=replace(WORKLOAD, seq_length=2048))
+    plan = SHARDED if model.num_experts else MEGATRON
+    found = settings(plan, model=model, workload=replace(WORKLOAD, seq_length=2048))
     assert found["model.num_layers"] == str(model.num_hidden_layers)
-    assert found["model.qk_layernorm"] == str(model.qk_norm)
+    assert found["model.qk_layernorm"] == str(model.qk_norm or model.kv_lora_rank > 0)
     assert found["model.activation_func"].endswith("silu" if model.gated_mlp else "gelu")
     assert found["comm_overlap"] == "comm_overlap.CommOverlapConfig(tp_comm_overlap=False)"
 

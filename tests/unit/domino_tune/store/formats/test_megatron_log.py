@@ -277,10 +277,8 @@ def test_all_missing_parts_are_named_at_once() -> None:
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        ({"num_experts": 8}, "num_experts = 8, which is not simulated"),
         ({"fp8": "hybrid", "fp8_recipe": "custom"}, "fp8_recipe = custom, which is not simulated"),
         ({"rampup_batch_size": "[16, 16, 1000]"}, "rampup_batch_size = "),
-        ({"multi_latent_attention": True}, "multi_latent_attention = True"),
         ({"squared_relu": True}, "squared_relu = True"),
         (
             {"context_parallel_size": 2, "cp_comm_type": "['a2a+p2p']"},

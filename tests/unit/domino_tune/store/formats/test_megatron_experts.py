@@ -1,0 +1,164 @@
+"""Experts, latent attention and further predictions in exports, and in logs of what they ran."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from domino_tune.requests import SimulateRequest
+from domino_tune.requests.from_text import request_from_text
+from domino_tune.store.formats.megatron import megatron_arguments, megatron_notes
+from domino_tune.store.formats.megatron_bridge import bridge_settings
+from domino_tune.store.formats.megatron_log import read_megatron_log
+from domino_tune.verbs.plan import export_plan
+from domino_tune.verbs.resolve import resolve
+from simulator.case import Case
+from simulator.errors import InfeasiblePlanError, InputError
+from simulator.presets import MODELS
+from simulator.specs import ClusterSpec, ModelSpec, MoeDispatcher, Workload
+from tests.support.megatron_options import parsed
+from tests.support.plans import SHARDED, WORKLOAD, plan_file
+from tests.unit.domino_tune.store.formats.test_megatron_log import LLAMA, log
+
+EP4 = ClusterSpec(tp=2, dp=4, ep=4, etp=1)
+WORK = replace(WORKLOAD, data_parallel="distributed-optimizer")
+MIXTRAL, V3 = MODELS["mixtral-8x7b"], MODELS["deepseek-v3"]
+MIXTRAL_LOG: dict[str, Any] = {
+    **LLAMA, "num_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 14336,
+    "moe_layer_freq": 1, "moe_grouped_gemm": True, "moe_token_dispatcher_type": "alltoall",
+    "moe_shared_expert_intermediate_size": None, "expert_model_parallel_size": 4,
+    "expert_tensor_parallel_size": 1, "tensor_model_parallel_size": 2, "kv_lora_rank": 32,
+    "v_head_dim": 128, "moe_router_force_load_balancing": True, "moe_router_dtype": "fp32",
+}  # fmt: skip
+
+
+def told_to_megatron(
+    model: ModelSpec, workload: Workload = WORK, cluster: ClusterSpec = EP4
+) -> dict[str, Any]:
+    return parsed([*megatron_arguments(model, workload, cluster), "--sequence-parallel"])
+
+
+def case_of(arguments: dict[str, Any]) -> Case:
+    row = read_megatron_log(log(arguments), "run.log")
+    return resolve(request_from_text(SimulateRequest, {**row.options, "profile": "h100-dgx"}))
+
+
+def test_megatron_is_told_of_experts() -> None:
+    told = told_to_megatron(MIXTRAL)
+    assert (told["num_experts"], told["moe_router_topk"]) == (8, 2)
+    assert told["moe_ffn_hidden_size"] == 14336
+    assert (told["expert_model_parallel_size"], told["expert_tensor_parallel_size"]) == (4, 1)
+    assert told["moe_token_dispatcher_type"] == "alltoall"
+    assert told["moe_grouped_gemm"]
+    assert not {"multi_latent_attention", "moe_layer_freq", "mtp_num_layers"} & told.keys()
+    shared = told_to_megatron(MIXTRAL, cluster=replace(EP4, etp=0, ep=2))
+    assert shared["expert_tensor_parallel_size"] == 2
+
+
+def test_megatron_is_told_of_deepseek() -> None:
+    told = told_to_megatron(V3)
+    assert told["moe_layer_freq"] == "([0]*3+[1]*58)"
+    assert told["moe_shared_expert_intermediate_size"] == 2048
+    assert told["mtp_num_layers"] == 1
+    assert (told["q_lora_rank"], told["kv_lora_rank"]) == (1536, 512)
+    assert (told["qk_head_dim"], told["qk_pos_emb_head_dim"], told["v_head_dim"]) == (128, 64, 128)
+    assert told["multi_latent_attention"]
+    assert told["qk_layernorm"]
+    assert not {"kv_channels", "num_query_groups"} & told.keys()
+    assert "q_lora_rank" not in told_to_megatron(replace(V3, q_lora_rank=0))
+
+
+@pytest.mark.parametrize("dispatcher", ["deepep", "hybridep"])
+def test_flex_dispatchers_have_a_backend(dispatcher: MoeDispatcher) -> None:
+    told = told_to_megatron(MIXTRAL, replace(WORK, moe_dispatcher=dispatcher))
+    assert told["moe_token_dispatcher_type"] == "flex"
+    assert told["moe_flex_dispatcher_backend"] == dispatcher
+
+
+def test_stages_of_a_layout_end_with_further_predictions() -> None:
+    model = replace(V3, num_hidden_layers=5, first_k_dense_replace=1)
+    told = told_to_megatron(model, replace(WORK, pp_layers=(3, 2)), replace(EP4, pp=2))
+    assert told["pipeline_model_parallel_layout"] == "Ettt|ttmL"
+
+
+def test_bridge_is_told_the_same() -> None:
+    settings = bridge_settings(plan_file(SHARDED, V3, WORK, EP4))
+    assert settings["model.num_moe_experts"] == 256
+    assert settings["model.moe_layer_freq"] == [0] * 3 + [1] * 58
+    assert settings["model.multi_latent_attention"] is True
+    assert settings["model.qk_layernorm"] is True
+    assert settings["model.mtp_num_layers"] == 1
+    assert settings["model.expert_model_parallel_size"] == 4
+
+
+def test_balance_is_told() -> None:
+    def notes(workload: Workload) -> str:
+        return " ".join(megatron_notes(plan_file(SHARDED, MIXTRAL, workload, EP4)))
+
+    assert "--moe-router-force-load-balancing" in notes(WORK)
+    assert "1.3 times the mean" in notes(replace(WORK, moe_imbalance=1.3))
+
+
+@pytest.mark.parametrize("to", ["torchtitan", "deepspeed", "te-userbuffers"])
+def test_others_refuse(to: str) -> None:
+    plan = replace(SHARDED, strategy="userbuffers") if to == "te-userbuffers" else SHARDED
+    with pytest.raises(InfeasiblePlanError) as refused:
+        export_plan(plan_file(plan, MIXTRAL, WORK, EP4), to)
+    assert refused.value.reason == "target"
+
+
+def test_a_log_of_mixtral_is_read() -> None:
+    case = case_of(MIXTRAL_LOG)
+    model = case.model
+    assert (model.num_experts, model.num_experts_per_tok) == (8, 2)
+    assert (model.moe_intermediate_size, model.first_k_dense_replace) == (14336, 0)
+    assert (model.kv_lora_rank, model.v_head_dim) == (0, 0)
+    assert (case.cluster.ep, case.cluster.expert_tp) == (4, 1)
+    assert case.workload.moe_dispatcher == "alltoall"
+    as_tp = {**MIXTRAL_LOG, "expert_tensor_parallel_size": None, "expert_model_parallel_size": 2}
+    assert case_of(as_tp).cluster.expert_tp == 2
+    usual = {**MIXTRAL_LOG, "moe_ffn_hidden_size": None}
+    assert case_of(usual).model.moe_intermediate_size == 14336
+
+
+def test_a_log_of_deepseek_is_read() -> None:
+    told = {
+        **MIXTRAL_LOG, "multi_latent_attention": True, "q_lora_rank": None, "kv_lora_rank": 512,
+        "qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "moe_layer_freq": [0] * 3 + [1] * 29,
+        "moe_shared_expert_intermediate_size": 2048, "mtp_num_layers": 1, "qk_layernorm": True,
+        "group_query_attention": False, "moe_token_dispatcher_type": "flex",
+        "moe_flex_dispatcher_backend": "hybridep", "kv_channels": 128,
+    }  # fmt: skip
+    case = case_of(told)
+    model = case.model
+    assert (model.q_lora_rank, model.kv_lora_rank, model.head_dim) == (0, 512, 192)
+    assert (model.qk_rope_head_dim, model.v_head_dim, model.qk_norm) == (64, 128, False)
+    assert (model.first_k_dense_replace, model.num_nextn_predict_layers) == (3, 1)
+    assert model.shared_expert_intermediate_size == 2048
+    assert case.workload.moe_dispatcher == "hybridep"
+
+
+def test_balance_that_was_not_forced_is_told() -> None:
+    assert read_megatron_log(log(MIXTRAL_LOG), "run.log").note == ""
+    free = {**MIXTRAL_LOG, "moe_router_force_load_balancing": False}
+    assert "tokens are taken to be balanced" in read_megatron_log(log(free), "run.log").note
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"moe_layer_freq": 2}, "moe_layer_freq = 2, which is not simulated"),
+        ({"moe_layer_freq": [1, 0, 1]}, "moe_layer_freq = [1, 0, 1]"),
+        ({"moe_token_dispatcher_type": "alltoall_seq"}, "moe_token_dispatcher_type = alltoall_seq"),
+        ({"moe_grouped_gemm": False}, "moe_grouped_gemm = False"),
+        ({"moe_expert_capacity_factor": 1.0}, "moe_expert_capacity_factor = 1.0"),
+        ({"multi_latent_attention": True, "qk_head_dim": None}, "qk_head_dim = None"),
+        ({"overlap_moe_expert_parallel_comm": True}, "overlap_moe_expert_parallel_comm = True"),
+    ],
+)
+def test_runs_that_are_not_simulated_are_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(said)):
+        read_megatron_log(log({**MIXTRAL_LOG, **change}), "run.log")
