@@ -367,8 +367,7 @@ class AtClock(CostModel):
         mhz = self._timed_mhz.get(signature)
         if mhz is None:
             timed_us = self.timed_cost.estimate(signature).duration_us
-            product = signature.dtype if isinstance(signature, Gemm) else ""
-            mhz = self._power.timed_mhz(signature.kind, timed_us, product)
+            mhz = self._power.timed_mhz(signature.kind, timed_us, _product(signature))
             self._timed_mhz[signature] = mhz
         return mhz
 
@@ -378,9 +377,10 @@ class AtClock(CostModel):
         signature is looked up once."""
         found = self._timed.get(signature)
         if found is None:
-            law = self._power.family(signature.kind)
+            elasticity = self._power.family(signature.kind).elasticity
             timed_us = self.timed_cost.estimate(signature).duration_us
-            found = timed_us, self.timed_mhz(signature), law.elasticity, law.draw_w
+            boost_w = self._power.boost_w(signature.kind, _product(signature))
+            found = timed_us, self.timed_mhz(signature), elasticity, boost_w
             self._timed[signature] = found
         return found
 
@@ -404,10 +404,16 @@ class AtClock(CostModel):
             if isinstance(signature, Fused):  # waiting for tiles draws little
                 return self.energy_j(signature.gemm) + self.energy_j(signature.collective)
             mhz = self.timed_mhz(signature)
-            watts = self._power.draw_w(signature.kind, mhz, self.clock_mhz)
+            product = _product(signature)
+            watts = self._power.draw_w(signature.kind, mhz, self.clock_mhz, product)
             energy_j = watts * self.duration_ns(signature) * S_PER_NS
             self._energies_j[signature] = energy_j
         return energy_j
+
+
+def _product(signature: Signature) -> str:
+    """Return in what a GEMM multiplies; of other ops nothing."""
+    return signature.dtype if isinstance(signature, Gemm) else ""
 
 
 def _contention_fit(profile: Profile) -> ContentionFit | None:

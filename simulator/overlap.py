@@ -4,9 +4,11 @@ A *gather* GEMM needs all tokens of an input that is sharded over the ranks; a *
 are added over the ranks, and each rank keeps its share. Names are TransformerEngine's
 (``initialize_ub`` in transformer_engine/pytorch/module/base.py).
 
-- ``ring_exchange``: the input arrives in tp chunks by copy engines; the GEMM runs chunk by chunk.
+- ``ring_exchange``: the input arrives in tp chunks by copy engines; the GEMM runs chunk by chunk,
+  or two by two (TransformerEngine's ``aggregate``, ``CommOverlapP2PBase::split_overlap_ag`` in
+  transformer_engine/common/comm_gemm_overlap/comm_gemm_overlap.cpp).
 - ``pipeline``: the GEMM runs in ``num_splits`` chunks of rows; the sum of each runs beside the next
-  one on ``num_sm`` SMs, which are kept free for it.
+  one on ``num_sm`` SMs, which are kept free for it, in FP8 where that is told (``fp8_buf``).
 - ``bulk``: the whole collective runs beside a GEMM that does not need it, on ``num_sm`` SMs.
 - ``push``: the GEMM runs in tp chunks; copy engines bring each to its rank, where a kernel adds up
   the chunks (PyTorch: torch/distributed/_symmetric_memory).
@@ -32,16 +34,24 @@ MOST_SMS: Final = 64
 
 class Overlap(NamedTuple):
     """The method of one GEMM. ``num_splits``: chunks of ``pipeline``; ``num_sm``: SMs that
-    ``pipeline`` and ``bulk`` keep free for the collective."""
+    ``pipeline`` and ``bulk`` keep free for the collective; ``together``: chunks that a GEMM of
+    ``ring_exchange`` takes at a time, 1 or 2; ``fp8``: ``pipeline`` sums products in FP8
+    (TransformerEngine's ``fp8_buf``)."""
 
     method: Method
     num_splits: int = 0
     num_sm: int = 0
+    together: int = 1
+    fp8: bool = False
 
     @property
     def text(self) -> str:
         """The method, and its numbers where it has some: ``pipeline:4:16``."""
-        numbers = {"pipeline": (self.num_splits, self.num_sm), "bulk": (self.num_sm,)}
+        numbers: dict[str, tuple[int | str, ...]] = {
+            "pipeline": (self.num_splits, self.num_sm, *(["fp8"] if self.fp8 else [])),
+            "bulk": (self.num_sm,),
+            "ring_exchange": (self.together,) if self.together > 1 else (),
+        }
         return ":".join([self.method, *map(str, numbers.get(self.method, ()))])
 
 
@@ -185,21 +195,29 @@ def _parsed(text: str, usual: Overlap) -> Overlap:
     method, *numbers = text.split(":")
     if method not in get_args(Method):
         raise unknown_name("method of tp_comm_overlap", method, get_args(Method))
-    wanted = {"pipeline": 2, "bulk": 1}.get(method, 0)
+    fp8 = method == "pipeline" and numbers[-1:] == ["fp8"]
+    numbers = numbers[:-1] if fp8 else numbers
+    wanted = {"pipeline": 2, "bulk": 1, "ring_exchange": 1}.get(method, 0)
     if len(numbers) > wanted or not all(n.isascii() and n.isdigit() for n in numbers):
         raise InputError(
             f"{text!r} must be {method} with at most {wanted} numbers behind colons; pipeline has "
-            "chunks and SMs, bulk has SMs."
+            "chunks and SMs, and fp8 where it sums in FP8, bulk has SMs, ring_exchange has 1 or 2 "
+            "chunks at a time."
         )
     given = [int(n) for n in numbers]
     if method == "pipeline":
         splits, sms = [*given, *(usual.num_splits or 4, usual.num_sm or 16)[len(given) :]]
         if not (1 <= splits <= MOST_SPLITS and 1 <= sms <= MOST_SMS):
             raise InputError(f"pipeline has 1 … {MOST_SPLITS} chunks, 1 … {MOST_SMS} SMs: {text!r}")
-        return Overlap("pipeline", splits, sms)
+        return Overlap("pipeline", splits, sms, fp8=fp8)
     if method == "bulk":
         sms = (given or [usual.num_sm or 16])[0]
         if not 1 <= sms <= MOST_SMS:
             raise InputError(f"bulk has 1 … {MOST_SMS} SMs, got {text!r}.")
         return Overlap("bulk", 0, sms)
+    if method == "ring_exchange":
+        together = (given or [usual.together])[0]
+        if together not in (1, 2):
+            raise InputError(f"ring_exchange takes 1 or 2 chunks at a time, got {text!r}.")
+        return Overlap("ring_exchange", together=together)
     return Overlap(method)  # type: ignore[arg-type]  # checked above

@@ -41,16 +41,19 @@ def gather_gemm(
     ranks, size = s.cluster.tp, linear.gathered_bytes
     if how.method == "fused":
         return [_fused(t, linear, (local,), "all_gather", size, whole)]
-    copy = _peer_copy(t, size // ranks)
+    together = how.together if ranks % how.together == 0 else 1
+    arriving = [1] * (together - 1) + [together] * (ranks // together - 1)
     ops = [
-        t.op(f"{linear.role}.copy", linear.row, copy, (local,),
-             whole if chunk == 1 else f"{whole}.c{chunk}", size if chunk == 1 else 0, lane=TP,
-             piece=chunk)
-        for chunk in range(1, ranks)
+        t.op(f"{linear.role}.copy", linear.row, _peer_copy(t, chunks * size // ranks), (local,),
+             whole if copy == 1 else f"{whole}.c{copy}", size if copy == 1 else 0, lane=TP,
+             piece=copy)
+        for copy, chunks in enumerate(arriving, start=1)
     ]  # fmt: skip
-    arrived = [local, *(op.writes[0] for op in ops)]
-    for chunk, value in enumerate(arrived):
-        ops.append(_chunk(t, linear, chunk, linear.tokens // ranks, (value,)))
+    arrived = [op.writes for op in ops]
+    first = (local, *arrived.pop(0)) if together > 1 else (local,)
+    tokens = together * linear.tokens // ranks
+    for chunk, values in enumerate((first, *arrived)):
+        ops.append(_chunk(t, linear, chunk, tokens, values))
     return ops
 
 
@@ -84,7 +87,8 @@ def sum_gemm(
             "not divide; use fewer chunks.",
             reason="tokens",
         )
-    scatter = reserved(s.tp_collective("reduce_scatter", linear.size // splits), how.num_sm)
+    moved = _summed_bytes(t, how, linear) // splits
+    scatter = reserved(s.tp_collective("reduce_scatter", moved), how.num_sm)
     ops = []
     for chunk in range(splits):
         ops.append(_chunk(t, linear, chunk, linear.tokens // splits, reads))
@@ -95,6 +99,22 @@ def sum_gemm(
                  share if last else 0, lane=TP, piece=chunk if splits > 1 else linear.piece)
         )  # fmt: skip
     return ops
+
+
+def _summed_bytes(t: Templates, how: Overlap, linear: Linear) -> int:
+    """Return the bytes of the products that ranks add up: in FP8 where the scale is known before,
+    as TransformerEngine's buffers need it."""
+    work = t.shapes.workload
+    if not how.fp8:
+        return linear.size
+    if work.fp8_recipe not in ("delayed", "none"):
+        raise InfeasiblePlanError(
+            f"{linear.role} sums in FP8 (tp_comm_overlap {how.text}), which takes the scale of an "
+            f"earlier step: --fp8-recipe delayed, not {work.fp8_recipe}. Leave fp8 out.",
+            reason="fp8",
+        )
+    # Layers that stay in BF16 have buffers in BF16.
+    return linear.size if work.fp8_recipe == "none" else linear.size // t.shapes.element
 
 
 def reserved(signature: Signature, sms: int) -> Signature:

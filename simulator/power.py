@@ -80,7 +80,7 @@ class PowerSection:
     is timed over and over already lowers it; between two durations above 0 it changes with the
     logarithm.
     ``gemm_mhz``: the same of GEMMs, by what multiplies, where that is another one: FP8 at the power
-    limit has another clock than BF16.
+    limit has another clock than BF16. ``gemm_draw``: what they draw above idle, times BF16's.
     ``clock_spread``: by how much the slowest GPU of a node runs below the mean, relative.
     ``kinds``: how each of NUMBERS is known.
     """
@@ -94,12 +94,14 @@ class PowerSection:
     row_clocks: tuple[RowClock, ...]
     kinds: dict[str, ProvenanceKind]
     gemm_mhz: dict[str, float] = field(default_factory=dict, metadata=ABSENT_IF_EMPTY)
+    gemm_draw: dict[str, float] = field(default_factory=dict, metadata=ABSENT_IF_EMPTY)
     provenance: Provenance
 
     def __post_init__(self) -> None:
         require_count("power", "boost_mhz", self.boost_mhz)
-        for product, mhz in self.gemm_mhz.items():
-            require_positive("power", f"gemm_mhz[{product}]", mhz)
+        for name in ("gemm_mhz", "gemm_draw"):
+            for product, number in getattr(self, name).items():
+                require_positive("power", f"{name}[{product}]", number)
         for name in ("cap_w", "idle_w", "exponent"):
             require_positive("power", name, getattr(self, name))
         require_number("power", "clock_spread", self.clock_spread)
@@ -139,11 +141,17 @@ class PowerSection:
         """Return the numbers of one of FAMILIES."""
         return self.families[FAMILIES.index(name)]
 
-    def draw_w(self, family: str, timed_mhz: float, clock_mhz: int) -> float:
+    def boost_w(self, family: str, product: str = "") -> float:
+        """Return the watts above idle of an op of ``family`` at boost. ``product``: in what a GEMM
+        multiplies."""
+        return self.family(family).draw_w * self.gemm_draw.get(product, 1.0)
+
+    def draw_w(self, family: str, timed_mhz: float, clock_mhz: int, product: str = "") -> float:
         """Return the watts above idle while an op of ``family`` that was timed at ``timed_mhz``
         runs at ``clock_mhz``."""
         kept_mhz = min(clock_mhz, timed_mhz)
-        return self.family(family).draw_w * math.pow(kept_mhz / self.boost_mhz, self.exponent)
+        slower = math.pow(kept_mhz / self.boost_mhz, self.exponent)
+        return self.boost_w(family, product) * slower
 
     def stretch(self, family: str, timed_mhz: float, clock_mhz: int) -> float:
         """Return the factor from a timing at ``timed_mhz`` to the duration at ``clock_mhz``."""

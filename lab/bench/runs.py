@@ -112,7 +112,8 @@ def _run(name: str, told: Mapping[str, Any], row: Line) -> Run:
     sp = told["sp"] == "yes" or (told["sp"] == "where TP > 1" and cluster.tp > 1)
     plan = megatron(sequence_parallel=sp)
     if "plan" in told:  # with the usual methods, as the launcher has them
-        plan = unsliced(told["plan"], (), True)
+        overlaps = told.get("tp_comm_overlap", {}).get(row.get("precision"), {})
+        plan = unsliced(told["plan"], tuple(overlaps.get(row["model"], ())), True)
     return Run(
         name, told["label"].format(**row, levels=cluster.levels, micros=micros), case, plan,
         _measured_ms(told, row, case), _told(told, row, "gib"), _told(told, row, "peer_ms"), row,

@@ -22,8 +22,8 @@ from domino_tune.measure.gpu.replays import captured
 from lab.gpu.arena import Timed, ops_timer
 from lab.gpu.stage import GpuCase, Row, Stage
 from lab.gpu.timing import each_ns, lasting
+from lab.linear import Shape, sizes_of
 
-Shape = tuple[int, int, int]
 SHAPES: Final[tuple[Shape, ...]] = (
     (16384, 2560, 5120), (16384, 5120, 2560), (8192, 1280, 8192), (8192, 8192, 1024),
     (8192, 7168, 8192), (8192, 8192, 3584), (8192, 4608, 12288), (8192, 12288, 6144),
@@ -76,14 +76,6 @@ def fp8_cases(
             name=f"gemms {'x'.join(map(str, shape))}", seconds=2.0,
             measure=partial(_gemms, timed, stage.device, shape),
         )  # fmt: skip
-
-
-def sizes_of(layout: str, shape: Shape) -> Shape:
-    """Return rows, columns and inner size of a linear's GEMM."""
-    tokens, out, wide = shape
-    return {
-        "forward": (tokens, out, wide), "dgrad": (tokens, wide, out), "wgrad": (out, wide, tokens),
-    }[layout]  # fmt: skip
 
 
 def gemm_work(recipe: str, layout: str, shape: Shape, device: torch.device) -> Work:

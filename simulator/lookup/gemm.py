@@ -21,6 +21,7 @@ from simulator.lookup import (
     require_choice,
     require_count,
     require_number,
+    require_positive,
     row_error,
 )
 from simulator.lookup.gemm_bytes import (
@@ -48,6 +49,8 @@ from simulator.specs import MATH_BYTES
 
 Ranges = Mapping[str, tuple[int, int]]
 
+BACKWARD: Final[tuple[Layout, ...]] = ("dgrad", "wgrad")
+
 
 class GemmRow(NamedTuple):
     """One measured signature: median and spread of ``samples`` runs, in µs."""
@@ -73,13 +76,23 @@ class GemmRow(NamedTuple):
         )
 
 
+class Backward(NamedTuple):
+    """A product of backward in ``layout`` takes ``times`` as long as the forward one of its shape;
+    ``error``: how far single shapes are from that."""
+
+    layout: str
+    times: float
+    error: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class GemmFit:
     """A law with its parameters, for one layout, dtype and way to write C.
 
     ``error`` is the mean relative error on (n, k) pairs held out of the fit; ``ranges``: least and
     most m, n and k of the fitted rows. ``curves``: those rows beside the law, where kernels differ
-    more than a law tells. Raise ProfileError for impossible values.
+    more than a law tells. ``backward``: what few rows of other layouts show beside it. Raise
+    ProfileError for impossible values.
     """
 
     law: str
@@ -91,6 +104,7 @@ class GemmFit:
     ranges: Ranges
     kind: FitKind = "fitted"
     curves: Curves | None = field(default=None, metadata=ABSENT_IF_EMPTY)
+    backward: tuple[Backward, ...] = field(default=(), metadata=ABSENT_IF_EMPTY)
 
     def __post_init__(self) -> None:
         owner = f"gemm fit of {self.layout} {self.dtype}"
@@ -99,6 +113,10 @@ class GemmFit:
         require_number(owner, "error", self.error)
         require_choice(owner, "kind", self.kind, FIT_KINDS)
         check_params(owner, self.law, self.params)
+        for one in self.backward:
+            require_choice(owner, "backward layout", one.layout, BACKWARD)
+            require_positive(owner, f"times of {one.layout}", one.times)
+            require_number(owner, f"error of {one.layout}", one.error)
         if set(self.ranges) != {"m", "n", "k"}:
             raise ProfileError(f"{owner}: ranges must be of m, n and k, got {sorted(self.ranges)}.")
         for name, (low, high) in self.ranges.items():
@@ -184,6 +202,11 @@ class _Family:
             source, error = "assumed", max(error, self.fit.error)
         return Estimate(us, source, error + expected.GEMM_OCTAVE.error * beyond)
 
+    def backward(self, layout: str) -> Backward | None:
+        """Return what is known of this family's products in another layout."""
+        known = self.fit.backward if self.fit is not None else ()
+        return next((one for one in known if one.layout == layout), None)
+
 
 class GemmTable:
     """Look-up of GEMM times on one machine.
@@ -260,7 +283,8 @@ class GemmTable:
         if best is not None:
             layout, accumulate, family = best
             own = family.estimate(gemm._replace(accumulate=accumulate))
-            return self._borrow(gemm, own, layout, accumulate)
+            known = family.backward(gemm.layout) if layout == "forward" else None
+            return self._borrow(gemm, own, layout, accumulate, known)
         if self._like_bf16(gemm):
             return self._from_bf16(gemm)
         us = self._analytic(gemm.dtype).parts(gemm.m, gemm.n, gemm.k).total_us
@@ -329,14 +353,19 @@ class GemmTable:
                     if family is not None:
                         yield layout, accumulate, family
 
-    def _borrow(self, gemm: Gemm, own: Estimate, layout: str, accumulate: bool) -> Estimate:
+    def _borrow(
+        self, gemm: Gemm, own: Estimate, layout: str, accumulate: bool, known: Backward | None
+    ) -> Estimate:
         us, source, error = own
+        us *= known.times if known else 1.0
         if gemm.strides != (0, 0, 0):
             error += expected.GEMM_STRIDES.error
         if accumulate != gemm.accumulate:
             extra = self._accumulate_us(gemm)
             us = us + extra if gemm.accumulate else max(us - extra, us / 2)
             error, source = error + expected.GEMM_ACCUMULATE.error, "assumed"
+        if known:
+            return Estimate(us, source, error + known.error)
         if layout != gemm.layout:
             wgrad = "wgrad" in (layout, gemm.layout)
             borrowed = expected.GEMM_WGRAD if wgrad else expected.GEMM_DGRAD

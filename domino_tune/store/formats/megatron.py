@@ -139,6 +139,11 @@ def megatron_notes(plan_file: PlanFile) -> list[str]:
         )
     if workload.tp_collectives != "nccl":
         notes.append(f"Megatron-LM has no {workload.tp_collectives} collectives; NCCL's run.")
+    if workload.fp8_recipe not in ("none", "nvfp4"):
+        notes.append(
+            "FP8 is hybrid, as usual: E4M3, and E5M2 for gradients. E4M3 alone takes the same time "
+            "and memory."
+        )
     notes += [*expert_notes(model, workload), *_kernel_notes(how)]
     if cluster.cuda_graph and how.check_for_nan_in_grad:
         notes.append(

@@ -127,10 +127,13 @@ def _entry(how: Overlap) -> Entry:
     the GEMM all others. The simulator keeps the SMs of the other methods free, so the margin is
     set."""
     if how.method == "ring_exchange":
-        return {"method": how.method, "num_sm": 1, "set_sm_margin": False}
+        ring: Entry = {"method": how.method, "num_sm": 1, "set_sm_margin": False}
+        return {**ring, "aggregate": True} if how.together > 1 else ring
     entry: Entry = {"method": how.method, "num_sm": how.num_sm, "set_sm_margin": True}
     if how.method == "pipeline":
         entry["num_splits"] = how.num_splits
+        if how.fp8:
+            entry["fp8_buf"] = True
     return entry
 
 

@@ -163,6 +163,8 @@ def test_a_fused_kernel_draws_no_more_than_its_parts() -> None:
         (("fc2_fprop=ring_exchange",), "cannot run fc2_fprop by 'ring_exchange'"),
         (("fc2_fprop=push",), "cannot run fc2_fprop by 'push'"),
         (("fc2_fprop=pipeline:4:8:2",), "at most 2 numbers"),
+        (("fc1_fprop=ring_exchange:3",), "1 or 2 chunks at a time"),
+        (("qkv_dgrad=bulk:fp8",), "at most 1 numbers"),
         (("fc2_fprop=pipeline:x",), "at most 2 numbers"),
         (("fc2_fprop=pipeline:0",), "1 … 32 chunks"),
         (("fc1_dgrad=bulk:99",), "1 … 64 SMs"),
@@ -197,3 +199,47 @@ def test_chunks_must_divide_the_tokens() -> None:
 
 def test_every_strategy_says_where_it_runs() -> None:
     assert set(RUNS_IN) == set(STRATEGIES) - {"no_comm"}
+
+
+def ring_of(together: int) -> list[tuple[int, int]]:
+    """Return (tokens, 0) of each GEMM of fc1 and (0, bytes) of each copy."""
+    plan = plan_of("userbuffers", f"fc1_fprop=ring_exchange:{together}")
+    found = []
+    for op in build_schedule(MODEL, WORK, ClusterSpec(tp=4), plan).ops():
+        signature = op.signature
+        if op.layer == 0 and op.role == "mlp.fc1" and isinstance(signature, Gemm):
+            found.append((signature.m, 0))
+        if op.layer == 0 and op.role == "mlp.fc1.copy" and isinstance(signature, Collective):
+            found.append((0, signature.size_bytes))
+    return found
+
+
+def test_a_ring_takes_two_chunks_at_a_time_behind_a_first_exchange_of_one() -> None:
+    tokens, chunk = 4096 // 4, 4096 // 4 * 1024 * 2
+    assert sorted(ring_of(1)) == sorted([(tokens, 0)] * 4 + [(0, chunk)] * 3)
+    assert sorted(ring_of(2)) == sorted([(2 * tokens, 0)] * 2 + [(0, chunk), (0, 2 * chunk)])
+
+
+def test_a_pipeline_sums_in_fp8_where_the_scale_is_known() -> None:
+    def scattered(recipe: str) -> set[int]:
+        work = replace(WORK, fp8_recipe=recipe)  # type: ignore[arg-type]
+        plan = plan_of("userbuffers", "fc2_fprop=pipeline:4:8:fp8")
+        ops = build_schedule(MODEL, work, ClusterSpec(tp=4), plan).ops()
+        return {
+            op.signature.size_bytes
+            for op in ops
+            if op.role == "mlp.fc2.rs" and isinstance(op.signature, Collective)
+        }
+
+    piece = 4096 // 4 * 1024
+    assert (scattered("none"), scattered("delayed")) == ({2 * piece}, {piece})
+    with pytest.raises(InfeasiblePlanError, match="--fp8-recipe delayed, not tensorwise"):
+        scattered("tensorwise")
+
+
+def test_numbers_of_a_method_are_in_its_text() -> None:
+    told = ("fc1_fprop=ring_exchange:2", "fc2_fprop=pipeline:4:8:fp8", "qkv_dgrad=bulk:2")
+    plan = plan_of("userbuffers", *told)
+    for text in told:
+        gemm, _, method = text.partition("=")
+        assert overlap_of(plan.strategy, plan.tp_comm_overlap, gemm).text == method

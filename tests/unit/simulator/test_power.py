@@ -96,6 +96,7 @@ def test_clocks_descend_in_steps_from_boost_or_from_the_lock() -> None:
         ({"row_clocks": (RowClock("gemm", 5.0, 1.0), RowClock("gemm", 0.0, 1.0))}, "sorted"),
         ({"row_clocks": (RowClock("dma", 5.0, 1.0),)}, "family"),
         ({"gemm_mhz": {"nvfp4": 0.0}}, "gemm_mhz"),
+        ({"gemm_draw": {"fp8_tensor": 0.0}}, "gemm_draw"),
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], said: str) -> None:
@@ -118,3 +119,13 @@ def test_gemms_without_end_keep_the_cap_at_the_clock_of_record(name: str) -> Non
     lasting = {"h100-dgx": 1470, "h200-sxm": 1470, "a100-sxm": 1275}.get(name, 1459)
     watts = known.idle_w + draw_w(known, 1e6, lasting)
     assert 0.98 * known.cap_w <= watts <= 1.002 * known.cap_w
+
+
+def test_fp8_draws_what_it_draws_beside_bf16() -> None:
+    known = law(gemm_draw={"fp8_tensor": 1.2})
+    mhz = known.boost_mhz
+    bf16, fp8 = (known.draw_w("gemm", mhz, mhz, math) for math in ("bf16", "fp8_tensor"))
+    assert bf16 == known.family("gemm").draw_w
+    assert fp8 == pytest.approx(1.2 * bf16)
+    assert known.boost_w("gemm", "fp8_tensor") == fp8
+    assert known.draw_w("attention", mhz, mhz, "") == known.family("attention").draw_w
