@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,13 +34,11 @@ class Service:
     log: Path
 
     @classmethod
-    def start(
-        cls, folder: Path, *options: str, before: Callable[[], None] | None = None
-    ) -> Service:
+    def start(cls, folder: Path, *options: str) -> Service:
         """Start `serve` with ``options`` on a port that it finds, and wait until it is ready.
 
-        Data and log are in ``folder``; ``before`` is called in the new process. Raise RunError with
-        its output when it ends or is not ready within START_S.
+        Data and log are in ``folder``. Raise RunError with its output when it ends or is not ready
+        within START_S.
         """
         log = folder / f"serve-{len(list(folder.glob('serve-*.log')))}.log"
         command = [sys.executable, "-m", "domino_tune", "serve", "--port", "0", *options]
@@ -49,7 +46,7 @@ class Service:
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command, cwd=folder, env=environment, stdin=subprocess.DEVNULL,
-                stdout=output, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=before,
+                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         service = cls(process=process, url="", log=log)
         try:

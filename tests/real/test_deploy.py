@@ -23,7 +23,7 @@ from api.routes.health import PING_S
 from api.settings import Settings
 from domino_tune.base.version import VERSION
 from domino_tune.verbs.tune_measured import check_measurable
-from lab.load.memory import DEPLOYED_BYTES
+from lab.load.loads import DEPLOYED_MIB, MIB
 from simulator.errors import InputError
 from tests.conftest import REPOSITORY
 from tests.real.deployment import (
@@ -140,8 +140,8 @@ def test_dask_takes_what_compose_gives_it(name: str) -> None:
         assert parse_bytes(given["memory_limit"]) >= 2 << 30
 
 
-def test_compose_gives_the_memory_that_loads_are_run_with() -> None:
-    assert parse_bytes(SERVICES["api"]["mem_limit"].replace("g", "GiB")) == DEPLOYED_BYTES
+def test_compose_gives_the_memory_that_loads_may_take() -> None:
+    assert parse_bytes(SERVICES["api"]["mem_limit"].replace("g", "GiB")) == DEPLOYED_MIB * MIB
 
 
 def test_containers_wait_until_jobs_are_back_in_the_queue() -> None:
