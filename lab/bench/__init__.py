@@ -33,6 +33,10 @@ BENCHES: Final[dict[str, tuple[str, ...]]] = {
         "errors of look-ups of withheld rows, of the contention law, and of what borrows rows",
         "accuracy.accuracy", "accuracy.contention", "accuracy.constants",
     ),
+    "experts": (
+        "errors of laws of mixture-of-experts layers on what was withheld from them",
+        "experts.grouped", "experts.others",
+    ),
     "published": (
         "published runs beside predictions: times, intervals, memory, FP8 over BF16, 2022's hosts",
         "published.published", "memory.memory",

@@ -13,9 +13,10 @@ from typing import Final
 from domino_tune.base.tables import Table
 from domino_tune.store.profile_check import collective_error
 from domino_tune.store.profiles import load_profile
-from lab.bench.facts import errors, facts_dir, read_measured
+from lab.bench.facts import SOURCES, errors, facts_dir, read_measured
 from lab.fits.collectives import fit_collectives
 from lab.fits.gemm import leave_out_error
+from lab.fits.grouped import trained_rows
 from lab.fits.unshipped import fitted_overlap
 from lab.verdict import Check, at_most, check_table, equal, reported
 from simulator.lookup import expected
@@ -141,6 +142,15 @@ def _from_forward(layout: str) -> Errors:
     return errors(table, packed)
 
 
+def _one_by_one() -> Errors:
+    """Yield the error of taking a grouped GEMM for as many single ones, on a B200."""
+    table = load_profile("b200-sxm").gemm_table()
+    for row in trained_rows(SOURCES):
+        if row.accumulate == (row.layout == "wgrad"):
+            each_us = table.estimate(row.signature._replace(groups=1)).duration_us
+            yield abs(row.groups * each_us / row.median_us - 1)
+
+
 def _accumulated() -> Errors:
     """Yield the error of predicting rows that add to C from those that do not and the bytes of fp32
     sums.
@@ -227,6 +237,7 @@ MEASURED: Final[dict[Expected, Parts]] = {
     expected.GEMM_DGRAD: (lambda: _from_forward("dgrad"),),
     expected.GEMM_WGRAD: (lambda: _from_forward("wgrad"),),
     expected.GEMM_ACCUMULATE: (_accumulated,),
+    expected.GEMM_GROUPED: (_one_by_one,),
     expected.GEMM_ANALYTIC: tuple(partial(_peaks, name, table) for name, table in GEMMS),
     expected.ATTENTION_NEAREST: (_attention,),
     expected.POINTWISE_TABLE: (_pointwise,),

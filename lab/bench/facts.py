@@ -10,10 +10,12 @@ from typing import Any, Final
 
 from domino_tune.measure.importers import read_table
 from domino_tune.measure.importers.imported import Imported
+from lab.fits.common import Sources
 from lab.verdict import SkippedError
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 MEASURED: Final = REPOSITORY / "data" / "measured"
+SOURCES: Final = Sources(REPOSITORY / "data", REPOSITORY / "measurements")
 
 
 def facts_dir() -> Path:

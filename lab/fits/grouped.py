@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from statistics import fmean, median
+from statistics import fmean, geometric_mean, median
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -47,8 +47,8 @@ FOLDS: Final = 5
 _STARTS: Final = 3
 _JITTER: Final = 0.2
 _FIXED_US: Final = 30.0
-_EFFORT: Final = (100, 30)
-"""Steps of a fit, and of those with models withheld, which start from it."""
+_EFFORT: Final = (15, 60, 20)
+"""Steps from each start, of the best one's fit, and of those with models withheld from there."""
 _LINEAR_ABOVE: Final = 0.03
 _MORE: Final = ((2.0, 0.1, 50.0), (2.0, 0.1, 50.0), (2.0, 0.1, 50.0), (0.01, 1e-4, 10.0))
 """Start and bounds of TB/s of gather, activation and sum, and of us a group."""
@@ -161,10 +161,11 @@ def served(found: Sequence[Layer], dtype: str, sm_count: int) -> Served:
     whole = _Arrays(found, dtype, sm_count)
     jitter = np.random.default_rng(0).normal(0.0, _JITTER, (_STARTS - 1, len(start)))
     tries = [_fit(whole, start + shift, (low, high), _EFFORT[0]) for shift in (0.0, *jitter)]
-    point = min(tries, key=lambda one: mape(whole.times_us(one), whole.us))
+    best = min(tries, key=lambda one: mape(whole.times_us(one), whole.us))
+    point = _fit(whole, best, (low, high), _EFFORT[1])
 
     def off(others: list[Layer], mine: list[Layer]) -> list[float]:
-        fitted = _fit(_Arrays(others, dtype, sm_count), point, (low, high), _EFFORT[1])
+        fitted = _fit(_Arrays(others, dtype, sm_count), point, (low, high), _EFFORT[2])
         held = _Arrays(mine, dtype, sm_count)
         return [float(one) for one in np.abs(held.times_us(fitted) / held.us - 1)]
 
@@ -220,10 +221,10 @@ def _rows(timed: Iterable[tuple[Gemm, list[float]]]) -> Iterator[GroupedRow]:
 
 
 def trainer(law: GroupedLaw, rows: Sequence[GroupedRow]) -> Trainer:
-    """Return what the rows take over the law. Forward, multiplying and moving alike; dgrad by its
-    median over forward; wgrad, whose sums in fp32 move most bytes, apart."""
-    forward = median(_over(law, [row for row in rows if row.layout == "forward"], ALIKE))
-    dgrad = median(_over(law, [row for row in rows if row.layout == "dgrad"], ALIKE))
+    """Return what the rows take over the law: forward and dgrad in the mean, multiplying and moving
+    alike; in wgrad, whose sums in fp32 are most of its bytes, each apart."""
+    forward = geometric_mean(_over(law, [row for row in rows if row.layout == "forward"], ALIKE))
+    dgrad = geometric_mean(_over(law, [row for row in rows if row.layout == "dgrad"], ALIKE))
     last = [row for row in rows if row.layout == "wgrad" and row.accumulate]
 
     def off(point: Floats) -> Floats:

@@ -56,10 +56,10 @@ GEMM_OCTAVE: Final = Expected(
 )
 GEMM_GROUPED: Final = Expected(
     "a grouped GEMM without timings, as a GEMM a group",
-    0.2,
+    0.25,
     "measured",
-    "TransformerEngine's grouped linear layers on a B200 beside single GEMMs of the same source: "
-    "forward 17 and dgrad 15 % off on average, 3 % too fast and 7 % too slow at the median",
+    "TransformerEngine's grouped linear layers on a B200, from single GEMMs of the same source: "
+    "forward 16 % too slow, dgrad 8 % too fast, wgrad of few rows 32 % too fast in the median",
 )
 GEMM_ANALYTIC: Final = Expected(
     "a GEMM from data-sheet peaks alone",

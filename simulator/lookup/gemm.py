@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, cast, get_args
+from typing import Final, NamedTuple, cast, get_args
 
 import numpy as np
 
