@@ -41,6 +41,7 @@ BENCHES: Final[dict[str, tuple[str, ...]]] = {
         "published runs beside predictions: times, intervals, memory, FP8 over BF16, 2022's hosts",
         "published.published", "memory.memory",
     ),
+    "moe": ("published steps of models with experts beside predictions", "moe.moe"),
     "rivals": (
         "published rivals (Flux, AsyncTP, userbuffers), and verdicts for usual models",
         "rivals.rivals",

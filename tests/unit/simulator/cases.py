@@ -210,7 +210,7 @@ def with_experts(
         )  # fmt: skip
     workload = replace(
         workload,
-        moe_dispatcher=rng.choice(MOE_DISPATCHERS[:2]),
+        moe_dispatcher=rng.choice(MOE_DISPATCHERS),
         moe_imbalance=rng.choice((1.0, 1.5)),
         moe_shared_expert_overlap=rng.random() < 0.5,
     )
