@@ -31,6 +31,7 @@ class PipelineForm:
     ) -> None:
         self.case = case
         self.rank = ClosedForm(case.busiest, cost, recipes, like)
+        self._kinds = tuple(kinds(case.model, case.workload))
         self._layers_before = sum(chunks[0].layers for chunks in case.chunks[: case.busiest_rank])
 
     def lower_bound_ns(self, plan: SlicePlan) -> int:
@@ -71,8 +72,7 @@ class PipelineForm:
         return self.rank.edges(plan)
 
     def _fill_ns(self, plan: SlicePlan) -> float:
-        layers = kinds(self.case.model, self.case.workload)
-        forward, backward = self.rank.least_pass_ns(plan, layers)
+        forward, backward = self.rank.least_pass_ns(plan, self._kinds)
         if self.case.workload.pp_schedule == "zero-bubble":
             backward = 0.0
         return self._layers_before * (forward + backward)
