@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -221,6 +222,7 @@ def _list(schedule: Schedule) -> Listing:
     )  # fmt: skip
 
 
+@lru_cache(maxsize=1 << 14)
 def _storage(name: str) -> str:
     """Return the value whose memory ``name`` uses: in-place results end as IN_PLACE says.
 

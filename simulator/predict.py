@@ -61,6 +61,13 @@ def predict(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Tot
     return played(case, plan, order).totals
 
 
+def iteration_ns(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> int:
+    """Return the time of ``predict``, without where a pipeline's goes."""
+    if case.cluster.pp > 1:
+        return played_pipeline(case, plan, order).iteration_ns
+    return played(case, plan, order).totals.makespan_ns
+
+
 def simulate(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Timeline:
     """Return the full timeline of the engine of record; see ``played``."""
     found = played(case, plan, order)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
 
 from simulator.case import Case
@@ -17,6 +18,7 @@ from simulator.fragments import Fragments
 from simulator.issue_order import (
     AGAIN,
     ALL_SLICES,
+    BACKWARD_FRAGMENTS,
     FORWARD_FRAGMENTS,
     BlockFragments,
     Token,
@@ -86,12 +88,34 @@ class Recipes:
             self._of_kinds[kind] = self if uniform else Recipes(case, self)
         return self._of_kinds[kind]
 
+    @cached_property
+    def _kept(self) -> Recipes:
+        """Those of layers that are not recomputed."""
+        kept = replace(self.case.workload, recompute="none", recompute_layers=0)
+        return Recipes(replace(self.case, workload=kept), self)
+
+    @property
+    def _again(self) -> bool:
+        """Whether layers are wholly recomputed: they have the ops of those that are not, and
+        forward's again."""
+        return self.case.workload.recompute == "full"
+
     def block(self, plan: SlicePlan, block: str, fragments: BlockFragments) -> Recipe:
         """Return the recipe of a block's pass, all row slices."""
         key = self.block_key(plan, block, fragments)
         if key not in self._blocks:
-            self._blocks[key] = self._recipe(plan, self._templates(plan, block, fragments))
+            self._blocks[key] = self._block(plan, block, fragments)
         return self._blocks[key]
+
+    def _block(self, plan: SlicePlan, block: str, fragments: BlockFragments) -> Recipe:
+        if not self._again:
+            return self._recipe(plan, self._templates(plan, block, fragments))
+        again = self._kept.block(plan, block, FORWARD_FRAGMENTS)
+        if fragments is FORWARD_FRAGMENTS:
+            return again
+        own = self._kept.block(plan, block, BACKWARD_FRAGMENTS)
+        renamed = [part._replace(fragment=f"{part.fragment}{AGAIN}") for part in again.parts]
+        return Recipe((*renamed, *own.parts), own.last)
 
     def block_key(
         self, plan: SlicePlan, block: str, fragments: BlockFragments
@@ -109,20 +133,27 @@ class Recipes:
         slices."""
         key = self.kinds, mode_of(plan), forward
         if key not in self._windows:
-            builder, order = self._builder(plan), fixed_order(plan, self.case.workload.recompute)
-            tokens = (order.forward if forward else order.backward).tokens
-            ops = [op for token in tokens for op in builder.templates(self._made(token))]
-            apart = self.case.workload.pp_schedule == "zero-bubble"
-            self._windows[key] = tuple(
-                Window(
-                    tuple(self._ways(plan, op) for op in window if op.lane == COMPUTE),
-                    tuple(op.signature for op in window if op.lane != COMPUTE),
-                )
-                for window in windows(
-                    [op for op in ops if op.lane in (COMPUTE, TP)], wgrads_wait=not apart
-                )
-            )
+            self._windows[key] = self._made_windows(plan, forward=forward)
         return self._windows[key]
+
+    def _made_windows(self, plan: SlicePlan, *, forward: bool) -> tuple[Window, ...]:
+        if self._again:
+            again = self._kept.windows(plan, forward=True)
+            return again if forward else again + self._kept.windows(plan, forward=False)
+        order = fixed_order(plan, self.case.workload.recompute)
+        builder = Fragments(shapes=self.case.shapes(plan))
+        tokens = (order.forward if forward else order.backward).tokens
+        ops = [op for token in tokens for op in builder.templates(token)]
+        apart = self.case.workload.pp_schedule == "zero-bubble"
+        return tuple(
+            Window(
+                tuple(self._ways(plan, op) for op in window if op.lane == COMPUTE),
+                tuple(op.signature for op in window if op.lane != COMPUTE),
+            )
+            for window in windows(
+                [op for op in ops if op.lane in (COMPUTE, TP)], wgrads_wait=not apart
+            )
+        )
 
     def edge_key(self, plan: SlicePlan) -> tuple[object, ...]:
         """Return the cache key of a micro-batch's recipe outside the layers."""
@@ -163,7 +194,7 @@ class Recipes:
         self, plan: SlicePlan, block: str, fragments: BlockFragments
     ) -> Iterator[tuple[str, OpTemplate, int]]:
         """Yield (fragment, op, times) of all slices. Column pieces but the first are alike."""
-        builder = self._builder(plan)
+        builder = Fragments(shapes=self.case.shapes(plan))
         each, alike = [(row, 1) for row in range(plan.row_slices)], self._alike(plan)
         for fragment in fragments[block]:
             count = pieces(plan, block, fragment) if is_cut(block, fragment) else 1
@@ -174,26 +205,11 @@ class Recipes:
             positions = plan.slices_sequences and "core_attn" in fragment
             for row, times in each if positions else alike:
                 piece = 0 if is_cut(block, fragment) else -1
-                first = self._made(Token(block, fragment, row, piece))
+                first = Token(block, fragment, row, piece)
                 yield from ((fragment, op, times) for op in builder.templates(first))
                 if count > 1:
                     more = builder.templates(first._replace(piece=1))
                     yield from ((fragment, op, times * (count - 1)) for op in more)
-
-    def _builder(self, plan: SlicePlan) -> Fragments:
-        """Return the builder of a layer's ops. A layer that is wholly recomputed has those of one
-        that is not, and forward's again."""
-        shapes = self.case.shapes(plan)
-        if self.case.workload.recompute == "full":
-            kept = replace(shapes.workload, recompute="none", recompute_layers=0)
-            shapes = replace(shapes, workload=kept)
-        return Fragments(shapes=shapes)
-
-    def _made(self, token: Token) -> Token:
-        """Return the token whose ops ``_builder`` makes for ``token``."""
-        if self.case.workload.recompute != "full":
-            return token
-        return token._replace(fragment=token.fragment.removesuffix(AGAIN))
 
     def _alike(self, plan: SlicePlan) -> list[tuple[int, int]]:
         """Return (first slice, count) for each kind of slice. Slices with the same number of tokens

@@ -26,7 +26,7 @@ from simulator.peak import peak_bytes
 from simulator.pipeline.closed_form import PipelineForm
 from simulator.pipeline.memory import KeptBytes
 from simulator.plan import SlicePlan
-from simulator.predict import predict
+from simulator.predict import iteration_ns
 from simulator.specs import Recompute
 
 KEPT: Final = 10
@@ -224,7 +224,7 @@ class Candidate:
 
     def _timed(self, plan: SlicePlan, held: Held) -> Timed:
         case, order = self.recomputing(held.again), self._order(plan, held.again)
-        return Timed(plan, predict(case, plan, order).makespan_ns, *held)
+        return Timed(plan, iteration_ns(case, plan, order), *held)
 
     def _order(self, plan: SlicePlan, again: int) -> LayerOrder:
         """Return the order of ``plan``, which is the same for any number of recomputed layers."""

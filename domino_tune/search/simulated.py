@@ -20,7 +20,7 @@ from simulator.issue_order import LayerOrder
 from simulator.ordering import order_of
 from simulator.peak import peak_bytes
 from simulator.plan import MAX_ROW_SLICES, SlicePlan
-from simulator.predict import predict
+from simulator.predict import iteration_ns
 from simulator.slicing import Slicing, searched_slicings
 
 
@@ -53,8 +53,8 @@ class SimulatedPlans:
             order = self.order(plan)
             peak = peak_bytes(self.case, plan, order)
             self.case.check_memory(plan, peak)
-            iteration_ns = predict(self.case, plan, order).makespan_ns
-            self.evaluated[plan] = Evaluation(iteration_ns=iteration_ns, peak_bytes=peak)
+            found_ns = iteration_ns(self.case, plan, order)
+            self.evaluated[plan] = Evaluation(iteration_ns=found_ns, peak_bytes=peak)
         return self.evaluated[plan]
 
     def lower_bound_ns(self, plan: SlicePlan) -> int:

@@ -300,7 +300,7 @@ class PipelineBuilder:
             return ()
         return tuple(
             self._alone(self.pieces.passes(held)).makespan_ns
-            + self._each_ns(self.pieces.whole.dp_reduction, held)
+            + each_ns(self.cost, self.pieces.whole.dp_reduction, held)
             for held in self.pieces.bucket_sizes(rank, number)
         )
 
@@ -311,13 +311,7 @@ class PipelineBuilder:
         if not (whole.reduces and whole.shards_optimizer and work.overlap_param_gather):
             return ()
         sizes = self.pieces.bucket_sizes(rank, number)
-        return tuple(self._each_ns(whole.dp_gather, held) for held in reversed(sizes))
-
-    def _each_ns(self, collective: Callable[..., Collective], held: Held) -> int:
-        """Return the time of a collective of experts' parameters, and of one of the rest."""
-        duration_ns = self.cost.duration_ns
-        experts_ns = duration_ns(collective(held.experts, experts=True)) if held.experts else 0
-        return experts_ns + (duration_ns(collective(held.rest)) if held.rest else 0)
+        return tuple(each_ns(self.cost, whole.dp_gather, held) for held in reversed(sizes))
 
     def _tied_ns(self) -> int:
         """Return the time of the sum of a tied table's gradient over the first and last stage."""
@@ -330,6 +324,13 @@ class PipelineBuilder:
         return self.cost.duration_ns(
             Collective("all_reduce", size, nodes, per_node, 0, work.grad_dtype, algo)
         )
+
+
+def each_ns(cost: CostModel, collective: Callable[..., Collective], held: Held) -> int:
+    """Return the time of a collective of experts' parameters, and of one of the rest."""
+    duration_ns = cost.duration_ns
+    experts_ns = duration_ns(collective(held.experts, experts=True)) if held.experts else 0
+    return experts_ns + (duration_ns(collective(held.rest)) if held.rest else 0)
 
 
 def _some(found: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:

@@ -3,7 +3,9 @@
 A rank of a pipeline plays all its passes and its step. Before its first forward, a micro-batch
 passes the first chunks of all ranks before it; after its last backward it goes back through them.
 So an iteration takes at least the rank's own work and these passes. With gradients of weights
-apart, a rank may play its own while the others end, so only the way there counts.
+apart, a rank may play its own while the others end, so only the way there counts. While the last
+micro-batch goes back, a rank behind the first sums the gradients of its first chunk over the
+replicas, in one bucket that is whole when its last backward ends: the longer of both counts.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ from simulator.bound_groups import BoundGroups
 from simulator.case import Case
 from simulator.closed_form import ClosedForm, EdgeWork, Floats, SpaceBounds
 from simulator.cost import CostModel
+from simulator.pipeline.build import each_ns
 from simulator.plan import SlicePlan
 from simulator.recipes import Recipes
+from simulator.shapes import Shapes
 from simulator.stack import kinds
 
 
@@ -31,6 +35,8 @@ class PipelineForm:
     ) -> None:
         self.case = case
         self.rank = ClosedForm(case.busiest, cost, recipes, like)
+        self._kinds = tuple(kinds(case.model, case.workload))
+        self._summed: dict[bool, int] = {}
         self._layers_before = sum(chunks[0].layers for chunks in case.chunks[: case.busiest_rank])
 
     def lower_bound_ns(self, plan: SlicePlan) -> int:
@@ -71,8 +77,22 @@ class PipelineForm:
         return self.rank.edges(plan)
 
     def _fill_ns(self, plan: SlicePlan) -> float:
-        layers = kinds(self.case.model, self.case.workload)
-        forward, backward = self.rank.least_pass_ns(plan, layers)
+        forward, backward = self.rank.least_pass_ns(plan, self._kinds)
         if self.case.workload.pp_schedule == "zero-bubble":
             backward = 0.0
-        return self._layers_before * (forward + backward)
+        way, back = (self._layers_before * one for one in (forward, backward))
+        return way + max(back, self._summed_ns(plan))
+
+    def _summed_ns(self, plan: SlicePlan) -> int:
+        """Return the time of the busiest rank's last sum of gradients, which no pass hides."""
+        alone = plan.strategy == "no_comm"
+        if alone not in self._summed:
+            self._summed[alone] = self._last_sum_ns(self.case.shapes(plan))
+        return self._summed[alone]
+
+    def _last_sum_ns(self, whole: Shapes) -> int:
+        rank = self.case.busiest_rank
+        if rank == 0 or not (whole.reduces and self.case.workload.overlap_grad_reduce):
+            return 0
+        held = self.case.chunks[rank][0].of(whole).held
+        return each_ns(self.rank.cost, whole.dp_reduction, held)

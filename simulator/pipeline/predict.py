@@ -56,11 +56,15 @@ class PlayedPipeline:
         return tuple(_times_of(rank, self) for rank in range(len(self.program.wires.ranks)))
 
     @property
+    def iteration_ns(self) -> int:
+        """The time of the iteration."""
+        return self.makespan_ns + self.case.constant_ns
+
+    @property
     def totals(self) -> Totals:
         """The iteration's time, and the sums of the busiest rank."""
         one = _times_of(self.case.busiest_rank, self)
-        iteration_ns = self.makespan_ns + self.case.constant_ns
-        return Totals(iteration_ns, one.compute_ns, one.comm_ns, one.exposed_ns, (0,))
+        return Totals(self.iteration_ns, one.compute_ns, one.comm_ns, one.exposed_ns, (0,))
 
     @property
     def busiest(self) -> Played:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
 from simulator.issue_order import LayerOrder, recomputing
@@ -23,6 +24,7 @@ ISSUE_ORDERS: Final[dict[str, Callable[[SlicePlan], LayerOrder]]] = {
 }
 
 
+@lru_cache(maxsize=256)
 def fixed_order(plan: SlicePlan, recompute: Recompute = "none") -> LayerOrder:
     """Return the order of a plan that needs no planner (megatron, no_comm, intra, inter, paper).
 
