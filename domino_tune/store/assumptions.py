@@ -11,6 +11,7 @@ from simulator.lookup.attention import AttentionFit
 from simulator.lookup.collective_fit import CollectiveFit
 from simulator.lookup.expected import EXPECTED
 from simulator.lookup.gemm import GemmFit, in_l2
+from simulator.lookup.grouped import GroupedFit
 from simulator.lookup.pointwise import PointwiseFit
 from simulator.power import PowerSection
 from simulator.profile import SECTIONS, GemmSection, Profile
@@ -87,6 +88,8 @@ def _gemm(section: GemmSection, l2_bytes: int) -> Iterator[Assumption]:
             "their time in memory counts as their error"
         )
         yield Assumption(where="gemm", what=what, error=None)
+    if section.grouped:
+        yield from _fits("gemm", section.grouped.fits)
 
 
 def _power(law: PowerSection) -> Iterator[Assumption]:
@@ -110,11 +113,13 @@ def _fits(name: str, fits: Iterable[Any]) -> Iterator[Assumption]:
         yield Assumption(where=name, what=", ".join(names), error=error)
 
 
-def _name_of(fit: PointwiseFit | GemmFit | CollectiveFit) -> str:
+def _name_of(fit: PointwiseFit | GemmFit | GroupedFit | CollectiveFit) -> str:
     if isinstance(fit, PointwiseFit):
         return ", ".join(fit.names)
     if isinstance(fit, GemmFit):
         return f"{fit.layout} {fit.dtype}"
+    if isinstance(fit, GroupedFit):
+        return f"grouped {fit.dtype}, at a trainer's level"
     return f"{fit.op} of {fit.nodes} × {fit.per_node}"
 
 
