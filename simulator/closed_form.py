@@ -49,6 +49,7 @@ from simulator.ops import Signature
 from simulator.overlap import RIVALS
 from simulator.plan import SlicePlan
 from simulator.recipes import Recipe, Recipes, Window, mode_of, step_key
+from simulator.schedule import EP, TP
 from simulator.specs import Workload
 from simulator.stack import LayerKind, kinds
 from simulator.stretch import (
@@ -216,9 +217,10 @@ class ClosedForm:
         beside: Mapping[str, int] = NO_EDGES,
     ) -> float:  # fmt: skip
         """Return the least time of ``layers`` equal passes."""
-        if plan.strategy in RIVALS:
+        if self._has_windows(plan):
             return layers * (one.compute_ns + one.waited_ns)
         slow, waits = self._slowdowns(plan, which), waits_for_gathers(plan)
+        waits &= not self.case.workload.moe_shared_expert_overlap
         return least_ns(one, *slow, waits=waits, layers=layers, edges_ns=beside)
 
     def least_pass_ns(self, plan: SlicePlan, layers: Iterable[LayerKind]) -> tuple[float, float]:
@@ -291,11 +293,28 @@ class ClosedForm:
             blocks = tuple(self._block(plan, block, fragments) for block in BLOCKS)
             experts = self.case.model.num_experts > 0
             made = stretch_of(plan, blocks, slices[:2], experts=experts)
-            if plan.strategy in RIVALS:
-                windows = self.recipes.windows(plan, forward=which == "forward")
-                made = made._replace(waited_ns=sum(map(self._waited_ns, windows)))
+            if self._has_windows(plan):
+                made = made._replace(waited_ns=self._waited(plan, which))
             self._stretched[key] = made
         return self._stretched[key]
+
+    def _has_windows(self, plan: SlicePlan) -> bool:
+        """Whether the bound of a plan is that of its windows: a rival's, and with experts that of
+        any plan without slices."""
+        experts = self.case.model.num_experts > 0 and plan.strategy != "domino"
+        return plan.strategy in RIVALS or experts
+
+    def _waited(self, plan: SlicePlan, which: Pass) -> float:
+        """Return by how much a pass takes longer than its compute at least, for one of its lanes of
+        collectives: the other may run beside it."""
+        lanes = (TP, EP) if self.case.shapes(plan).exchanges_experts else (TP,)
+        return max(
+            sum(
+                map(self._waited_ns, self.recipes.windows(plan, forward=which == "forward",
+                                                          lane=lane))
+            )
+            for lane in lanes
+        )  # fmt: skip
 
     def _waited_ns(self, window: Window) -> float:
         """Return by how much a window takes longer than its compute at least: the formula of this
@@ -411,7 +430,7 @@ class ClosedForm:
     def _collective_families(self, plan: SlicePlan, cuts: set[int], which: Pass) -> set[Family]:
         """Return the contention families of the collectives of a plan's layers that count."""
         shapes = self.case.shapes(plan)
-        if self.case.model.num_experts and self.case.cluster.tp == 1:
+        if shapes.moves_experts_most:
             recipes = (
                 self.recipes.of(kind).block(plan, block, self._fragments(which))
                 for kind in self.recipes.kinds for block in BLOCKS

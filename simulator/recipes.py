@@ -54,8 +54,8 @@ class Recipe(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Ops of a pass that no other op of a layer runs beside: of compute, in its ways, and of the
-    tensor-parallel lane."""
+    """Ops of a pass that no other op of a layer runs beside: of compute, in its ways, and of
+    another lane."""
 
     computes: tuple[tuple[Signature, ...], ...]
     collectives: tuple[Signature, ...]
@@ -84,7 +84,10 @@ class Recipes:
             uniform = kind == own_kind(model, work) and is_uniform(model, work)
             case = self.case
             if not uniform:
-                case = replace(case, model=kind.model(model), workload=kind.of(work))
+                case = replace(
+                    case, model=kind.model(model), workload=kind.of(work),
+                    cluster=kind.cluster(case.cluster),
+                )  # fmt: skip
             self._of_kinds[kind] = self if uniform else Recipes(case, self)
         return self._of_kinds[kind]
 
@@ -128,18 +131,20 @@ class Recipes:
         merged = kind == "dgrad" and plan.merge_wgrad
         return (self.kinds, mode_of(plan), plan.row_slices, merged, block, kind, *counts)
 
-    def windows(self, plan: SlicePlan, *, forward: bool) -> tuple[Window, ...]:
-        """Return the windows of a layer's pass in which collectives run, of a plan without
-        slices."""
-        key = self.kinds, mode_of(plan), forward
+    def windows(self, plan: SlicePlan, *, forward: bool, lane: int = TP) -> tuple[Window, ...]:
+        """Return the windows of a layer's pass in which collectives of ``lane`` run, of a plan
+        without slices."""
+        key = self.kinds, mode_of(plan), forward, lane
         if key not in self._windows:
-            self._windows[key] = self._made_windows(plan, forward=forward)
+            self._windows[key] = self._made_windows(plan, forward=forward, lane=lane)
         return self._windows[key]
 
-    def _made_windows(self, plan: SlicePlan, *, forward: bool) -> tuple[Window, ...]:
+    def _made_windows(self, plan: SlicePlan, *, forward: bool, lane: int) -> tuple[Window, ...]:
         if self._again:
-            again = self._kept.windows(plan, forward=True)
-            return again if forward else again + self._kept.windows(plan, forward=False)
+            again = self._kept.windows(plan, forward=True, lane=lane)
+            if forward:
+                return again
+            return again + self._kept.windows(plan, forward=False, lane=lane)
         order = fixed_order(plan, self.case.workload.recompute)
         builder = Fragments(shapes=self.case.shapes(plan))
         tokens = (order.forward if forward else order.backward).tokens
@@ -151,7 +156,7 @@ class Recipes:
                 tuple(op.signature for op in window if op.lane != COMPUTE),
             )
             for window in windows(
-                [op for op in ops if op.lane in (COMPUTE, TP)], wgrads_wait=not apart
+                [op for op in ops if op.lane in (COMPUTE, lane)], wgrads_wait=not apart
             )
         )
 
@@ -225,7 +230,7 @@ class Recipes:
         counts: Counter[tuple[str, tuple[Signature, ...], bool]] = Counter()
         last: Signature | None = None
         # What may run beside the lane that is counted adds nothing for sure.
-        beside = (CP,) if self.case.cluster.tp == 1 else (CP, EP)
+        beside = (CP, TP) if self.case.shapes(plan).moves_experts_most else (CP, EP)
         for fragment, op, times in ops:
             if op.lane in beside:
                 continue

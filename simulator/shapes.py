@@ -93,6 +93,11 @@ class Shapes:
         return self.model.num_experts > 0 and ranks > 1 and self.plan.strategy != "no_comm"
 
     @cached_property
+    def moves_experts_most(self) -> bool:
+        """Whether the exchange of experts moves more than the tensor-parallel group does."""
+        return self.exchanges_experts and self.model.num_experts_per_tok >= self.cluster.tp
+
+    @cached_property
     def has_residual_bwd(self) -> bool:
         """Whether bias + dropout + residual has a backward op: only dropout needs one."""
         return self.model.hidden_dropout > 0

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from simulator.specs import Fp8Recipe, ModelSpec, Recompute, Workload
+from simulator.specs import ClusterSpec, Fp8Recipe, ModelSpec, Recompute, Workload
 
 
 class LayerKind(NamedTuple):
@@ -37,7 +37,13 @@ class LayerKind(NamedTuple):
             workload, recompute=self.recompute, recompute_layers=0, fp8_recipe=self.fp8_recipe,
             num_layers_at_start_in_bf16=0, num_layers_at_end_in_bf16=0,
             fp8_param_gather=quantized and workload.fp8_param_gather,
+            moe_imbalance=workload.moe_imbalance if self.experts else 1.0,
         )  # fmt: skip
+
+    def cluster(self, cluster: ClusterSpec) -> ClusterSpec:
+        """Return ``cluster`` for a stack of layers of this kind alone."""
+        plain = self.experts or (cluster.ep, cluster.etp) == (1, 0)
+        return cluster if plain else replace(cluster, ep=1, etp=0)
 
 
 class Run(NamedTuple):

@@ -36,7 +36,8 @@ class Work(NamedTuple):
 
 class Stretch(NamedTuple):
     """One pass of one layer. ``hiding_ns``: compute by family that can hide an all-reduce;
-    ``waited_ns``: of a rival, by how much it takes longer than its compute at least."""
+    ``waited_ns``: of a plan whose windows are known, by how much it takes longer than its compute
+    at least."""
 
     blocks: tuple[Work, ...]
     hiding_ns: dict[str, float]
@@ -49,13 +50,11 @@ def stretch_of(
     plan: SlicePlan, blocks: tuple[Work, ...], pieces: tuple[int, ...], *, experts: bool = False
 ) -> Stretch:
     """Return the pass of a layer; ``pieces``: of each block's column slices, or dgrads. With
-    ``experts`` any compute may hide a collective where slices or tokens are divided, and elsewhere
-    the backward of a shared expert and of the router, too."""
+    ``experts`` any compute may hide a collective: routers and a shared expert need none."""
     families = blocks[0].family_ns + blocks[1].family_ns
     hiding: dict[str, float] = dict(families)
     recomputes = "norm_again" in blocks[0].fragment_ns  # which needs nothing of backward
-    divides = experts and (plan.strategy == "domino" or plan.sequence_parallel)
-    if plan.row_slices == 1 and not recomputes and not divides:
+    if plan.row_slices == 1 and not recomputes and not experts:
         gemm_ns = 0.0
         for block, work, count in zip(BLOCKS, blocks, pieces, strict=True):
             spent, first, last = work.fragment_ns, COLUMN_PARALLEL[block], ROW_PARALLEL[block]
@@ -64,7 +63,6 @@ def stretch_of(
             cut = spent[f"{first}_dgrad"] if dgrad else spent[last]
             beside = count if dgrad and plan.sequence_parallel else count - 1
             gemm_ns += cut * beside / count
-            gemm_ns += spent["norm_bwd"] * (experts and block == "mlp")
         hiding = {"gemm": gemm_ns}
     return Stretch(blocks, hiding, families.total(), sum(work.comm_ns for work in blocks))
 

@@ -210,8 +210,8 @@ def with_experts(
         )  # fmt: skip
     workload = replace(
         workload,
-        moe_dispatcher=rng.choice(MOE_DISPATCHERS),
-        moe_imbalance=rng.choice((1.0, 1.5)),
+        moe_dispatcher=rng.choice(MOE_DISPATCHERS if ep > 1 else MOE_DISPATCHERS[:2]),
+        moe_imbalance=rng.choice((1.0, 1.5)) if ep > 1 else 1.0,
         moe_shared_expert_overlap=rng.random() < 0.5,
     )
     return model, workload, replace(cluster, ep=ep, etp=etp)
