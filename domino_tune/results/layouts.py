@@ -182,8 +182,8 @@ def _gain(ratio: float | None) -> str:
 
 
 COLUMNS: Final = (
-    ">", ">tp", ">pp", ">vpp", ">cp", ">dp", ">ep", ">micro-batch", "recompute", "plan", ">tokens/s/GPU",
-    ">MFU", ">iteration", ">memory", ">fits", ">gain", ">gain here",
+    ">", ">tp", ">pp", ">vpp", ">cp", ">dp", ">ep", ">micro-batch", "recompute", "plan",
+    ">tokens/s/GPU", ">MFU", ">iteration", ">memory", ">fits", ">gain", ">gain here",
 )  # fmt: skip
 NARROW: Final = ("plan", "MFU", "gain here", "cp", "ep", "iteration", "vpp", "gain")
 """Columns that are left out where there is no room, first to last."""
