@@ -24,9 +24,9 @@ from lab.fits.gemm import law_of, params_of, starts
 from simulator.lookup import FitKind
 from simulator.lookup.gemm import GemmTable
 from simulator.lookup.gemm_law import TiledLaw
-from simulator.lookup.grouped import GroupedFit, GroupedGemms, GroupedLaw, GroupedRow, Times
+from simulator.lookup.grouped import GroupedFit, GroupedLaw, GroupedRow, Times
 from simulator.ops import Gemm
-from simulator.profile import Machine, Profile
+from simulator.profile import GroupedGemms, Machine, Profile
 from simulator.provenance import Provenance
 from simulator.specs import MATH_BYTES
 

@@ -9,8 +9,9 @@ import pytest
 
 from domino_tune.store.profiles import load_profile
 from simulator.errors import ProfileError
-from simulator.lookup.grouped import GroupedFit, GroupedGemms, GroupedLaw, GroupedRow, Times
+from simulator.lookup.grouped import GroupedFit, GroupedLaw, GroupedRow, Times
 from simulator.ops import Gemm, Layout
+from simulator.profile import GroupedGemms
 from simulator.provenance import Provenance
 
 GPUS = ("h100-dgx", "h200-sxm", "b200-sxm", "gb200-nvl72", "gb300-nvl72", "b300-sxm")
