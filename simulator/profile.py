@@ -31,7 +31,7 @@ from simulator.lookup.collective_fit import CollectiveFit
 from simulator.lookup.collectives import CollectiveRow, CollectiveTable
 from simulator.lookup.expected import COLLECTIVE_TABLE, POINTWISE_TABLE
 from simulator.lookup.gemm import GemmFit, GemmRow, GemmTable
-from simulator.lookup.grouped import GroupedGemms, GroupedTable
+from simulator.lookup.grouped import GroupedFit, GroupedRow, GroupedTable
 from simulator.lookup.pointwise import DEFAULT, PointwiseFit, PointwiseRow, PointwiseTable
 from simulator.lookup.roof import NO_ROOF, Roof
 from simulator.ops import MULTIMEM, TpCollectives
@@ -145,6 +145,27 @@ class Disagreement:
 
     def __post_init__(self) -> None:
         require_number("gemm", "disagreement.error", self.error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedGemms:
+    """Rows of grouped GEMMs, sorted by signature, and a law a dtype, sorted by it."""
+
+    rows: tuple[GroupedRow, ...] = ()
+    fits: tuple[GroupedFit, ...] = ()
+    provenance: Provenance
+
+    def __post_init__(self) -> None:
+        for index, row in enumerate(self.rows):
+            owner = f"gemm.grouped.rows[{index}]"
+            for name in ("groups", "m", "n", "k", "samples"):
+                require_count(owner, name, getattr(row, name))
+            require_positive(owner, "median_us", row.median_us)
+            require_number(owner, "spread_us", row.spread_us)
+        require_sorted("gemm.grouped", [row.signature for row in self.rows])
+        dtypes = [fit.dtype for fit in self.fits]
+        if dtypes != sorted(set(dtypes)):
+            raise ProfileError("gemm.grouped.fits must be sorted by dtype, each once.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -376,7 +397,11 @@ class Profile:
             times_bf16=machine.times_bf16,
             disagreement=section.disagreement.error if section.disagreement else 0.0,
             looped=section.looped,
-            grouped=GroupedTable(section.grouped, machine.sm_count) if section.grouped else None,
+            grouped=(
+                GroupedTable(section.grouped.rows, section.grouped.fits, machine.sm_count)
+                if section.grouped
+                else None
+            ),
             memory_bandwidth=1e9 * machine.memory_bandwidth_gb_s,
             sm_count=machine.sm_count,
             roof=machine.roof,

@@ -24,7 +24,7 @@ from lab.fits.contention import (
 )  # fmt: skip
 from lab.fits.experts import with_experts
 from lab.fits.gemm import gemm_section
-from lab.fits.grouped import Trainer, on_b200
+from lab.fits.grouped import Trainer, trainer_on
 from lab.fits.measured import GPU as H200
 from lab.fits.measured import attained_gb_s, attention_section, h200_ops, launch_section
 from lab.fits.pointwise import as_assumed, transferred
@@ -225,12 +225,13 @@ BUNDLED: Final[dict[str, Callable[[Sources], Profile]]] = {
 
 
 def _with_experts(profile: Profile, sources: Sources) -> Profile:
-    return with_experts(profile, sources, lambda: _trainer(sources))
+    like = H100 if "H" in profile.machine.gpu.split()[0] else B200
+    return with_experts(profile, sources, lambda: _trainer(like.name, sources))
 
 
 @cache
-def _trainer(sources: Sources) -> Trainer:
-    return on_b200(B200.machine, sources)
+def _trainer(name: str, sources: Sources) -> Trainer:
+    return trainer_on(name.partition("-")[0], Gpu(name).machine, sources)
 
 
 def _gemms(gpu: Gpu, sources: Sources) -> tuple[GemmRow, ...]:

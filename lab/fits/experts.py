@@ -36,7 +36,8 @@ LIKE: Final = "add"
 
 
 def with_experts(profile: Profile, sources: Sources, there: Callable[[], Trainer]) -> Profile:
-    """Return the profile with laws of experts; ``there`` tells a trainer's level on a B200."""
+    """Return the profile with laws of experts; ``there`` tells a trainer's level on
+    the GPU of its generation that shows it."""
     gpu, machine = profile.name.partition("-")[0], profile.machine
     collectives, pointwise = profile.section("collectives"), profile.section("pointwise")
     fits = {fit.group: fit for fit in (*collectives.fits, *exchanges(gpu, sources))}

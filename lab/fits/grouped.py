@@ -3,8 +3,8 @@
 The tables time the routed experts of one rank: both grouped GEMMs, with gather, activation and sum
 around them, which a byte each costs at a rate that is fitted beside the law. Of a server's searched
 kernels those are left out that take longer than the same layer with more to do. What a trainer's
-calls take over the law is TransformerEngine's on a B200; elsewhere it is that of a single GEMM an
-expert, which is what those calls are, and how long they take on the B200.
+calls take over the law is TransformerEngine's on a B200, and that of PyTorch's grouped GEMMs on our
+H100. In other formats and on other GPUs it is that of a single GEMM an expert, as both agree.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Final, NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
-from lab.fits.common import Floats, Sources, mape, rounded, withheld
+from lab.fits.common import Floats, Sources, mape, records, rounded, withheld
 from lab.fits.gemm import law_of, params_of, starts
 from simulator.lookup import FitKind
 from simulator.lookup.gemm import GemmTable
 from simulator.lookup.gemm_law import TiledLaw
-from simulator.lookup.grouped import GroupedFit, GroupedGemms, GroupedLaw, GroupedRow, Times
+from simulator.lookup.grouped import GroupedFit, GroupedLaw, GroupedRow, Times
 from simulator.ops import Gemm
-from simulator.profile import Machine, Profile
+from simulator.profile import GroupedGemms, Machine, Profile
 from simulator.provenance import Provenance
 from simulator.specs import MATH_BYTES
 
@@ -84,7 +84,7 @@ class Served(NamedTuple):
 
 
 class Trainer(NamedTuple):
-    """A trainer's calls over the law on a B200, by layout, and how far rows are from it."""
+    """A trainer's calls over the law, by layout, and how far rows are from it."""
 
     times: dict[str, Times]
     error: float
@@ -220,18 +220,43 @@ def _rows(timed: Iterable[tuple[Gemm, list[float]]]) -> Iterator[GroupedRow]:
                 )  # fmt: skip
 
 
+def our_rows(sources: Sources) -> tuple[GroupedRow, ...]:
+    """Return our H100's rows of experts with as many rows each; their sums overwrite in BF16."""
+    found = []
+    for record in records(sources.measurements / "h100-dgx" / "grouped.jsonl.gz"):
+        for cell in record.get("cells", ()):
+            groups, rows, out, into = len(cell["rows"]), cell["rows"][0], cell["out"], cell["in"]
+            ops = (
+                Gemm(rows, out, into, groups=groups), Gemm(rows, into, out, "dgrad", groups=groups),
+                Gemm(out, into, rows, "wgrad", groups=groups),
+            )  # fmt: skip
+            found += [
+                GroupedRow(
+                    groups, *one[:3], one.layout, one.dtype, False,
+                    rounded(cell["ns"][one.layout] / 1e3), 0.0, 1,
+                )
+                for one in ops
+                if cell["even"] and one.layout in cell["ns"]
+            ]  # fmt: skip
+    return tuple(sorted(found, key=lambda row: row.signature))
+
+
 def trainer(law: GroupedLaw, rows: Sequence[GroupedRow]) -> Trainer:
     """Return what the rows take over the law: forward and dgrad in the mean, multiplying and moving
-    alike; in wgrad, whose sums in fp32 are most of its bytes, each apart."""
+    alike; in wgrad, whose sums in fp32 are most of its bytes, each apart, bytes at most as fast as
+    the law says."""
     forward = geometric_mean(_over(law, [row for row in rows if row.layout == "forward"], ALIKE))
     dgrad = geometric_mean(_over(law, [row for row in rows if row.layout == "dgrad"], ALIKE))
-    last = [row for row in rows if row.layout == "wgrad" and row.accumulate]
+    every = [row for row in rows if row.layout == "wgrad"]
+    last = [row for row in every if row.accumulate] or every
 
     def off(point: Floats) -> Floats:
         times = Times(*map(float, np.exp(point)))
         return np.asarray(np.log(_over(law, last, times)), dtype=np.float64)
 
-    flops, memory = np.exp(least_squares(off, np.log([forward, 1.0]), loss="soft_l1").x)
+    bounds = ([-np.inf, 0.0], [np.inf, np.inf])
+    start = np.log([forward, 1.0 + SPREAD])
+    flops, memory = np.exp(least_squares(off, start, bounds=bounds, loss="soft_l1").x)
     times: dict[str, Times] = {
         "forward": _times(forward, forward), "dgrad": _times(dgrad, dgrad),
         "wgrad": _times(float(flops), float(memory)),
@@ -288,8 +313,8 @@ def fit_of(one: Served, dtype: str, found: Sequence[Layer]) -> GroupedFit:
 def grouped_gemms(
     profile: Profile, sources: Sources, there: Trainer, words: Provenance
 ) -> GroupedGemms:
-    """Return the laws of the GPU's table, at the level of a trainer's calls; ``there`` is that on
-    the B200 in BF16."""
+    """Return the laws of the GPU's table, at the level of a trainer's calls; ``there`` is that of
+    the B200 in BF16, or of the H100."""
     gpu, machine = profile.name.partition("-")[0], profile.machine
     single, fits = profile.gemm_table(), []
     for dtype in COLUMNS:
@@ -298,7 +323,7 @@ def grouped_gemms(
         found = layers(gpu, dtype, sources)
         made = fit_of(served(found, dtype, machine.sm_count), dtype, found)
         law = GroupedLaw(made, machine.sm_count)
-        if (gpu, dtype) == ("b200", "bf16"):
+        if dtype == "bf16" and gpu in ("b200", "h100"):
             fits.append(_at(made, there.times, there.error, "fitted"))
         else:
             times = _carried(there, level(law, single, dtype))
@@ -306,7 +331,7 @@ def grouped_gemms(
     tensor = next((one for one in fits if one.dtype == "fp8_tensor"), None)
     if tensor and "mxfp8" in machine.peak_tflops:
         fits.append(replace(tensor, dtype="mxfp8"))
-    rows = trained_rows(sources) if gpu == "b200" else ()
+    rows = {"b200": trained_rows, "h100": our_rows}.get(gpu, lambda _: ())(sources)
     return GroupedGemms(
         rows=rows, fits=tuple(sorted(fits, key=lambda fit: fit.dtype)), provenance=words
     )
@@ -329,8 +354,9 @@ def _carried(there: Trainer, forward: float) -> dict[str, Times]:
     }  # fmt: skip
 
 
-def on_b200(machine: Machine, sources: Sources) -> Trainer:
-    """Return a trainer's level on a B200."""
-    found = layers("b200", "bf16", sources)
+def trainer_on(gpu: str, machine: Machine, sources: Sources) -> Trainer:
+    """Return a trainer's level on a B200 or an H100."""
+    found = layers(gpu, "bf16", sources)
     made = fit_of(served(found, "bf16", machine.sm_count), "bf16", found)
-    return trainer(GroupedLaw(made, machine.sm_count), trained_rows(sources))
+    rows = trained_rows(sources) if gpu == "b200" else our_rows(sources)
+    return trainer(GroupedLaw(made, machine.sm_count), rows)

@@ -10,7 +10,7 @@ layout: they issue a GEMM an expert.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, cast, get_args
 
@@ -25,13 +25,11 @@ from simulator.lookup import (
     require_count,
     require_number,
     require_positive,
-    require_sorted,
     row_error,
 )
 from simulator.lookup.gemm_bytes import FAR_OCTAVES, SAME_RATE, moved_bytes
 from simulator.lookup.gemm_law import Params, Parts, TiledLaw, check_params, make_law
 from simulator.ops import Gemm, Layout
-from simulator.provenance import Provenance
 from simulator.specs import MATH_BYTES
 
 LAW: Final = "tiled"
@@ -110,27 +108,6 @@ class GroupedFit:
             require_count(owner, f"ranges.{name}", high, low=low)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupedGemms:
-    """Rows of grouped GEMMs, sorted by signature, and a law a dtype, sorted by it."""
-
-    rows: tuple[GroupedRow, ...] = ()
-    fits: tuple[GroupedFit, ...] = ()
-    provenance: Provenance
-
-    def __post_init__(self) -> None:
-        for index, row in enumerate(self.rows):
-            owner = f"gemm.grouped.rows[{index}]"
-            for name in ("groups", "m", "n", "k", "samples"):
-                require_count(owner, name, getattr(row, name))
-            require_positive(owner, "median_us", row.median_us)
-            require_number(owner, "spread_us", row.spread_us)
-        require_sorted("gemm.grouped", [row.signature for row in self.rows])
-        dtypes = [fit.dtype for fit in self.fits]
-        if dtypes != sorted(set(dtypes)):
-            raise ProfileError("gemm.grouped.fits must be sorted by dtype, each once.")
-
-
 class GroupedLaw:
     """A fit's law on a GPU of ``sm_count`` SMs."""
 
@@ -162,9 +139,11 @@ class GroupedLaw:
 class GroupedTable:
     """Look-up of grouped GEMMs: a measured row, else the law of the dtype."""
 
-    def __init__(self, known: GroupedGemms, sm_count: int) -> None:
-        self._exact = {row.signature: row for row in known.rows}
-        self._laws = {fit.dtype: GroupedLaw(fit, sm_count) for fit in known.fits}
+    def __init__(
+        self, rows: Iterable[GroupedRow], fits: Iterable[GroupedFit], sm_count: int
+    ) -> None:
+        self._exact = {row.signature: row for row in rows}
+        self._laws = {fit.dtype: GroupedLaw(fit, sm_count) for fit in fits}
 
     def estimate(self, gemm: Gemm) -> Estimate | None:
         """Return the call's duration; None for a dtype without law."""

@@ -129,7 +129,7 @@ def test_latent_attention_is_near_its_rows(name: str) -> None:
     one = Attention(1, 64, 64, 16384, 192, v_head_dim=128)
     found = table.estimate(one)
     rate = one.flops / found.duration_us / 1e6
-    assert 450 < rate < (700 if name[:2] in ("h1", "h2") else 1600)
+    assert 450 < rate < (700 if name[:2] in ("h1", "h2") else 1700)
     assert (found.source, found.error < 0.1) == ("fitted", True)
     back = table.estimate(one._replace(direction="backward"))
     assert back.duration_us == pytest.approx(3 * found.duration_us)
