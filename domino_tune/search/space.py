@@ -176,7 +176,7 @@ def enumerate_plans(
     cannot run this model or batch at all.
     """
     spec = restrict(spec or SpaceSpec(), model, workload, target)
-    if not workload.merges_wgrads:
+    if not workload.merges_wgrads or model.num_experts:
         spec = replace(spec, merge_wgrads=(False,))
     pool: list[tuple[Cut, Variant]] = []
     infeasible: Counter[str] = Counter()

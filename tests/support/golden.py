@@ -35,7 +35,11 @@ SEEDS: Final = {"layout": "tune_layouts", "scale": "tune_scale"}
 """Words of seeds that are not the verb's: its name when the cases were drawn."""
 LATER: Final[dict[str, object]] = {
     "fp8_recipe": "none", "fp8_param_gather": False, "num_layers_at_start_in_bf16": 0,
-    "num_layers_at_end_in_bf16": 0, "ranks_per_domain": 0,
+    "num_layers_at_end_in_bf16": 0, "ranks_per_domain": 0, "num_experts": 0,
+    "num_experts_per_tok": 0, "moe_intermediate_size": 0, "shared_expert_intermediate_size": 0,
+    "first_k_dense_replace": 0, "q_lora_rank": 0, "kv_lora_rank": 0, "qk_rope_head_dim": 0,
+    "v_head_dim": 0, "num_nextn_predict_layers": 0, "ep": 1, "etp": 0,
+    "moe_dispatcher": "alltoall", "moe_imbalance": 1.0, "moe_shared_expert_overlap": False,
 }  # fmt: skip
 """Fields of a job that came after the file was written -> what they are where nobody asks."""
 NUMBERS: Final = (
