@@ -97,7 +97,7 @@ def _without_power(asked: dict[str, Any]) -> dict[str, Any]:
     """
     needed = {
         "power_cap", "clock_mhz", "tp_collectives", "fp8_recipe", "fp8_param_gather",
-        "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16",
+        "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16", "moe_dispatcher",
     }  # fmt: skip
     names = set(asked) | set(asked.get("tune_also", ()))
     return {} if names & needed else {"profile": "a100-sxm"}
