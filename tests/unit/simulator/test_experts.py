@@ -31,12 +31,12 @@ DEEPSEEK = replace(MODELS["deepseek-v3"], num_hidden_layers=5)
 
 
 def case_of(model: Any = QWEN, *, tp: int = 1, dp: int = 8, **more: Any) -> Case:
-    sizes = {name: more.pop(name) for name in ("ep", "etp", "cp", "pp") if name in more}
-    workload = Workload(
-        **{"seq_length": 4096, "micro_batch_size": 2, "data_parallel": "distributed-optimizer"}
-        | more
-    )
-    cluster = ClusterSpec(**{"tp": tp, "dp": dp, "ep": 8} | sizes)
+    named = ("ep", "etp", "cp", "pp")
+    sizes: dict[str, Any] = {name: more.pop(name) for name in named if name in more}
+    told: dict[str, Any] = {"seq_length": 4096, "micro_batch_size": 2, **more}
+    workload = Workload(**{"data_parallel": "distributed-optimizer", **told})
+    ranks: dict[str, Any] = {"tp": tp, "dp": dp, "ep": 8, **sizes}
+    cluster = ClusterSpec(**ranks)
     return Case(model=model, workload=workload, cluster=cluster, profile=load_profile("h100-dgx"))
 
 
