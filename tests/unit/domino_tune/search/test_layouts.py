@@ -280,7 +280,7 @@ def test_a_plan_is_timed_where_it_surely_fits(
     places = "domino_tune.search.layouts."
     monkeypatch.setattr(f"{places}order_of", lambda case, plan: ())
     monkeypatch.setattr(f"{places}peak_bytes", lambda case, plan, order=(): peak)
-    monkeypatch.setattr(f"{places}predict", lambda *case: SimpleNamespace(makespan_ns=5))
+    monkeypatch.setattr(f"{places}iteration_ns", lambda *case: 5)
     kept: Any = SimpleNamespace(least_bytes=lambda case, plan: least + plan.sequence_parallel)
     layers: Any = None
     one = Candidate(case=memory(70, 90), sliced=(), unsliced=UNSLICED, layers=layers, kept=kept)
@@ -298,9 +298,7 @@ def test_a_layout_that_fits_by_a_hair_is_timed_by_its_first_plans(
     places = "domino_tune.search.layouts."
     monkeypatch.setattr(f"{places}order_of", lambda case, plan: ())
     monkeypatch.setattr(f"{places}peak_bytes", lambda case, plan, order: peaks[plan])
-    monkeypatch.setattr(
-        f"{places}predict", lambda case, plan, order: SimpleNamespace(makespan_ns=ends_ns[plan])
-    )
+    monkeypatch.setattr(f"{places}iteration_ns", lambda case, plan, order: ends_ns[plan])
     nothing: Any = None
     one = Candidate(
         case=memory(70, 90), sliced=SLICED, unsliced=UNSLICED, layers=nothing, kept=nothing
