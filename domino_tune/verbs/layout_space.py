@@ -245,7 +245,8 @@ def _cuts(case: Case) -> Iterator[SlicePlan]:
     if case.cluster.tp == 1 and not experts:
         return
     dims = dict.fromkeys(dim for dim, _ in slicings_of(case))
-    for dim, rows, columns, mode in product(dims, ROW_SLICES, COL_SLICES, case.modes):
+    pieces = (1,) if experts else COL_SLICES
+    for dim, rows, columns, mode in product(dims, ROW_SLICES, pieces, case.modes):
         if (rows, columns) == (1, 1) or (dim == "sequence" and rows == 1):
             continue
         plan = SlicePlan(

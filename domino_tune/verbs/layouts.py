@@ -70,9 +70,12 @@ NOT_SEARCHED: Final = {
     "other sharing among replicas": "data_parallel",
     "other schedules of a pipeline": "pp_schedule",
     "other exchanges of context-parallel ranks": "cp_comm",
-    "other dispatchers of experts' tokens": "moe_dispatcher",
 }
 """What no search covers, though it may be faster -> the field that asks for it or forbids it."""
+OF_EXPERTS: Final = {
+    "other dispatchers of experts' tokens": "moe_dispatcher", "column slices": "",
+}  # fmt: skip
+"""The same where a model has experts."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -140,6 +143,7 @@ def conclude(
     simulated = simulate_plan(case, chosen, judged=ahead)
     rival = None if stopped_by else _without_domino(search, first, best.again, simulated)
     rival_ns = rival[1].iteration_ns if rival else None
+    experts = base.model.num_experts > 0
     return LayoutsResult(
         best=simulated,
         gpus=base.cluster.world_size,
@@ -160,7 +164,7 @@ def conclude(
         frameworks=_frameworks(case, simulated),
         not_searched=tuple(
             text
-            for text, name in NOT_SEARCHED.items()
+            for text, name in {**NOT_SEARCHED, **(OF_EXPERTS if experts else {})}.items()
             if not name or getattr(space.request, name) is None
         ),
     )

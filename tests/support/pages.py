@@ -89,7 +89,8 @@ def report_data(on: Case, plan: SlicePlan = SLICED, **changes: object) -> Report
 def layout(rate: float, plan: SlicePlan = SLICED, **changes: object) -> LayoutResult:
     """A layout that trains ``rate`` tokens a second a GPU; ``changes`` are fields of it."""
     made = LayoutResult(
-        tp=4, pp=2, vpp=1, cp=1, dp=2, ep=1, etp=0, pp_layers=(), micro_batch_size=1, grad_accumulation=8,
+        tp=4, pp=2, vpp=1, cp=1, dp=2, ep=1, etp=0, pp_layers=(), micro_batch_size=1,
+        grad_accumulation=8,
         recompute="none", recompute_layers=0, plan=plan, iteration_ms=1e6 / rate,
         tokens_per_second_per_gpu=rate, mfu=0.5, peak_memory_gib=60.0, fits_chance=0.97,
         domino_gain=1.02, domino_gain_here=1.05,
