@@ -33,7 +33,7 @@ from simulator.issue_order import (
 from simulator.latent_attention import latent_dgrad, latent_qkv, latent_wgrad
 from simulator.merged import JOINED, SIDES, copied
 from simulator.ops import Gemm
-from simulator.overlap import Overlap, overlap_of
+from simulator.overlap import NONE, Overlap, overlap_of
 from simulator.overlapped import Linear, gather_gemm, reserved, sum_gemm
 from simulator.quantized import ROWS, Quantized, operand_bytes
 from simulator.recomputation import RECOMPUTED_PREFIX, Recomputation
@@ -171,6 +171,8 @@ class Fragments(Quantized):
     def overlap(self, linear: str, way: str) -> Overlap:
         """Return how the plan hides the collective of a GEMM."""
         plan = self.shapes.plan
+        if linear == "qkv" and self.shapes.model.kv_lora_rank:
+            return NONE
         return overlap_of(plan.strategy, plan.tp_comm_overlap, f"{linear}_{way}")
 
     def _gathering(self, how: Overlap, linear: Linear, local: Ref, whole: str) -> list[OpTemplate]:
@@ -323,7 +325,7 @@ class Fragments(Quantized):
     def _column_parallel_dgrad(self, block: str, row: int, piece: int) -> list[OpTemplate]:
         s, first = self.shapes, COLUMN_PARALLEL[block]
         if self._is_latent(block):
-            return latent_dgrad(self, row)
+            return [*self._regathered(block, row), *latent_dgrad(self, row)]
         count = getattr(s.plan, f"{block}_dgrad_slices")
         width = s.model.hidden_size // count
         norm = f"s{row}.{block}.norm"
@@ -336,17 +338,16 @@ class Fragments(Quantized):
             f"d.s{row}.{block}.norm.{piece}", s.hidden_bytes(row) // count,
             (f"w.{block}.{first}",), piece,
         )  # fmt: skip
-        again = (
-            self.gathered(
-                row, f"{block}.norm.ag_bwd", self._kept_input(block, row), f"{norm}.ag_bwd",
-                self.gathered_bytes(row),
-            )
-            if regathers and piece == 0 else []
-        )  # fmt: skip
+        again = self._regathered(block, row) if regathers and piece == 0 else []
         if how.method == "bulk":
             again = [op._replace(signature=reserved(op.signature, how.num_sm)) for op in again]
         reads = (self.rows_of(Ref(0, f"d.s{row}.{block}.{first}")), *waits)
         return [*again, *self._summing(how, linear, reads)]
+
+    def _regathered(self, block: str, row: int) -> list[OpTemplate]:
+        """Return the gather of a norm's output for the wgrad that reads it."""
+        source, write = self._kept_input(block, row), f"s{row}.{block}.norm.ag_bwd"
+        return self.gathered(row, f"{block}.norm.ag_bwd", source, write, self.gathered_bytes(row))
 
     def _norm_bwd(self, block: str, row: int, _: int) -> list[OpTemplate]:
         s, size = self.shapes, self.shapes.residual_bytes(row)
@@ -369,7 +370,11 @@ class Fragments(Quantized):
         if block == "mlp" and s.model.num_experts:
             return expert_wgrad(self, token, name, chained)
         if linear == "qkv" and s.model.kv_lora_rank:
-            return latent_wgrad(self, token, name, chained)
+            kept, turned = self._kept_input(block, token.slice), list[OpTemplate]()
+            x = self.gathered_ref(kept, f"s{token.slice}.{block}.norm.ag_bwd")
+            if self.gathers or self.norm_casts:
+                x = self._turned(x, token.slice, turned)
+            return [*turned, *latent_wgrad(self, token, name, chained, x)]
         rows = range(s.plan.row_slices) if token.slice == ALL_SLICES else (token.slice,)
         hidden, tokens = s.model.hidden_size, s.tokens(token.slice)
         moved: list[OpTemplate] = []

@@ -4,7 +4,11 @@ Keys and values of all heads come from one latent vector of a token, and queries
 the model has ``q_lora_rank``. Each is a product down to the latent vector, its norm, and a product
 up to the heads. The part of the keys that is rotated, ``qk_rope_head_dim``, is the same for all
 heads and comes with the first product. Backward goes the same way back. The core reads queries,
-keys and values as one value, as it does elsewhere. Simulated without tensor parallelism.
+keys and values as one value, as it does elsewhere.
+
+Tensor-parallel ranks have heads of their own. Each makes the latent vectors of all tokens, by whole
+products down, so their gradients are sums over the ranks: that of the input like any block's, those
+of the weights before the step (``Shapes.partial_parameters``).
 """
 
 from __future__ import annotations
@@ -38,7 +42,8 @@ def _product(
 def latent_qkv(t: Quantized, row: int) -> Ops:
     """Return the ops from the norm's output of slice ``row`` to its queries, keys and values."""
     s, base = t.shapes, f"s{row}.attn"
-    source, ops = t.rows_of(Ref(0, f"{base}.norm")), list[OpTemplate]()
+    source = t.gathered_ref(t.rows_of(Ref(0, f"{base}.norm")), f"{base}.norm.ag")
+    ops = list[OpTemplate]()
     ups: list[Ref] = []
     for name, rank in _latents(t).items():
         width = s.attention_weights[f"{name}_down"][0]
@@ -60,7 +65,8 @@ def latent_qkv(t: Quantized, row: int) -> Ops:
 
 
 def latent_dgrad(t: Quantized, row: int) -> Ops:
-    """Return the ops from the gradient of queries, keys and values to that of the norm's output."""
+    """Return the ops from the gradient of queries, keys and values to that of the norm's output,
+    summed over the ranks."""
     s, base, grad = t.shapes, f"s{row}.attn", Ref(0, f"d.s{row}.attn.qkv")
     read, tokens = t.rows_of(grad), s.tokens(row)
     ops: Ops = []
@@ -96,19 +102,16 @@ def latent_dgrad(t: Quantized, row: int) -> Ops:
         )
     size = s.hidden_bytes(row)
     total = s.pointwise("add", len(branches) * size, size, len(branches))
-    return [*ops, t.op("attn.norm_grad", row, total, tuple(branches), f"d.{base}.norm.0", size)]
+    grad_op = t.op("attn.norm_grad", row, total, tuple(branches), f"d.{base}.norm.0", size)
+    return [*ops, *t.summed(grad_op, size)]
 
 
-def latent_wgrad(t: Quantized, token: Token, name: str, before: tuple[Ref, ...]) -> Ops:
+def latent_wgrad(t: Quantized, token: Token, name: str, before: tuple[Ref, ...], norm: Ref) -> Ops:
     """Return the gradients of all projections; ``name``: that of the last one, which the order's
-    next token adds to."""
+    next token adds to; ``norm``: the input of the products down, as wgrads read it."""
     s, row, base = t.shapes, token.slice, f"s{token.slice}.attn"
     grad, tokens = t.across_of(Ref(0, f"d.{base}.qkv")), s.tokens(token.slice)
-    norm, ops = t.across_of(Ref(0, f"{base}.norm")), list[OpTemplate]()
-    if t.norm_casts:  # to one copy, by rows
-        rows = t.rows_of(Ref(0, f"{base}.norm"))
-        ops = t.transposed(row, rows, tokens * s.model.hidden_size)
-        norm = ops[0].writes[0] if ops else rows
+    ops: Ops = []
     sides: dict[str, tuple[Ref, Ref]] = {}
     for latent in _latents(t):
         sides[f"{latent}_down"] = t.across_of(Ref(0, f"d.{base}.{latent}_down")), norm

@@ -405,7 +405,9 @@ class Shapes:
         norms, and the biases after the reduce-scatters, see this rank's share of the tokens.
         """
         m = self.model
-        partial = m.stacked_layers * m.qk_norm_parameters
+        partial = m.stacked_layers * (m.qk_norm_parameters + latent_norm_parameters(m))
+        downs = (n * k for name, (n, k) in self.attention_weights.items() if "down" in name)
+        partial += m.stacked_layers * sum(downs)
         if self.shards_tokens:
             routers = sum(layers * one.model.num_experts for layers, one in self.kinds)
             partial += m.hidden_size * routers

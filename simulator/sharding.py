@@ -82,12 +82,6 @@ def check_shardable(model: ModelSpec, workload: Workload, cluster: ClusterSpec) 
             f"{_tp_hint(model, workload, cluster)}."
         )
     check_experts(model, workload, cluster)
-    if model.kv_lora_rank and tp > 1:
-        raise InputError(
-            f"{model.name} has latent attention, whose products down to the latent vectors are "
-            f"whole on every rank; it is simulated with --tp 1, got {tp}. Divide the experts with "
-            "--ep, and layers with --pp."
-        )
     _check_length(model, workload)
     if workload.recompute_layers > model.num_hidden_layers:
         raise InputError(

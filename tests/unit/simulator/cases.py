@@ -186,7 +186,7 @@ def with_experts(
     model: ModelSpec, workload: Workload, cluster: ClusterSpec
 ) -> tuple[ModelSpec, Workload, ClusterSpec]:
     """The job with experts in most of the models that can have some, and then in half of them
-    with latent attention, where tp is 1. The choice is seeded by the model alone."""
+    with latent attention. The choice is seeded by the model alone."""
     rng = random.Random(repr(model) + "experts")
     plain = model.gated_mlp and not (model.post_norm or model.attention_bias)
     shards = workload.seq_length % cluster.tp == 0
@@ -203,9 +203,10 @@ def with_experts(
         num_nextn_predict_layers=rng.choice((0, 0, 1)),
     )  # fmt: skip
     model = replace(model, num_experts_per_tok=rng.randint(1, min(8, model.num_experts)))
-    if cluster.tp == 1 and rng.random() < 0.5 and not model.qk_norm:
+    heads = model.num_attention_heads
+    if heads % cluster.tp == 0 and rng.random() < 0.5 and not model.qk_norm:
         model = replace(
-            model, num_key_value_heads=model.num_attention_heads, head_dim=48, v_head_dim=32,
+            model, num_key_value_heads=heads, head_dim=48, v_head_dim=32,
             qk_rope_head_dim=16, kv_lora_rank=64, q_lora_rank=rng.choice((0, 96)),
         )  # fmt: skip
     workload = replace(
