@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, Final
 
 from simulator.build import build_schedule
-from simulator.errors import InputError
+from simulator.errors import InfeasiblePlanError, InputError
 from simulator.lookup.attention import AttentionRow
 from simulator.lookup.gemm import GemmRow
 from simulator.ops import Attention, Gemm, Signature
@@ -68,12 +68,14 @@ def _plans() -> tuple[SlicePlan, ...]:
 def _shapes_of(
     model: ModelSpec, workload: Workload, cluster: ClusterSpec, plan: SlicePlan
 ) -> set[Shape | None]:
-    """Return the shapes of one layer and its edges; an empty set if the model cannot be sharded
-    this way.
+    """Return the shapes of a layer of each kind and the edges; an empty set if the model cannot be
+    sharded or cut this way.
     """
+    short = replace(model, num_hidden_layers=1 + model.first_k_dense_replace)
+    shards = model.num_experts > 0 and cluster.tp > 1
     try:
-        schedule = build_schedule(replace(model, num_hidden_layers=1), workload, cluster, plan)
-    except InputError:
+        schedule = build_schedule(short, workload, cluster, replace(plan, sequence_parallel=shards))
+    except (InputError, InfeasiblePlanError):
         return set()
     return {_shape(template.signature) for template in schedule.templates()}
 

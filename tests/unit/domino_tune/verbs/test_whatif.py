@@ -71,7 +71,7 @@ def test_workload_and_ranks(run: Runner) -> None:
     assert point["workload"]["seq_length"] == 512
     assert point["workload"]["micro_batch_size"] == 4
     assert point["cluster"] == {
-        "tp": 4, "dp": 1, "pp": 1, "vpp": 1, "cp": 1, "ranks_per_node": 2,
+        "tp": 4, "dp": 1, "pp": 1, "vpp": 1, "cp": 1, "ep": 1, "etp": 0, "ranks_per_node": 2,
         "ranks_per_domain": 0, "cuda_graph": True, "power_cap_w": 0, "clock_mhz": 0,
     }  # fmt: skip
 

@@ -44,6 +44,10 @@ def test_attention() -> None:
 def test_every_preset_has_its_shapes() -> None:
     shapes = preset_shapes()
     for model in MODELS.values():
-        assert ("forward", model.qkv_size, model.hidden_size) in shapes
+        if model.q_lora_rank:
+            queries = model.num_attention_heads * model.head_dim, model.q_lora_rank
+        else:
+            queries = model.qkv_size, model.hidden_size
+        assert ("forward", *queries) in shapes
         heads = (model.num_attention_heads, model.num_key_value_heads)
         assert ("forward", *heads, model.head_dim, True) in shapes
