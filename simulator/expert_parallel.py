@@ -19,6 +19,15 @@ def check_experts(model: ModelSpec, workload: Workload, cluster: ClusterSpec) ->
     if not model.num_experts:
         _refuse_without_experts(model, workload, cluster)
         return
+    if workload.data_parallel == "fsdp":
+        raise InputError(
+            "--data-parallel fsdp with experts is not simulated; use distributed-optimizer."
+        )
+    if workload.recompute == "per-op":
+        raise InputError(
+            "--recompute per-op chooses among ops of dense layers; with experts use --recompute "
+            "none, selective or full."
+        )
     require_divisible("num_experts", model.num_experts, "ep", cluster.ep)
     require_divisible(
         "moe_intermediate_size", model.moe_intermediate_size,

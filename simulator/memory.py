@@ -45,7 +45,8 @@ MAIN_BYTES: Final = 4
 class Memory(NamedTuple):
     """Bytes of one rank at its peak. ``optimizer``: main parameters and Adam's moments;
     ``activations``: all values of the schedule but logits; ``buffers``: workspaces of the library
-    and of the plan's strategy.
+    and of the plan's strategy; ``experts``: parameters, gradients and optimizer state of routed
+    experts, which the first three leave out.
     These are allocated bytes: what is reserved beside them is in ``simulator/usable.py``."""
 
     parameters: int
@@ -54,6 +55,7 @@ class Memory(NamedTuple):
     activations: int = 0
     logits: int = 0
     buffers: int = 0
+    experts: int = 0
 
 
 class Live(NamedTuple):
@@ -72,11 +74,13 @@ def held_parameters(case: Case, shapes: Shapes) -> Memory:
         gathered = shapes.edge_parameters + GATHERED_LAYERS * shapes.layer_parameters
         parameters = min(parameters, gathered)
         gradients = shapes.optimizer_parameters + shapes.layer_parameters
+    routed, updated = shapes.held.experts, shapes.optimizer_experts
     return Memory(
-        parameters=parameters * element + _quantized_bytes(shapes),
-        gradients=gradients * shapes.grad_bytes,
-        optimizer=shapes.optimizer_parameters * (main + MOMENT_BYTES),
+        parameters=(parameters - routed) * element + _quantized_bytes(shapes),
+        gradients=(gradients - routed) * shapes.grad_bytes,
+        optimizer=(shapes.optimizer_parameters - updated) * (main + MOMENT_BYTES),
         buffers=_buffer_bytes(case, shapes),
+        experts=routed * (element + shapes.grad_bytes) + updated * (main + MOMENT_BYTES),
     )
 
 

@@ -264,8 +264,13 @@ class Shapes:
         """Parameters that this rank's optimizer updates."""
         if not self.shards_optimizer:
             return self.rank_parameters
-        rest = math.ceil(self.held.rest / self.cluster.replicas)
-        return rest + math.ceil(self.held.experts / self.cluster.expert_replicas)
+        return math.ceil(self.held.rest / self.cluster.replicas) + self.optimizer_experts
+
+    @cached_property
+    def optimizer_experts(self) -> int:
+        """Those of them that are of routed experts."""
+        replicas = self.cluster.expert_replicas if self.shards_optimizer else 1
+        return math.ceil(self.held.experts / replicas)
 
     def dp_group(self, *, experts: bool) -> tuple[int, int]:
         """Return the (domains, ranks on each) of the ranks that hold the same parameters."""

@@ -289,7 +289,11 @@ def _variant(case: Case, label: str, run: Played, peak: Memory) -> Variant:
         idle_ms=(sums.makespan_ns - sums.compute_ns - sums.exposed_ns) * MS_PER_NS,
         hidden_comm_fraction=hidden,
         peak_memory_gib=sum(peak) / GIB,
-        memory_gib={name: size / GIB for name, size in peak._asdict().items()},
+        memory_gib={
+            name: size / GIB
+            for name, size in peak._asdict().items()
+            if name != "experts" or case.model.num_experts
+        },
         fits=sum(peak) <= case.memory.usable_bytes,
         fits_chance=case.memory.chance(sum(peak)),
         tokens_per_second=tokens_per_s,
