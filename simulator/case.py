@@ -10,6 +10,7 @@ from simulator.chunks import Chunk, chunks_of_ranks, joined
 from simulator.cost import NO_CHANGES, Changes, CostModel
 from simulator.draws import Draw
 from simulator.errors import InfeasiblePlanError, InputError
+from simulator.host_costs import Hosts, hosts_of
 from simulator.plan import SlicePlan, check_plan_fits
 from simulator.power import PowerSection
 from simulator.profile import Profile
@@ -85,9 +86,16 @@ class Case:
     @cached_property
     def cost(self) -> CostModel:
         """Cost model of the changed machine; cached, so that each look-up is made once."""
-        cost = CostModel(self.profile, changes=self.changes, cuda_graph=self.cluster.cuda_graph)
+        cost = CostModel(
+            self.profile, changes=self.changes, hosts=self._hosts,
+            cuda_graph=self.cluster.cuda_graph,
+        )  # fmt: skip
         told = self.profile.calibration
         return cost.drawn(told.as_draw()) if told else cost
+
+    @property
+    def _hosts(self) -> Hosts | None:
+        return hosts_of(self.workload.implementation.name, self.workload.fp8_recipe)
 
     @property
     def constant_ns(self) -> int:
@@ -105,7 +113,9 @@ class Case:
         """Return the case of another workload, on other ranks of the same machine; look-ups are
         made once for all."""
         assert cluster is None or cluster.cuda_graph == self.cluster.cuda_graph
-        return self._at_this_cost(workload=workload, cluster=cluster or self.cluster)
+        other = self._at_this_cost(workload=workload, cluster=cluster or self.cluster)
+        assert other._hosts == self._hosts
+        return other
 
     def _at_this_cost(self, **changes: Any) -> Case:
         other = replace(self, **changes)

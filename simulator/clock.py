@@ -134,7 +134,7 @@ class Burden:
         """Return each signature, whether it computes, and how often it is played: in the passes
         (False) and in the optimizer's step."""
         split: dict[bool, list[tuple[Signature, bool, int]]] = {False: [], True: []}
-        for (signature, lane, in_step), count in listing_of(self.schedule).counts.items():
+        for (signature, lane, in_step, _), count in listing_of(self.schedule).counts.items():
             split[in_step].append((signature, lane == COMPUTE, count))
         return split
 

@@ -130,7 +130,7 @@ class ClosedForm:
         self._of_kinds: dict[LayerKind, ClosedForm] = {}
         self._stretched: dict[tuple[object, ...], Stretch] = like._stretched if like else {}
         self._layers: dict[tuple[object, ...], Work] = like._layers if like else {}
-        self._prices: dict[tuple[Signature, ...], Price] = like._prices if like else {}
+        self._prices: dict[tuple[tuple[Signature, ...], bool], Price] = like._prices if like else {}
         self._edges: dict[tuple[object, ...], EdgeWork] = {}
         self._steps: dict[tuple[object, ...], tuple[Work, ...]] = {}
         self._micro_edges: dict[tuple[object, ...], tuple[Work, ...]] = (
@@ -140,27 +140,32 @@ class ClosedForm:
             like._slow if like else {}
         )
 
-    def lower_bound_ns(self, plan: SlicePlan) -> int:
+    def lower_bound_ns(self, plan: SlicePlan, idle_ns: float = 0) -> int:
         """Return a bound that is never above ``predict(case, plan).makespan_ns``.
 
-        It is the same for all orders of the same slices but ``intra``.
+        It is the same for all orders of the same slices but ``intra``. ``idle_ns``: in which the
+        device has nothing to do, but its host may be ahead.
         """
         forward, backward = (self.pass_bound(plan, one) for one in PASSES)
         edges, micros = self.edges(plan), self.case.workload.grad_accumulation
         device = micros * (forward.least_ns + backward.least_ns) + edges.micro_ns + edges.step_ns
+        device += idle_ns
         host = micros * (forward.launch_ns + backward.launch_ns)
         return int(max(device, host) * (1 - SAFETY))
 
-    def bounds(self, groups: BoundGroups) -> SpaceBounds:
+    def bounds(self, groups: BoundGroups, idle_ns: Floats | float = 0) -> SpaceBounds:
         """Return ``lower_bound_ns`` and ``drawn_j`` of each plan."""
         passes, micros = self._passes_of(groups), self.case.workload.grad_accumulation
         micro_ns, step_ns, edges_j = self._edges_of(groups)
-        device = micros * passes[:, 0] + micro_ns + step_ns
+        device = micros * passes[:, 0] + micro_ns + step_ns + idle_ns
         lower_ns = np.floor(np.maximum(device, micros * passes[:, 1]) * (1 - SAFETY))
         return SpaceBounds(lower_ns, micros * passes[:, 2] + edges_j)
 
-    quick_bound_ns = coarse_bound_ns = lower_bound_ns
-    """At one clock there is nothing to leave out."""
+    def quick_bound_ns(self, plan: SlicePlan) -> int:
+        """Return ``lower_bound_ns``: at one clock there is nothing to leave out."""
+        return self.lower_bound_ns(plan)
+
+    coarse_bound_ns = quick_bound_ns
 
     def quick_bounds_ns(self, groups: BoundGroups) -> Floats:
         """Return ``quick_bound_ns`` of each plan."""
@@ -327,7 +332,7 @@ class ClosedForm:
                 for one in ways
                 for lane in lanes
             ]
-            price = self._price(ways)
+            price = self._price(ways, replayed=False)
             inline_ns = price.launch_ns * (cost.launch.mode == "inline")
             hiding.append((min(slow for slow, _ in both) / SCALE, price.least_ns + inline_ns))
             slow_comm = min(slow_comm, *(slow / SCALE for _, slow in both))
@@ -360,8 +365,8 @@ class ClosedForm:
         if self.case.workload.recompute == "full":
             waited.add("norm_again")
         inline, ahead = (self.cost.launch.mode == one for one in ("inline", "async"))
-        for fragment, ways, computes, times in recipe.parts:
-            price = self._price(ways)
+        for fragment, ways, computes, replayed, times in recipe.parts:
+            price = self._price(ways, replayed=replayed)
             spent_ns, launched_ns = times * price.least_ns, times * price.launch_ns
             drawn_j += times * price.drawn_j
             launch_ns += launched_ns * ahead
@@ -375,17 +380,17 @@ class ClosedForm:
         last_ns = self.cost.least_ns(recipe.last) if recipe.last else 0
         return Work(families, fragments, comm_ns, gather_ns, last_ns, launch_ns, drawn_j)
 
-    def _price(self, ways: tuple[Signature, ...]) -> Price:
+    def _price(self, ways: tuple[Signature, ...], *, replayed: bool) -> Price:
         """Return the least price of an op that has one of ``ways`` as its signature."""
-        price = self._prices.get(ways)
+        price = self._prices.get((ways, replayed))
         if price is None:
             cost, first = self.cost, ways[0]
             drawn_j = 0.0
             if isinstance(cost, AtClock):
                 drawn_j = min(map(cost.energy_j, ways))
             least_ns = min(map(cost.least_ns, ways))
-            price = Price(least_ns, cost.launch.of(first), drawn_j, first.kind)
-            self._prices[ways] = price
+            price = Price(least_ns, cost.launch.of(first, replayed=replayed), drawn_j, first.kind)
+            self._prices[ways, replayed] = price
         return price
 
     def edges(self, plan: SlicePlan) -> EdgeWork:

@@ -34,7 +34,7 @@ from simulator.kernels.program_arrays import (
     machine_of,
     priced,
 )
-from simulator.op_table import listing_of
+from simulator.op_table import Played, listing_of
 from simulator.ops import Collective, Signature
 from simulator.program import WHOLE, WORK_UNIT, Loop, Program, Step
 from simulator.schedule import COMPUTE, LANES, Schedule
@@ -61,7 +61,7 @@ class Compiled:
         arrays, families = self.arrays, pricing.families
         begins = np.concatenate(([0], np.cumsum([len(own) - 1 for own in families])))
         waits, rows = arrays.waits.tolist(), []
-        for lane, number, launch, room, needs, part, first, last, *idle in arrays.steps.tolist():
+        for lane, number, launch, room, needs, part, first, last, *more in arrays.steps.tolist():
             work, family = (
                 int(pricing.numbers[number, column]) for column in (part, player.FAMILY)
             )
@@ -69,7 +69,7 @@ class Compiled:
             rows.append(Step(
                 lane, work, int(begins[lane]) + family if family else 0,
                 tuple(map(tuple, waits[first:last])), launch, room, needs, part, known,
-                IdleTimes(*idle),
+                IdleTimes(*more[:2]), bool(more[2]),
             ))  # fmt: skip
         leaves = [
             Loop(body=tuple(rows[first:last]), count=count)
@@ -134,10 +134,12 @@ class _Compiler:
         needs = [self._needs(one.signature) for one in played]
         least = min({one for one in needs if one}, default=OPEN)
         rows, numbers, waves = [], [], []
-        for (signature, lane, _), needed in zip(played, needs, strict=True):
-            made = compiled.get((signature, least))
+        for one, needed in zip(played, needs, strict=True):
+            signature, lane, _, replayed = one
+            made = compiled.get((signature, replayed, least))
             if made is None:
-                made = compiled[signature, least] = self._made(signature, needed, least)
+                made = self._made(one, needed, least)
+                compiled[signature, replayed, least] = made
             own = self.families[lane]
             family = own.setdefault(made.family, len(own))
             rows.append((*made.row, family))
@@ -147,12 +149,12 @@ class _Compiler:
         self.pricing_rows = np.array(numbers, np.int64).reshape(-1, player.NUMBER_COLUMNS)
         self.waves = np.array(waves, np.int64)
 
-    def _made(self, signature: Signature, needed: int, least: int) -> _Made:
+    def _made(self, played: Played, needed: int, least: int) -> _Made:
         """Return a signature's rows; cache them for each machine. ``least``: the fewest SMs that a
         collective of the schedule needs."""
-        cost, launch = self.cost, self.cost.launch
+        cost, launch, signature = self.cost, self.cost.launch, played.signature
         duration_ns, idle = cost.awake_ns(signature), cost.idle_times(signature)
-        launch_ns = launch.of(signature) if launch.mode != "none" else 0
+        launch_ns = launch.of(signature, replayed=played.replayed) if launch.mode != "none" else 0
         inline_ns = launch_ns if launch.mode == "inline" else 0
         if isinstance(signature, Collective):  # an awake lane needs no launch
             idle = idle._replace(wake_ns=idle.wake_ns + inline_ns)
@@ -161,7 +163,15 @@ class _Compiler:
         count, room = room_beside(signature, cost.contention, least)
         first_ns = duration_ns * (count - 1) // count
         return _Made(
-            row=(launch_ns, room, needed, first_ns > 0, *idle, duration_ns),
+            row=(
+                launch_ns,
+                room,
+                needed,
+                first_ns > 0,
+                *idle,
+                duration_ns,
+                launch.stops(signature),
+            ),
             works=tuple(
                 part * WORK_UNIT for part in (duration_ns, first_ns, duration_ns - first_ns)
             ),

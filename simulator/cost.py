@@ -19,13 +19,14 @@ from simulator.draws import NOMINAL, Draw, family_of
 from simulator.errors import InputError, ProfileError
 from simulator.estimate import SOURCE_OF, Estimate, Source
 from simulator.idle_lane import NO_TIMES, IdleTimes
-from simulator.launch import launch_of
+from simulator.launch import NO_LAUNCH, launch_of
 from simulator.lookup.expected import TILE_FUSED
 from simulator.lookup.fused import SM_COUNT, gathered_us, scattered_us
 from simulator.ops import Attention, Collective, Fused, Gemm, Pointwise, Signature
 from simulator.units import S_PER_NS
 
 if TYPE_CHECKING:
+    from simulator.host_costs import Hosts
     from simulator.lookup.attention import AttentionTable
     from simulator.lookup.collectives import CollectiveTable
     from simulator.lookup.gemm import GemmTable
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 # further than a rate of the GPU: from NVLink to gigabit Ethernet is 1 / 4000.
 LEAST_FACTORS: Final[dict[str, float]] = {
     "link_bandwidth": 1e-5, "gpu_flops": 1e-3, "memory_bandwidth": 1e-3,
+    "host_speed": 1e-3,
 }  # fmt: skip
 MOST_FACTOR: Final = 1e3
 
@@ -48,8 +50,9 @@ class Changes:
     """What-if multipliers of the machine: 2.0 doubles a rate (or a latency); 1.0 changes nothing.
 
     ``contention`` scales the excess of every slowdown over 1; 0.0 turns contention off.
-    ``compute_speed`` is the speed of all compute ops and of the launch costs inside them
-    (``inline``). Raise InputError for a factor out of range.
+    ``host_speed``: of the host's Python and launches. ``compute_speed`` is the speed of all compute
+    ops and of the launch costs inside them (``inline``). Raise InputError for a factor out of
+    range.
     """
 
     link_bandwidth: float = 1.0
@@ -57,6 +60,7 @@ class Changes:
     gpu_flops: float = 1.0
     memory_bandwidth: float = 1.0
     contention: float = 1.0
+    host_speed: float = 1.0
     compute_speed: float = 1.0
 
     def __post_init__(self) -> None:
@@ -88,7 +92,8 @@ SECTION_OF: Final[dict[str, str]] = {
 class CostModel:
     """Durations, contention and launch costs of one profile under one set of changes.
 
-    ``clock_mhz``: the GPU's clock; 0 for the durations as they were timed. ``compiled``: what
+    ``hosts``: what the job's implementation spends on its host; None: what the profile's launches
+    take. ``clock_mhz``: the GPU's clock; 0 for the durations as they were timed. ``compiled``: what
     ``simulator.compiler`` made of signatures. Raise
     MissingSectionError if an op needs a section that the profile lacks.
     """
@@ -100,6 +105,7 @@ class CostModel:
         profile: Profile,
         *,
         changes: Changes = NO_CHANGES,
+        hosts: Hosts | None = None,
         cuda_graph: bool = False,
     ) -> None:
         self.profile = profile
@@ -113,7 +119,9 @@ class CostModel:
         self.compiled: dict[object, Any] = {}
         fit = _contention_fit(profile)
         self.contention = Contention(fit, strength=changes.contention)
-        self.launch = launch_of(profile, cuda_graph, changes.compute_speed)
+        self.launch = NO_LAUNCH if cuda_graph else launch_of(
+            profile, hosts, compute_speed=changes.compute_speed, host_speed=changes.host_speed
+        )  # fmt: skip
         self.skew = profile.skew.fit if profile.skew else None
         self.resume = profile.resume.fit if profile.resume else None
         self.idle_lane = profile.collectives.idle_lane if profile.collectives else None

@@ -249,6 +249,8 @@ class Edges:
         sums_bytes = 2 * tokens * LOSS_BYTES
         logits_bytes = tokens * self._vocab() * s.element
         signature = self._loss("cross_entropy_sum", row, logits_bytes, sums_bytes)
+        if s.workload.implementation.check_for_nan_in_grad and row == s.plan.row_slices - 1:
+            signature = signature._replace(awaited=True)
         reads = (self._loss_input(row), f.reduced_ref(0, f"s{row}.loss.max"))
         sums = f.op("loss.sum", row, signature, reads, f"s{row}.loss.sum", sums_bytes)
         return f.reduced(sums, sums_bytes, "fp32")

@@ -88,6 +88,7 @@ class _Engine:
         self.depth = program.queue_depth
         self.compute_ends: list[int] = []
         self.compute_issued = 0
+        self.held = 0  # the compute op that the host waits for
         self.issue_times: list[int] = []
         self.order = program.launch_order
         self.ready_at = [0] * len(self.steps)
@@ -206,7 +207,8 @@ class _Engine:
         """Return the time (ns) at which the host issues an op. All compute before it must be done.
 
         The host needs no process, because nothing happens at its times unless a lane waits for one
-        of them. At most ``depth`` compute ops are issued and not done.
+        of them. At most ``depth`` compute ops are issued and not done, and none
+        after one that stops the host.
         """
         times = self.issue_times
         if len(times) <= index:
@@ -219,6 +221,10 @@ class _Engine:
         ends, depth = self.compute_ends, self.depth
         for index in range(len(times), len(self.steps)):
             step = self.steps[index]
+            if step.part != REST and self.held:
+                if self.held > len(ends):
+                    return
+                now, self.held = max(now, ends[self.held - 1]), 0
             if step.lane == COMPUTE and step.part != REST:
                 freed = self.compute_issued - depth
                 if freed >= len(ends):
@@ -228,6 +234,8 @@ class _Engine:
                 self.compute_issued += 1
             now += step.launch_ns
             times.append(now)
+            if step.stops:
+                self.held = self.compute_issued
 
     # Work in flight -----------------------------------------------------------------------------
 

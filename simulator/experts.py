@@ -20,6 +20,8 @@ token_dispatcher.py):
 The shared expert runs before the tokens are sent, and in backward after their gradients came back;
 with ``moe_shared_expert_overlap`` while they are on their way.
 
+No token is dropped, so hosts copy the counts of tokens and wait for them, but with ``hybridep``.
+
 Ranks that share an expert (``etp``) then gather the rows of all of them, and scatter sums.
 """
 
@@ -29,7 +31,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from simulator.issue_order import Token
-from simulator.ops import Collective, CollectiveKind
+from simulator.ops import Collective, CollectiveKind, Pointwise
 from simulator.quantized import Quantized
 from simulator.schedule import EP, OpTemplate, Ref
 from simulator.shapes import Shapes
@@ -215,8 +217,8 @@ def _norm(t: Quantized, row: int, _: int) -> Ops:
         f"{base}.router", scores, weights=("w.mlp.router",),
     )  # fmt: skip
     choice = t.op(
-        "mlp.topk", row, s.pointwise("moe_router", scores, scores + chosen), router.writes,
-        f"{base}.topk", scores + chosen,
+        "mlp.topk", row, _counted(s, s.pointwise("moe_router", scores, scores + chosen)),
+        router.writes, f"{base}.topk", scores + chosen,
     )  # fmt: skip
     sent = _Way(t, row).there("dispatch", norm.writes[0], f"{base}.in")
     if sent:
@@ -225,6 +227,11 @@ def _norm(t: Quantized, row: int, _: int) -> Ops:
     if s.workload.moe_shared_expert_overlap:
         return [norm, router, choice, *sent, *shared]
     return [norm, *shared, router, choice, *sent]
+
+
+def _counted(s: Shapes, choice: Pointwise) -> Pointwise:
+    """Return the choice of experts, whose counts a host copies and waits for."""
+    return choice._replace(awaited=s.workload.moe_dispatcher != "hybridep")
 
 
 def _fc1(t: Quantized, row: int, _: int) -> Ops:

@@ -32,11 +32,13 @@ LOGITS: Final = (".logits", ".uncapped")
 
 
 class Played(NamedTuple):
-    """A signature where it is played: on a lane, and whether in the optimizer's step."""
+    """A signature where it is played: on a lane, whether in the optimizer's step, and whether by a
+    graph of a part of a layer."""
 
     signature: Signature
     lane: int
     in_step: bool
+    replayed: bool = False
 
 
 class _Value(NamedTuple):
@@ -94,7 +96,7 @@ class OpTable:
 
     def _enter(self, template: OpTemplate, sizes: Mapping[str, int]) -> None:
         role = template.role
-        played = Played(template.signature, template.lane, role.startswith(STEP))
+        played = Played(template.signature, template.lane, role.startswith(STEP), template.replayed)
         number = self._played.setdefault(played, len(self.played))
         if number == len(self.played):
             self.played.append(played)

@@ -114,7 +114,8 @@ class Pointwise(NamedTuple):
     """A named memory-bound op, with the bytes that it reads and writes.
 
     ``pieces``: number of column pieces of one operand. ``kernels``: how many do it one by one; the
-    bytes are those of all.
+    bytes are those of all. ``awaited``: the host issues nothing more until it is done, since it
+    reads a number of the result.
     """
 
     name: str
@@ -123,6 +124,7 @@ class Pointwise(NamedTuple):
     dtype: str = "bf16"
     pieces: int = 1
     kernels: int = 1
+    awaited: bool = False
 
     @property
     def kind(self) -> Literal["pointwise"]:

@@ -33,7 +33,7 @@ class Step(NamedTuple):
     from waiting for later ranks or because they are kept free, or takes none. ``part``: FIRST of a
     compute op in two steps, or REST, which follows it at once; else WHOLE. ``number``: that of its
     signature in the program, -1 for a wait. ``idle``: what a collective saves and pays after its
-    lane idled."""
+    lane idled. ``stops``: the host issues nothing more until a compute op is done."""
 
     lane: int
     work: int
@@ -45,6 +45,7 @@ class Step(NamedTuple):
     part: int = WHOLE
     number: int = -1
     idle: IdleTimes = NO_TIMES
+    stops: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,11 +38,13 @@ from simulator.windows import windows
 
 
 class Part(NamedTuple):
-    """``times`` ops of a fragment with one of ``ways`` as their signature."""
+    """``times`` ops of a fragment with one of ``ways`` as their signature; ``replayed``: by a graph
+    of a part of the layer."""
 
     fragment: str
     ways: tuple[Signature, ...]
     computes: bool
+    replayed: bool
     times: int
 
 
@@ -227,14 +229,14 @@ class Recipes:
         return [(alike[0], len(alike)) for alike in kinds.values()]
 
     def _recipe(self, plan: SlicePlan, ops: Iterable[tuple[str, OpTemplate, int]]) -> Recipe:
-        counts: Counter[tuple[str, tuple[Signature, ...], bool]] = Counter()
+        counts: Counter[tuple[str, tuple[Signature, ...], bool, bool]] = Counter()
         last: Signature | None = None
         # What may run beside the lane that is counted adds nothing for sure.
         beside = (CP, TP) if self.case.shapes(plan).moves_experts_most else (CP, EP)
         for fragment, op, times in ops:
             if op.lane in beside:
                 continue
-            counts[fragment, self._ways(plan, op), op.lane == COMPUTE] += times
+            counts[fragment, self._ways(plan, op), op.lane == COMPUTE, op.replayed] += times
             if op.lane != COMPUTE:
                 last = op.signature
         return Recipe(tuple(Part(*key, count) for key, count in counts.items()), last)

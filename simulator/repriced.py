@@ -7,7 +7,7 @@ effects that only CPU hosts have, it is compiled anew.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -26,14 +26,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+NEVER_NS: Final = -(1 << 60)
+"""``held_ns`` of what does not stop its host."""
+
+
 def repriced(schedule: Schedule, cost: CostModel) -> Repriced:
     """Return ``schedule``, compiled for machines like that of ``cost``; it is compiled once for all
     whose launches and admission of collectives are the same."""
     if _is_host(cost):
         return Repriced(schedule, cost)
-    launch = cost.launch
-    costs = tuple(launch.cost_ns.items())
-    key = launch.mode, costs, launch.queue_depth, cost.contention.admission
+    key = cost.launch.key, cost.contention.admission
     found = schedule.programs.get(key)
     if found is None:
         found = schedule.programs[key] = Repriced(schedule, cost)
@@ -44,6 +46,18 @@ def _is_host(cost: CostModel) -> bool:
     """Return whether the machine has effects that only CPU hosts have: they change a program's
     steps, not only their durations."""
     return (cost.skew, cost.resume, cost.idle_lane) != (None, None, None)
+
+
+class Led(NamedTuple):
+    """``totals``: of a play behind a host that is far ahead. ``late_ns``: the play's time if the
+    host begins with it, and ``issued_ns`` when that has issued all; ``held_ns``: when it has at the
+    earliest after the play begins. ``computes``: compute ops."""
+
+    totals: Totals
+    late_ns: int
+    issued_ns: int
+    held_ns: int
+    computes: int
 
 
 class Repriced:
@@ -66,6 +80,14 @@ class Repriced:
         """Return the sums of a play on the machine of ``cost``."""
         arrays, pricing = self.arrays(cost)
         return Totals.of(arrays.play(pricing))
+
+    def led(self, cost: CostModel) -> Led:
+        """Return a play behind a host that is far ahead, and what it is if the host begins with
+        the device."""
+        arrays, pricing = self.arrays(cost)
+        led, late = arrays.play(pricing, led=True), arrays.play(pricing)
+        held_ns = led.issued_ns if arrays.stops else NEVER_NS
+        return Led(Totals.of(led), late.sums[0], late.issued_ns, held_ns, arrays.computes)
 
     def arrays(self, cost: CostModel) -> tuple[ProgramArrays, Pricing]:
         """Return the program as arrays, and its pricing on the machine of ``cost``."""

@@ -37,7 +37,8 @@ class Ref(NamedTuple):
 
 
 class OpTemplate(NamedTuple):
-    """One op of a repeated pattern. ``offset`` counts layers from the repetition's first layer."""
+    """One op of a repeated pattern. ``offset`` counts layers from the repetition's first layer.
+    ``replayed``: it is in a CUDA graph of a part of the layer."""
 
     role: str
     slice: int
@@ -48,6 +49,7 @@ class OpTemplate(NamedTuple):
     writes: tuple[Ref, ...]
     weights: tuple[str, ...] = ()
     piece: int = -1
+    replayed: bool = False
 
     def shifted(self, layers: int) -> OpTemplate:
         """Return the same op, ``layers`` layers later in the pass."""

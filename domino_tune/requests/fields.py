@@ -102,6 +102,9 @@ class JobFields(Request):
         "Type of activations and weights (default bf16).")] = None  # fmt: skip
     cuda_graph: Annotated[bool, machine(
         "Launches take no time, as under CUDA graphs.")] = False  # fmt: skip
+    cuda_graph_scope: Annotated[Text | None, job(
+        "Parts of layers that CUDA graphs replay: attn, moe_router, moe_preprocess (default none).",
+        metavar="A,B", rare=True)] = None  # fmt: skip
     power_cap: Annotated[Text | None, machine(
         "Power limit that the GPUs are set to (default the profile's); it decides their clock.",
         metavar="WATTS")] = None  # fmt: skip

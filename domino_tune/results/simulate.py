@@ -206,7 +206,9 @@ def workload_line(model: ModelSpec, workload: Workload, cluster: ClusterSpec, pr
         workload.implementation.label,
         *(["multimem collectives"] if workload.tp_collectives == "multimem" else []),
     ]  # fmt: skip
-    return ", ".join([*parts, *(["CUDA graphs"] if cluster.cuda_graph else [])])
+    scopes = [f"CUDA graphs of {' and '.join(workload.cuda_graph_scope)}"]
+    graphs = ["CUDA graphs"] if cluster.cuda_graph else scopes * bool(workload.cuda_graph_scope)
+    return ", ".join([*parts, *graphs])
 
 
 def _experts(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> list[str]:

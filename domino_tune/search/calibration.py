@@ -300,7 +300,7 @@ def _prior_widths(runs: Sequence[MeasuredRun]) -> dict[str, float]:
     laws = [run.case.power for run in runs if run.case.power is not None]
     for run in runs:
         found = played(run.case, run.plan)
-        for (signature, _, _), count in listing_of(found.schedule).counts.items():
+        for (signature, *_), count in listing_of(found.schedule).counts.items():
             for one in signature if isinstance(signature, Fused) else (signature,):
                 part, estimate = part_of[family_of(one)], found.cost.estimate(one)
                 spent[part] += count * estimate.duration_us

@@ -337,6 +337,8 @@ def _workload(
     given["implementation"] = _implementation(request, old, profile)
     if request.pp_layers is not None:
         given["pp_layers"] = _layer_counts(request.pp_layers)
+    if request.cuda_graph_scope is not None:
+        given["cuda_graph_scope"] = graph_scopes(request.cuda_graph_scope)
     given |= how_tokens_move(request)
     check_collectives(profile, request.tp_collectives or (old.tp_collectives if old else "nccl"))
     if old is not None:
@@ -454,6 +456,11 @@ def how_tokens_move(request: JobFields) -> dict[str, Any]:
     if request.moe_imbalance is not None:
         given["moe_imbalance"] = moe_imbalance("--moe-imbalance", request.moe_imbalance)
     return given
+
+
+def graph_scopes(text: str) -> tuple[str, ...]:
+    """Return the scopes of ``attn,moe_router``; none of an empty text."""
+    return tuple(scope.strip() for scope in text.split(",")) if text else ()
 
 
 def moe_imbalance(name: str, text: str) -> float:

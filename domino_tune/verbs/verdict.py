@@ -248,7 +248,7 @@ def _own_shares(found: Played, share_per_ns: float) -> dict[Signature, float]:
     """Return how much the own error of each signature moves the logarithm of the time."""
     spent = {
         signature: count * found.cost.duration_ns(signature)
-        for (signature, _, _), count in listing_of(found.schedule).counts.items()
+        for (signature, *_), count in listing_of(found.schedule).counts.items()
     }
     return {
         signature: OWN_SHARE * found.cost.estimate(signature).error * time_ns * share_per_ns

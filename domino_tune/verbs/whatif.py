@@ -87,6 +87,12 @@ def _peak_flops(case: Case) -> float:
     return rates[dtype] * 1e12
 
 
+def _host_speed(case: Case, text: str) -> Case:
+    factor = parse_quantity("host_speed", text, ("factor",)).value
+    changes = replace(case.changes, host_speed=case.changes.host_speed * factor)
+    return replace(case, changes=changes)
+
+
 def _contention(case: Case, text: str) -> Case:
     try:
         factor = 0.0 if text == "off" else parse_quantity("contention", text, ("factor",)).value
@@ -133,6 +139,12 @@ def _cuda_graph(case: Case, text: str) -> Case:
     return replace(case, cluster=replace(case.cluster, cuda_graph=text == "on"))
 
 
+def _cuda_graph_scope(case: Case, text: str) -> Case:
+    """Set the parts of layers that graphs replay, as in ``attn+moe_router``, or ``none``."""
+    scopes: Any = () if text == "none" else tuple(text.split("+"))
+    return replace(case, workload=replace(case.workload, cuda_graph_scope=scopes))
+
+
 def _fp8_recipe(case: Case, text: str) -> Case:
     changes: dict[str, Any] = {"fp8_recipe": text}
     if text == "none":
@@ -177,6 +189,7 @@ KEYS: Final[dict[str, Apply]] = {
     "micro_batch_size": _workload("micro_batch_size"),
     "seq_length": _workload("seq_length"),
     "cuda_graph": _cuda_graph,
+    "cuda_graph_scope": _cuda_graph_scope,
     "fp8_recipe": _fp8_recipe,
     "ep": _ep,
     "moe_dispatcher": _moe_dispatcher,
@@ -189,6 +202,7 @@ KEYS: Final[dict[str, Apply]] = {
     "memory_bandwidth": _machine(
         "memory_bandwidth", "bytes/s", lambda s: s.profile.machine.memory_bandwidth_gb_s * 1e9
     ),
+    "host_speed": _host_speed,
     "contention": _contention,
 }
 """Changes by name, in the order in which they are made. The machine's come last: their values with

@@ -17,6 +17,7 @@ from lab.bench.cases import interval, recorded, time_ms
 from lab.bench.runs import rows
 from lab.verdict import at_most, check_table, equal, reported
 from simulator.case import Case
+from simulator.graphs import GRAPH_SCOPES
 from simulator.implementation import IMPLEMENTATIONS
 from simulator.peak import peak_bytes
 from simulator.plan import MEGATRON
@@ -106,6 +107,10 @@ def _predicted(case: Case) -> tuple[float, float, float]:
     return time_ms(case, MEGATRON), found.low_ns / middle_ns, found.high_ns / middle_ns
 
 
+def _scopes(text: str) -> tuple[str, ...]:
+    return tuple(one for one in text.rstrip("?").split("+") if one in GRAPH_SCOPES)
+
+
 def _case(row: Line) -> Case:
     """Return a row of NVIDIA's tables as a case, with what its recipe sets."""
     profile, model = load_profile(PROFILES[row["gpu"]]), MODELS[PRESETS[row["model"]]]
@@ -121,6 +126,7 @@ def _case(row: Line) -> Case:
     told: dict[str, Any] = {
         "fp8_recipe": RECIPES[row["precision"]],
         "moe_dispatcher": row["moe_dispatcher"],
+        "cuda_graph_scope": _scopes(row["cuda_graph_scope"]),
         "fp8_param_gather": row["fp8_param_gather"] == "yes" and row["precision"] != "BF16",
         "grad_dtype": "bf16" if row["grad_reduce_in_fp32"] == "no" else "fp32",
     }

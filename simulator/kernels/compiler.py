@@ -44,6 +44,7 @@ from simulator.kernels.player import (
     REST,
     ROOM,
     SAVED,
+    STOPS,
     WAITS,
     WAITS_END,
     WAKE,
@@ -54,8 +55,8 @@ from simulator.kernels.player import (
 Array = Any
 
 # Columns of signatures.
-N_LAUNCH, N_ROOM, N_NEEDS, N_IN_TWO, N_SAVED, N_WAKE, N_TIME, N_FAMILY = range(8)
-SIGNATURE_COLUMNS: Final = 8
+N_LAUNCH, N_ROOM, N_NEEDS, N_IN_TWO, N_SAVED, N_WAKE, N_TIME, N_STOPS, N_FAMILY = range(9)
+SIGNATURE_COLUMNS: Final = 9
 
 # Entries of ``s``: what was issued and waited for, the lengths of the tables, and the skew's count.
 S_LANES, S_LOWEST, S_STEPS, S_WAITS, S_LEAVES, S_LATE, S_SKEWS, S_SPLITS, S_OPEN = range(9)
@@ -192,7 +193,7 @@ def add_step(
     steps[at, LANE], steps[at, NUMBER], steps[at, LAUNCH] = lane, number, launch
     steps[at, ROOM], steps[at, NEEDS], steps[at, PART] = room, needs, part
     steps[at, WAITS] = steps[at, WAITS_END] = s[S_WAITS]
-    steps[at, SAVED] = steps[at, WAKE] = 0
+    steps[at, SAVED] = steps[at, WAKE] = steps[at, STOPS] = 0
     return int(at)
 
 
@@ -261,10 +262,12 @@ def add_op(
         launch, needs, room = 0, 0, s[S_OPEN]
     if signatures[number, N_IN_TWO]:
         at = add_step(s, steps, lane, number, launch, 0, 1, FIRST)
-        add_step(s, steps, lane, number, 0, room, 1, REST)
+        last = add_step(s, steps, lane, number, 0, room, 1, REST)
     else:
         at = add_step(s, steps, lane, number, launch, room, needs, WHOLE)
         steps[at, SAVED], steps[at, WAKE] = signatures[number, N_SAVED], signatures[number, N_WAKE]
+        last = at
+    steps[last, STOPS] = signatures[number, N_STOPS]
     steps[at, WAITS] = first_wait
     return wrong
 

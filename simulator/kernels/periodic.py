@@ -4,11 +4,11 @@ At the end of each repetition of a loop the whole state is taken relative to now
 before, whole periods are added up instead of played. The devices' state then repeats after a period
 of T ns and P compute ops, in which the host spends H ns. (a) If no op waited for the host in the
 period, H <= T and depth >= 2P, no op ever will: the host's lead grows by T - H in each period, and
-the queue frees places a whole period before they are needed. (b) If ops did wait for the host, its
-lead over the device is the same as a period before, and depth >= P, everything repeats. (c)
-Everything also repeats if the lead and all ends in the queue are the same. This is checked for
-micro-batches, which are longer than the queue. In all other cases nothing is skipped. The result is
-the same to the nanosecond.
+the queue frees places a whole period before they are needed. (b) If ops did wait for the host or
+one stopped it, its lead over the device is the same as a period before, and depth >= P, everything
+repeats. (c) Everything also repeats if the lead and all ends in the queue are the same. This is
+checked for micro-batches, which are longer than the queue. In all other cases nothing is skipped.
+The result is the same to the nanosecond.
 
 The first entries of ``s`` are sums that a skipped period adds to. A mark is a copy of it in
 ``heap``, followed by what must repeat.
@@ -55,6 +55,7 @@ from simulator.kernels.player import (
     RING,
     RING_END,
     RUNS,
+    STOPS,
     STUCK,
     SUMS,
     TAIL,
@@ -162,24 +163,26 @@ def same_host(c: Array, s: Array, ends: Array, heap: Array, at: int) -> int:
 @kernel("i2 i2 i i i i1")
 def launches(steps: Array, leaves: Array, leaf: int, leaf_end: int, one: int, found: Array) -> int:
     """Put into ``found`` the compute ops and the launch costs of the leaves; ``one`` counts each
-    leaf once."""
-    found[0] = found[1] = 0
+    leaf once. Return whether one of them stops the host."""
+    found[0] = found[1] = stops = 0
     for number in range(leaf, leaf_end):
         computes = cost = 0
         for index in range(leaves[number, LEAF], leaves[number, LEAF_END]):
             if steps[index, PART] != REST:
                 cost += steps[index, LAUNCH]
                 computes += steps[index, LANE] == 0
+            stops |= steps[index, STOPS]
         times = 1 if one else leaves[number, COUNT]
         found[0] += times * computes
         found[1] += times * cost
-    return 0
+    return int(stops)
 
 
-@kernel("i1 i2 i2 i1 i1 i1 i i i i i i i")
+@kernel("i1 i2 i2 i1 i1 i1 i i i i i i i i")
 def skip_host(
     c: Array, steps: Array, leaves: Array, s: Array, ends: Array, scratch: Array,
     leaf: int, leaf_end: int, one: int, period: int, count: int, times: int, elapsed: int,
+    stops: int,
 ) -> int:  # fmt: skip
     """Advance the host by ``times`` more periods of ``period`` repetitions, of ``count`` compute
     ops that end ``elapsed`` later each.
@@ -204,8 +207,15 @@ def skip_host(
                             if steps[index, LANE] == 0:
                                 ended(c, s, ends, scratch[position] + number * elapsed)
                                 position += 1
+                        if steps[index, STOPS]:
+                            s[HOST] = max(s[HOST], scratch[position - 1] + number * elapsed)
     rest = times - played
     if rest == 0:
+        return 0
+    if stops:
+        s[HOST] += rest * elapsed
+        for index in range(s[RING], s[RING_END]):
+            ends[index % depth] += rest * elapsed
         return 0
     whole, part = depth // count, depth % count
     latest, left, position = s[HOST] + rest * cost, cost, 0
@@ -238,16 +248,16 @@ def skip(
     if times == 0:
         return 0
     elapsed = s[NOW] - heap[at + M_NOW]
-    computes = same = 0
+    computes = same = stops = 0
     if c[C_DEPTH] != 0:
-        launches(steps, leaves, leaf, leaf_end, one, scratch)
+        stops = launches(steps, leaves, leaf, leaf_end, one, scratch)
         computes, cost = period * scratch[0], period * scratch[1]
         same = same_host(c, s, ends, heap, at)
         if not same:
             lead = s[HOST] - heap[at + M_HOST]
             if computes == 0:
                 return 0
-            if s[BINDINGS] == heap[at + M_BINDINGS]:
+            if s[BINDINGS] == heap[at + M_BINDINGS] and not stops:
                 if cost > elapsed or c[C_DEPTH] < 2 * computes:
                     return 0
             elif lead != elapsed or c[C_DEPTH] < computes:
@@ -268,7 +278,7 @@ def skip(
     elif c[C_DEPTH] != 0:
         skip_host(
             c, steps, leaves, s, ends, scratch, leaf, leaf_end, one, period, computes, times,
-            elapsed,
+            elapsed, stops,
         )  # fmt: skip
     s[NOW] += later
     s[BUSY_UNTIL] = s[NOW]
@@ -310,9 +320,10 @@ def play_program(
     rates: Array, curve: Array, s: Array, queue: Array, ends: Array, heap: Array,
     scratch: Array, spans: Array,
 ) -> int:  # fmt: skip
-    """Play a program from the start, with ``s`` all zero; return PLAYED, NO_ROOM if the queues
-    are too short, or STUCK if compute waits for an op that is never issued. ``spans``, if it has
-    rows, receives the start and end of each step, lane by lane; then nothing may be skipped."""
+    """Play a program from the start, with ``s`` all zero but the host's lead; return PLAYED,
+    NO_ROOM if the queues are too short, or STUCK if compute waits for an op that is never issued.
+    ``spans``, if it has rows, receives the start and end of each step, lane by lane; then nothing
+    may be skipped."""
     for lane in range(LANES):
         s[MOVED_UNTIL + lane] = LONG_AGO
     for part in range(parts.shape[0]):

@@ -14,17 +14,20 @@ UNKNOWN: Final = -1
 
 # Columns of tasks, messages, the spans of gathers and tasks, what is known of a message, and ranks.
 DURATION_NS, READS, SENDS, FIRST_GATHER_NS, GATHERS_NS, BUCKETS_AT, BUCKETS = range(7)
+LATE_NS, ISSUED_NS, HELD_NS, BEHIND = range(7, 11)
+TASK_COLUMNS: Final = 11
 MESSAGE_NS, LINK, SENDER, RECEIVER = range(4)
 START, END, GATHERED, ALL_GATHERED = range(4)
 SENT, AWAITED, STARTED, ARRIVED = range(4)
-NEXT, FREE, POSTED, LANE_FREE, QUEUED = range(5)
+NEXT, FREE, POSTED, LANE_FREE, QUEUED, HOST, WAITED = range(7)
+RANK_COLUMNS: Final = 7
 
 
 @kernel("i1 i2 i2 i2 i")
 def gather_parameters(first: Array, tasks: Array, spans: Array, ranks: Array, rank: int) -> int:
     """Set a rank to its beginning; gather the parameters of its tasks, one after the other."""
     ranks[rank, NEXT] = first[rank]
-    ranks[rank, FREE] = ranks[rank, POSTED] = 0
+    ranks[rank, FREE] = ranks[rank, POSTED] = ranks[rank, HOST] = ranks[rank, WAITED] = 0
     lane_free = 0
     for index in range(first[rank], first[rank + 1]):
         spans[index, GATHERED] = spans[index, ALL_GATHERED] = 0
@@ -62,11 +65,18 @@ def play_task(
     tasks: Array, buckets: Array, spans: Array, ranks: Array, rank: int, index: int, start: int
 ) -> int:
     """Play a task from ``start`` on; put its buckets on the rank's data-parallel lane."""
-    duration = tasks[index, DURATION_NS]
-    end = start + duration
-    if tasks[index, FIRST_GATHER_NS] >= 0:
+    gathers = tasks[index, FIRST_GATHER_NS] >= 0
+    if gathers:
         start = max(start, spans[index, GATHERED])
-        end = max(start + duration, spans[index, ALL_GATHERED])
+    host = ranks[rank, HOST]
+    if tasks[index, BEHIND] >= 0:
+        host = max(host, spans[tasks[index, BEHIND], END])
+    duration = max(tasks[index, DURATION_NS], host + tasks[index, LATE_NS] - start)
+    ranks[rank, WAITED] += duration - tasks[index, DURATION_NS]
+    ranks[rank, HOST] = max(host + tasks[index, ISSUED_NS], start + tasks[index, HELD_NS])
+    end = start + duration
+    if gathers:
+        end = max(end, spans[index, ALL_GATHERED])
     spans[index, START], spans[index, END] = start, end
     ranks[rank, FREE] = end
     count = tasks[index, BUCKETS]

@@ -24,7 +24,8 @@ a step is rounded up to whole ns. Both engines use this rule, so they agree to t
 
 Host. h(i) = max(h(i - 1), end of compute op number c - depth) + cost(i), for compute op number c.
 ``depth`` is the length of CUDA's launch queue, one per stream. Comm streams hold fewer ops than the
-compute stream, so their queues never fill.
+compute stream, so their queues never fill. After an op that ``stops`` it, the host issues nothing
+until that is done.
 
 Everything about a moment is in ``s``. Loops, and what need not be played of them, are in
 ``kernels.periodic``.
@@ -42,8 +43,8 @@ Array = Any
 LANES: Final = 5
 
 # Columns of a program's arrays.
-LANE, NUMBER, LAUNCH, ROOM, NEEDS, PART, WAITS, WAITS_END, SAVED, WAKE = range(10)
-STEP_COLUMNS: Final = 10
+LANE, NUMBER, LAUNCH, ROOM, NEEDS, PART, WAITS, WAITS_END, SAVED, WAKE, STOPS = range(11)
+STEP_COLUMNS: Final = 11
 WHOLE, FIRST, REST, FAMILY = range(4)
 NUMBER_COLUMNS: Final = 4
 LEAF, LEAF_END, COUNT = range(3)
@@ -294,6 +295,14 @@ def ended(c: Array, s: Array, ends: Array, at: int) -> int:
     return 0
 
 
+@kernel("i1 i")
+def stop(s: Array, stops: int) -> int:
+    """Let the host wait for the compute op that has ended, if that ``stops`` it."""
+    if stops and s[HOST] < s[NOW]:
+        s[HOST] = s[NOW]
+    return 0
+
+
 @kernel("i1 i2 i2 i2 i1 f2 i1 i3 i1 i2 i i")
 def play_leaf(
     c: Array, steps: Array, waits: Array, numbers: Array, rates: Array, curve: Array,
@@ -306,6 +315,7 @@ def play_leaf(
         if part == REST:
             run(c, s, queue, rates, spans, curve, work, family, steps[index, ROOM], -1)
             ended(c, s, ends, s[NOW])
+            stop(s, steps[index, STOPS])
             continue
         issued = issue(c, s, ends, lane, steps[index, LAUNCH])
         if lane != 0:
@@ -342,4 +352,5 @@ def play_leaf(
         run(c, s, queue, rates, spans, curve, work, family, steps[index, ROOM], before)
         if part != FIRST:
             ended(c, s, ends, s[NOW])
+            stop(s, steps[index, STOPS])
     return PLAYED

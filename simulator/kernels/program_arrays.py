@@ -54,10 +54,12 @@ class Pricing(NamedTuple):
 
 
 class State(NamedTuple):
-    """What the player ended with, in ns: makespan, compute, comm and exposed, and of each lane."""
+    """What the player ended with, in ns: makespan, compute, comm and exposed, of each lane, and
+    when the host had issued all."""
 
     sums: tuple[int, int, int, int]
     lane_ns: tuple[int, ...]
+    issued_ns: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,14 +77,16 @@ class ProgramArrays:
     counts: Floats
     lanes_of: tuple[int, ...]
 
-    def play(self, pricing: Pricing, *, shortcut: bool = True) -> State:
-        """Return the sums of a play. Raise InputError if times could leave 64 bits."""
-        state = self._play(pricing, shortcut, np.empty((0, 2), np.int64))
+    def play(self, pricing: Pricing, *, shortcut: bool = True, led: bool = False) -> State:
+        """Return the sums of a play; ``led``: behind a host that had issued all before, where
+        nothing stops it. Raise InputError if times could leave 64 bits."""
+        state = self._play(pricing, shortcut, np.empty((0, 2), np.int64), led=led)
         lanes = int(self.config[player.C_LANES])
         compute_ns, comm_ns, exposed_ns = state[:3].tolist()
         return State(
             (int(state[player.NOW]), compute_ns, comm_ns, exposed_ns),
             tuple(state[player.LANE_NS : player.LANE_NS + lanes].tolist()),
+            int(state[player.HOST]),
         )
 
     def record(self, pricing: Pricing) -> tuple[list[int], list[int]]:
@@ -112,9 +116,22 @@ class ProgramArrays:
             rows += [np.tile(np.arange(a, b), times) for a, b, times in leaves] * count
         return np.concatenate(rows) if rows else np.empty(0, np.int64)
 
-    def _play(self, pricing: Pricing, shortcut: bool, spans: Ints) -> Ints:
+    @cached_property
+    def stops(self) -> bool:
+        """Whether an op stops the host."""
+        return bool(self.steps[:, player.STOPS].any())
+
+    @cached_property
+    def computes(self) -> int:
+        """The number of compute ops."""
+        counted = (self.steps[:, player.LANE] == 0) & (self.steps[:, player.PART] != player.REST)
+        return int(self.counts[counted].sum())
+
+    def _play(self, pricing: Pricing, shortcut: bool, spans: Ints, *, led: bool = False) -> Ints:
         self._check_size(pricing)
         config = self.config.copy()
+        if led and not self.stops:
+            config[player.C_DEPTH] = 0
         config[player.C_SHORTCUT] = shortcut
         config[player.C_ROWS : player.C_ROWS + len(pricing.families)] = pricing.rows
         depth = int(config[player.C_DEPTH])
@@ -122,6 +139,7 @@ class ProgramArrays:
         heap, queued = np.empty(MARKED, np.int64), 64
         while True:
             state = np.zeros(player.S_SIZE, np.int64)
+            state[player.HOST] = -int(self._plays[1]) if led else 0
             queue = np.empty((player.LANES, queued, player.QUEUE_COLUMNS), np.int64)
             status = call(
                 "play_program", config, self.steps, self.waits, self.leaves, self.parts,

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -20,10 +21,10 @@ from simulator.ops import Collective
 from simulator.optimizer_step import WORLD_NORM, summed_gradients, update
 from simulator.ordering import order_of
 from simulator.pipeline.orders import Action
-from simulator.pipeline.program import PipelineProgram
-from simulator.pipeline.wires import Wiring, wiring
+from simulator.pipeline.program import PipelineProgram, hosts_lead, no_hosts, sends_beside
+from simulator.pipeline.wires import Ints, Wiring, wiring
 from simulator.plan import SlicePlan
-from simulator.repriced import repriced
+from simulator.repriced import Led, repriced
 from simulator.schedule import OpTemplate, Repeat, Schedule, Segment
 from simulator.shapes import Held, Shapes
 from simulator.templates import Templates
@@ -238,22 +239,26 @@ class PipelineBuilder:
     pieces: Pieces
     cost: CostModel
     _played: dict[int, Totals] = field(default_factory=dict)
+    _led: dict[Piece, Led] = field(default_factory=dict)
+
+    @property
+    def leads(self) -> bool:
+        """Whether hosts may be passes ahead."""
+        return hosts_lead(self.pieces.whole.workload, self.cost)
 
     def program(self) -> PipelineProgram:
         """Return the pipeline's program."""
-        work, cluster = self.pieces.whole.workload, self.pieces.whole.cluster
-        overlaps = work.overlap_p2p or work.pp_schedule == "zero-bubble"
+        cluster, overlaps = self.pieces.whole.cluster, sends_beside(self.pieces.whole.workload)
         wires, pieces = self.pieces.wires, self.pieces
-        kinds_ns = [
-            self.played(pieces.piece(rank, action)).makespan_ns
-            for rank, action in wires.kinds.firsts
-        ]
+        kinds = [pieces.piece(rank, action) for rank, action in wires.kinds.firsts]
+        kinds_ns = [self.played(piece).makespan_ns for piece in kinds]
         between_ns = np.array([self._message_ns(lower) for lower in range(cluster.pp)], np.int64)
         steps = [self.step(rank) for rank in range(cluster.pp)]
         return PipelineProgram(
             wires=wires,
             durations_ns=np.array(kinds_ns, np.int64)[wires.kinds.of_task],
             message_ns=between_ns[wires.links[:, 3]],
+            hosts=self._hosts(kinds),
             gathers_ns=_some(
                 {one.task: self._gathers_ns(one.rank, one.chunk) for one in wires.starting}
             ),
@@ -268,8 +273,31 @@ class PipelineBuilder:
         )
 
     def played(self, piece: Piece) -> Totals:
-        """Return the sums of a pass that is played alone."""
+        """Return the sums of a pass that is played alone, behind its host where that leads."""
+        if self.leads:
+            return self.led(piece).totals
         return self._alone(self.pieces.schedule(piece))
+
+    def led(self, piece: Piece) -> Led:
+        """Return a pass that is played alone behind its host, and the host's times."""
+        if piece not in self._led:
+            schedule = self.pieces.schedule(piece)
+            self._led[piece] = repriced(schedule, self.cost).led(self.cost)
+        return self._led[piece]
+
+    def _hosts(self, kinds: list[Piece]) -> Ints:
+        """Return the hosts' times of all tasks, as ``PipelineProgram`` has them."""
+        wires = self.pieces.wires
+        if not self.leads:
+            return no_hosts(len(wires.kinds.of_task))
+        led = [self.led(piece) for piece in kinds]
+        times = np.array([(one.late_ns, one.issued_ns, one.held_ns) for one in led], np.int64)
+        computes = np.array([one.computes for one in led], np.int64)[wires.kinds.of_task]
+        behind = [
+            _behind(computes[low:high], self.cost.launch.queue_depth, low)
+            for low, high in pairwise(wires.first.tolist())
+        ]
+        return np.column_stack([times[wires.kinds.of_task], np.concatenate(behind)])
 
     def step(self, rank: int) -> list[Totals]:
         """Return the sums of a rank's way to the norm over all ranks, and from there on."""
@@ -331,6 +359,14 @@ def each_ns(cost: CostModel, collective: Callable[..., Collective], held: Held) 
     duration_ns = cost.duration_ns
     experts_ns = duration_ns(collective(held.experts, experts=True)) if held.experts else 0
     return experts_ns + (duration_ns(collective(held.rest)) if held.rest else 0)
+
+
+def _behind(computes: Ints, depth: int, first: int) -> Ints:
+    """Return for each task of a rank the number of the latest one that must be done before the
+    queue has room for it; the rank's tasks begin at ``first``."""
+    ended = np.cumsum(computes)
+    latest = np.searchsorted(ended, ended - computes - depth, side="right") - 1
+    return np.where(latest >= 0, latest + first, -1)
 
 
 def _some(found: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:

@@ -17,6 +17,7 @@ from simulator.case import Case
 from simulator.closed_form import ClosedForm, EdgeWork, Floats, SpaceBounds
 from simulator.cost import CostModel
 from simulator.pipeline.build import each_ns
+from simulator.pipeline.program import hosts_lead
 from simulator.plan import SlicePlan
 from simulator.recipes import Recipes
 from simulator.shapes import Shapes
@@ -37,15 +38,21 @@ class PipelineForm:
         self.rank = ClosedForm(case.busiest, cost, recipes, like)
         self._kinds = tuple(kinds(case.model, case.workload))
         self._summed: dict[bool, int] = {}
+        self._leads = hosts_lead(case.workload, self.rank.cost)
         self._layers_before = sum(chunks[0].layers for chunks in case.chunks[: case.busiest_rank])
 
     def lower_bound_ns(self, plan: SlicePlan) -> int:
         """Return a bound that is never above ``predict(case, plan).makespan_ns``."""
-        return self.rank.lower_bound_ns(plan) + int(self._fill_ns(plan))
+        fill_ns = int(self._fill_ns(plan))
+        if self._leads:
+            return self.rank.lower_bound_ns(plan, fill_ns)
+        return self.rank.lower_bound_ns(plan) + fill_ns
 
     def bounds(self, groups: BoundGroups) -> SpaceBounds:
         """Return ``lower_bound_ns`` and ``drawn_j`` of each plan."""
         fill_ns = np.array([int(self._fill_ns(plan)) for plan in groups.plans], np.float64)
+        if self._leads:
+            return self.rank.bounds(groups, fill_ns)
         rank = self.rank.bounds(groups)
         return SpaceBounds(rank.lower_ns + fill_ns, rank.drawn_j)
 

@@ -24,6 +24,7 @@ def play(program: PipelineProgram) -> PipelineRun:
         tuple(engine.message_spans),
         tuple(engine.gradients_at),
         int(engine.env.now),
+        tuple(engine.waited_ns),
     )
 
 
@@ -40,6 +41,7 @@ class _Engine:
         self.links = [simpy.Resource(env) for _ in range(program.links)]
         self.lanes = [simpy.Resource(env) for _ in ranks]
         self.gradients_at = [0] * len(ranks)
+        self.waited_ns = [0] * len(ranks)
 
     def iteration(self) -> _Process:
         """Play all ranks, then the optimizer's step."""
@@ -62,6 +64,8 @@ class _Engine:
         env, tasks = self.env, self.program.ranks[rank]
         gathers = [[self._on_lane(rank, ns) for ns in task.gathers_ns] for task in tasks]
         sums: list[simpy.Event] = []
+        host = 0
+        first = self.program.numbers(rank).start
         for index, (task, gathered) in enumerate(zip(tasks, gathers, strict=True)):
             self._post(task)
             if task.reads >= 0:
@@ -69,6 +73,12 @@ class _Engine:
             if gathered:
                 yield gathered[0]
             start = int(env.now)
+            if task.behind >= 0:
+                host = max(host, self.spans[rank][task.behind - first][1])
+            late_ns = max(0, host + task.late_ns - start - task.duration_ns)
+            self.waited_ns[rank] += late_ns
+            host = max(host + task.issued_ns, start + task.held_ns)
+            task = task._replace(duration_ns=task.duration_ns + late_ns)
             sums += [self._bucket(rank, task, number) for number in range(len(task.buckets_ns))]
             yield env.timeout(task.duration_ns)
             yield simpy.AllOf(env, gathered)

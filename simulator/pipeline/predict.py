@@ -142,7 +142,8 @@ def _times_of(rank: int, found: PlayedPipeline) -> RankTimes:
     sums += [(one, 1) for one in builder.step(rank)]
     messages = _waits(program, run, rank)
     played = sum(end - start for start, end in spans)
-    replicas = played - int(program.durations_ns[numbers.start : numbers.stop].sum())
+    waited = run.waited_ns[rank]
+    replicas = played - waited - int(program.durations_ns[numbers.start : numbers.stop].sum())
     replicas += run.gradients_at[rank] - spans[-1][1] + _late_starts(program, run, rank)
     replicas += program.tied_ns if rank in (0, len(program.wires.ranks) - 1) else 0
     on_lane = (program.gathers_ns, program.buckets_ns)
@@ -153,7 +154,7 @@ def _times_of(rank: int, found: PlayedPipeline) -> RankTimes:
         comm_ns=sum(one.comm_ns * count for one, count in sums) + max(lane, replicas) + messages,
         exposed_ns=sum(one.exposed_ns * count for one, count in sums) + replicas + messages,
         messages_ns=messages,
-        bubble_ns=max(0, run.makespan_ns - alone - replicas - messages),
+        bubble_ns=max(0, run.makespan_ns - alone - replicas - messages - waited),
     )
 
 

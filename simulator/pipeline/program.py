@@ -8,6 +8,11 @@ rank's next task starts after its message has arrived.
 A rank's data-parallel lane is FIFO: first the gathers of parameters, then the sums of gradients. A
 task starts when the first gather of its chunk is done, and ends after the last one. The buckets of
 a task become ready at equal distances in it, the last one at its end.
+
+A rank's host goes through the tasks by itself, ahead of the device, and begins one when it has
+issued those before it, and its queue has room. A task ends no sooner than ``late_ns`` after its
+host began it, and the host has issued it ``issued_ns`` after it began, but, where the device stops
+it, no sooner than ``held_ns`` after the task's start.
 """
 
 from __future__ import annotations
@@ -17,8 +22,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+
+from simulator.cost import CostModel
 from simulator.pipeline.orders import Action
 from simulator.pipeline.wires import Ints, Wiring
+from simulator.repriced import NEVER_NS
+from simulator.specs import Workload
 
 
 class Message(NamedTuple):
@@ -31,10 +41,12 @@ class Message(NamedTuple):
 
 
 class Task(NamedTuple):
-    """One action and its time alone. ``reads``, ``sends``: numbers of messages, −1 for none.
+    """One action and its time alone, behind a host far ahead. ``reads``, ``sends``: numbers of
+    messages, −1 for none.
 
     ``gathers_ns``: of the parameters that it needs first; ``buckets_ns``: of gradients that it
-    completes.
+    completes. ``late_ns``, ``issued_ns``, ``held_ns``: as in the module's docstring. ``behind``:
+    number of the task that must be done before the host's queue has room for this one, −1 for none.
     """
 
     action: Action
@@ -43,14 +55,20 @@ class Task(NamedTuple):
     sends: int = -1
     gathers_ns: tuple[int, ...] = ()
     buckets_ns: tuple[int, ...] = ()
+    late_ns: int = 0
+    issued_ns: int = 0
+    held_ns: int = NEVER_NS
+    behind: int = -1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PipelineProgram:
     """The tasks of each rank, and the messages between them, over ``wires``, which number them.
 
-    ``durations_ns``, ``message_ns``: of each task and message. ``gathers_ns``, ``buckets_ns``: of
-    the tasks that have some. ``rendezvous``, ``blocking``: as in the module's docstring.
+    ``durations_ns``, ``message_ns``: of each task and message. ``hosts``: ``late_ns``,
+    ``issued_ns``, ``held_ns`` and ``behind`` of each task, a row a task. ``gathers_ns``,
+    ``buckets_ns``: of the tasks that have some. ``rendezvous``, ``blocking``: as in the module's
+    docstring.
     ``summed_ns``: each rank's way from its last gradient to the norm's sum over all ranks.
     ``tied_ns``: the sum of a tied table's gradient between the first and the last rank, before it.
     ``updated_ns``: each rank's way from there to its new parameters.
@@ -59,6 +77,7 @@ class PipelineProgram:
     wires: Wiring
     durations_ns: Ints
     message_ns: Ints
+    hosts: Ints
     gathers_ns: Mapping[int, tuple[int, ...]]
     buckets_ns: Mapping[int, tuple[int, ...]]
     rendezvous: bool
@@ -83,6 +102,7 @@ class PipelineProgram:
             Task(
                 one.action, int(self.durations_ns[number]), one.reads, one.sends,
                 self.gathers_ns.get(number, ()), self.buckets_ns.get(number, ()),
+                *self.hosts[number].tolist(),
             )
             for number, one in zip(self.numbers(rank), self.wires.ranks[rank], strict=True)
         )  # fmt: skip
@@ -110,11 +130,28 @@ class PipelineProgram:
         return max(ready) + max(self.updated_ns)
 
 
+def sends_beside(workload: Workload) -> bool:
+    """Return whether messages run beside compute, and no host waits for one."""
+    return workload.overlap_p2p or workload.pp_schedule == "zero-bubble"
+
+
+def hosts_lead(workload: Workload, cost: CostModel) -> bool:
+    """Return whether hosts may be passes ahead of their devices."""
+    return sends_beside(workload) and cost.launch.mode == "async"
+
+
+def no_hosts(tasks: int) -> Ints:
+    """Return ``hosts`` of so many tasks that wait for none."""
+    return np.tile(np.array((0, 0, NEVER_NS, -1), np.int64), (tasks, 1))
+
+
 class PipelineRun(NamedTuple):
     """Times of a played program, in ns: (start, end) of each task of each rank, of each message,
-    and when each rank's gradients are summed."""
+    and when each rank's gradients are summed; ``waited_ns``: by how much each rank's host makes its
+    tasks longer."""
 
     tasks: tuple[tuple[tuple[int, int], ...], ...]
     messages: tuple[tuple[int, int], ...]
     gradients_at: tuple[int, ...]
     makespan_ns: int
+    waited_ns: tuple[int, ...]

@@ -24,6 +24,7 @@ def play(program: PipelineProgram) -> PipelineRun:
         tuple(map(tuple, made.over[:, [columns.STARTED, columns.ARRIVED]].tolist())),
         tuple(ends),
         program.step_end(ends),
+        tuple(made.state[:, columns.WAITED].tolist()),
     )
 
 
@@ -45,7 +46,7 @@ def _play(program: PipelineProgram) -> _Made:
     count, ranks = len(tasks), len(wires.ranks)
     messages = np.column_stack([program.message_ns, wires.links[:, :3]])
     spans, over = np.zeros((count, 4), np.int64), np.zeros((len(messages), 4), np.int64)
-    state, queue = np.zeros((ranks, 5), np.int64), np.zeros(ranks, np.int64)
+    state, queue = np.zeros((ranks, columns.RANK_COLUMNS), np.int64), np.zeros(ranks, np.int64)
     played = call(
         "play_pipeline", wires.first, tasks, buckets, messages, int(program.blocking),
         int(program.rendezvous), spans, over, state, np.zeros(program.links, np.int64), queue,
@@ -57,10 +58,11 @@ def _play(program: PipelineProgram) -> _Made:
 
 def _tasks_of(program: PipelineProgram) -> tuple[Ints, Ints]:
     """Return the rows of all tasks, and the buckets of all."""
-    tasks = np.zeros((len(program.durations_ns), 7), np.int64)
+    tasks = np.zeros((len(program.durations_ns), columns.TASK_COLUMNS), np.int64)
     tasks[:, columns.DURATION_NS] = program.durations_ns
     tasks[:, [columns.READS, columns.SENDS]] = program.wires.ends
     tasks[:, columns.FIRST_GATHER_NS] = columns.UNKNOWN
+    tasks[:, [columns.LATE_NS, columns.ISSUED_NS, columns.HELD_NS, columns.BEHIND]] = program.hosts
     for number, gathers_ns in program.gathers_ns.items():
         tasks[number, columns.FIRST_GATHER_NS] = gathers_ns[0]
         tasks[number, columns.GATHERS_NS] = sum(gathers_ns)
@@ -87,7 +89,7 @@ def _ends(program: PipelineProgram, made: _Made) -> list[int]:
     """Return when each rank has its gradients."""
     first, sends = program.wires.first, program.wires.ends[:, 1]
     ends = []
-    for rank, (_, free, _, lane_free, _) in enumerate(made.state.tolist()):
+    for rank, (_, free, _, lane_free, *_) in enumerate(made.state.tolist()):
         sent = int(sends[first[rank + 1] - 1]) if program.blocking else -1
         arrived = int(made.over[sent, columns.ARRIVED]) if sent >= 0 else 0
         ends.append(max(free, lane_free, arrived))

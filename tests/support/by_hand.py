@@ -85,7 +85,7 @@ class _Lines:
         self.parts.append((first, len(self.leaves), count))
 
     def _add_step(self, step: Step) -> None:
-        lane, work, family, waits, launch_ns, room, needs, part, number, idle = step
+        lane, work, family, waits, launch_ns, room, needs, part, number, idle, stops = step
         if number < 0:  # a wait for later ranks has no signature
             number = self.rows.setdefault((work, family, lane), len(self.numbers))
             if number == len(self.numbers):
@@ -98,7 +98,7 @@ class _Lines:
         begin = len(self.waits)
         self.waits += waits
         self.steps.append(
-            (lane, number, launch_ns, room, needs, part, begin, len(self.waits), *idle)
+            (lane, number, launch_ns, room, needs, part, begin, len(self.waits), *idle, stops)
         )
 
     def arrays(self) -> ProgramArrays:

@@ -163,7 +163,7 @@ def serial_sum_is_above_the_makespan(built: Built) -> None:
     calm = built.calm
     cost = calm.case.cost
     serial = sum(cost.duration_ns(op.signature) for op in calm.ops)
-    launches = sum(cost.launch.cost_ns.get(op.signature.kind, 0) for op in calm.ops)
+    launches = sum(cost.launch.of(op.signature) for op in calm.ops)
     assert calm.timeline.makespan_ns <= serial + launches
 
 

@@ -4,7 +4,8 @@ It knows names and lanes only, and shares no code with the program compiler or t
 starts at the latest end of its predecessors:
 - the op issued before it on its lane (FIFO);
 - a compute op: whatever it reads; a collective: every compute op issued before it;
-- the host, which issues the ops one by one and at most ``queue_depth`` compute ops ahead.
+- the host, which issues the ops one by one, at most ``queue_depth`` compute ops ahead, and none
+  before an op that it awaits is done.
 
 A compute op after a wait takes longer, by its part of the wait's cost. A collective ends no sooner
 than its duration, plus the saving of an idle link, after the last one of its lane; ``idle`` holds
@@ -87,6 +88,8 @@ def list_schedule(
         placed.append(Placed(start, end_ns))
         if op.lane == ON_COMPUTE:
             compute_ends.append(placed[-1].end_ns)
+            if getattr(op.signature, "awaited", False):
+                host_ns = max(host_ns, placed[-1].end_ns)
     return placed
 
 

@@ -101,6 +101,7 @@ def random_steps(rng: random.Random, count: int, lanes: int, launch_ns: int) -> 
     steps: list[Step] = []
     issued = [0] * lanes
     waited = [0] * lanes
+    stops = rng.random() < 0.4
     for _ in range(count):
         cost = rng.randint(0, launch_ns)
         if lanes > 1 and rng.random() < 0.4:
@@ -127,7 +128,7 @@ def random_steps(rng: random.Random, count: int, lanes: int, launch_ns: int) -> 
                 waits.append((lane, issued[lane] - waited[lane]))
         whole = Step(
             0, rng.randint(1, 300) * WORK_UNIT, rng.choice(COMPUTE_FAMILIES), tuple(waits), cost,
-            rng.choice((0, 1, 4, 16, OPEN, OPEN)),
+            rng.choice((0, 1, 4, 16, OPEN, OPEN)), stops=stops and rng.random() < 0.15,
         )  # fmt: skip
         steps += _in_two(rng, whole) if rng.random() < 0.4 else [whole]
     return tuple(steps)
@@ -137,7 +138,7 @@ def _in_two(rng: random.Random, whole: Step) -> list[Step]:
     """An op with full waves and a last one."""
     rest = rng.randint(1, 300) * WORK_UNIT
     return [
-        whole._replace(room=0, part=FIRST),
+        whole._replace(room=0, part=FIRST, stops=False),
         whole._replace(work=rest, waits=(), launch_ns=0, part=REST),
     ]
 

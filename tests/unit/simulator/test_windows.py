@@ -83,7 +83,7 @@ def test_bounds_of_rivals_are_not_above_their_times_and_near_them(machine: str) 
         assert max(bounds_ns) <= time_ns, (seed, plan.label, bounds_ns, time_ns)
         shares.append(bounds_ns[-1] / time_ns)
     assert len(shares) >= 30
-    assert statistics.median(shares) >= 0.85
+    assert statistics.median(shares) >= 0.8
 
 
 def op(name: str, lane: int, *reads: str) -> OpTemplate:

@@ -189,7 +189,12 @@ def test_a_fused_kernel_tells_of_gemms_and_collectives() -> None:
 def test_a_slow_host_is_found_although_nothing_waited_for_it() -> None:
     """The profile's host is so fast that a third more of its costs hardly changes any time."""
     layouts = [
-        {**LAYOUTS[number], "cuda_graph": False, "micro_batch_size": size}
+        {
+            **LAYOUTS[number],
+            "cuda_graph": False,
+            "micro_batch_size": size,
+            "implementation": "domino-tune",
+        }
         for number, size in ((1, 1), (1, 2), (2, 1), (5, 1))
     ]
     for given in layouts:

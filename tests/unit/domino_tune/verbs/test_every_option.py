@@ -29,7 +29,7 @@ JOB: Final[dict[str, Any]] = {
 }  # fmt: skip
 VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "model": ("llama2-7b",), "profile": ("h200-sxm",), "tp": (1, 4), "dp": (2,), "pp": (2,),
-    "ep": (2,), "etp": (1,), "moe_imbalance": ("1.5",),
+    "ep": (2,), "etp": (1,), "moe_imbalance": ("1.5",), "cuda_graph_scope": ("attn",),
     "vpp": (2,), "pp_layers": ("1,3",), "cp": (2,), "nodes": (2,), "seq_length": (512,),
     "micro_batch_size": (1, 3), "grad_accumulation": (1, 3), "power_cap": ("500W",),
     "memory_margin": ("2GiB", "5%", "0"), "clock_mhz": (1500,), "recompute_layers": (2,),
@@ -44,6 +44,7 @@ VALUES: Final[dict[str, tuple[Any, ...]]] = {
 """Values of options that have neither choices nor a switch."""
 _EXPERTS: Final = {"model": "mixtral-8x7b", "tp": 1, "dp": 2, "ep": 2}
 SUITS: Final[dict[str, dict[str, Any]]] = {
+    "cuda_graph_scope": {"implementation": "megatron-te"},
     "ep": _EXPERTS, "etp": _EXPERTS, "moe_dispatcher": _EXPERTS, "moe_imbalance": _EXPERTS,
     "vpp": {"pp": 2}, "pp_layers": {"pp": 2}, "pp_schedule": {"pp": 2}, "cp_comm": {"cp": 2},
     "overlap_p2p": {"pp": 2}, "nodes": {"dp": 2}, "slice_balance": {"slice_dim": "sequence"},

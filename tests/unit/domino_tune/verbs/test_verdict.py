@@ -199,8 +199,9 @@ def test_what_makes_it_unsure_is_what_a_drawn_machine_does() -> None:
 
 @pytest.mark.parametrize("constant_ms", [0.0, 40.0])
 def test_many_micro_batches_are_like_the_first_and_the_last(constant_ms: float) -> None:
-    """The constant of a calibrated iteration does not grow as fewer micro-batches are played."""
-    case = case_of(calibrated(h100(), constant_ms), grad_accumulation=12, dp=2)
+    """The constant of a calibrated iteration does not grow as fewer micro-batches are played. Hosts
+    are left out: how far ahead they are changes from one micro-batch to the next."""
+    case = case_of(calibrated(h100(), constant_ms), grad_accumulation=12, dp=2, cuda_graph=True)
     assert case.constant_ns == 1e6 * constant_ms
     verdict = judged(case)
     largest = list(verdict.unsure)[:3]

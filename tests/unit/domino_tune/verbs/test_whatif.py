@@ -142,7 +142,7 @@ def test_every_key_is_in_the_issues_list() -> None:
     assert set(KEYS) == {
         "link_bandwidth", "link_latency", "gpu_flops", "memory_bandwidth", "tp", "nodes",
         "micro_batch_size", "seq_length", "cuda_graph", "contention", "power_cap", "clock_mhz",
-        "fp8_recipe", "ep", "moe_dispatcher", "moe_imbalance",
+        "fp8_recipe", "ep", "moe_dispatcher", "moe_imbalance", "host_speed", "cuda_graph_scope",
     }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from simulator.pipeline.program import Message, PipelineProgram, Task
 from simulator.pipeline.wires import Wire, Wired, Wiring, wiring
+from simulator.repriced import NEVER_NS
 from simulator.specs import PIPELINE_SCHEDULES, PipelineSchedule
 
 Ranks = tuple[tuple[Task, ...], ...]
@@ -31,6 +32,7 @@ def program(ranks: Ranks, messages: tuple[Message, ...], **rules: Any) -> Pipeli
         wires=wires,
         durations_ns=np.array([task.duration_ns for task in tasks], np.int64),
         message_ns=np.array([one.duration_ns for one in messages], np.int64),
+        hosts=np.array([task[6:] for task in tasks], np.int64).reshape(-1, 4),
         gathers_ns={i: task.gathers_ns for i, task in enumerate(tasks) if task.gathers_ns},
         buckets_ns={i: task.buckets_ns for i, task in enumerate(tasks) if task.buckets_ns},
         **{**usual, **rules},
@@ -62,8 +64,9 @@ def random_program(seed: int) -> PipelineProgram:
     micros = pp * rng.randint(1, 3) if vpp > 1 else rng.randint(1, 9)
     plain = program_of(schedule, pp, vpp, micros, dict.fromkeys("FBW", 1))
     blocking = schedule != "zero-bubble" and rng.random() < 0.6
+    slow = 0 if blocking else rng.choice((0, 30, 90, 140))
     return program(
-        tuple(tuple(_timed(task, rng) for task in tasks) for tasks in plain.ranks),
+        tuple(_timed_rank(number, plain, rng, slow) for number in range(pp)),
         tuple(one._replace(duration_ns=rng.randint(0, 40)) for one in plain.messages),
         blocking=blocking,
         rendezvous=blocking and vpp == 1,
@@ -71,6 +74,24 @@ def random_program(seed: int) -> PipelineProgram:
         updated_ns=tuple(rng.randint(0, 20) for _ in range(pp)),
         tied_ns=rng.choice((0, 7)),
     )
+
+
+def _timed_rank(
+    number: int, plain: PipelineProgram, rng: random.Random, slow: int
+) -> tuple[Task, ...]:
+    """A rank's tasks; ``slow``: the most ns in which its host issues one, 0 without hosts."""
+    first, tasks = plain.numbers(number).start, []
+    for index, task in enumerate(plain.ranks[number]):
+        timed = _timed(task, rng)
+        if slow:
+            issued_ns = rng.randint(0, slow)
+            timed = timed._replace(
+                late_ns=max(timed.duration_ns, issued_ns) + rng.randint(0, 9), issued_ns=issued_ns,
+                held_ns=rng.choice((NEVER_NS, rng.randint(0, timed.duration_ns))),
+                behind=rng.choice((-1, first + rng.randrange(index))) if index else -1,
+            )  # fmt: skip
+        tasks.append(timed)
+    return tuple(tasks)
 
 
 def _timed(task: Task, rng: random.Random) -> Task:

@@ -54,6 +54,27 @@ def test_messages_wait_for_receivers_and_senders_for_messages(
     assert run.tasks[0][1] == second
 
 
+def test_a_host_ahead_hides_what_it_takes_and_one_that_is_stopped_does_not() -> None:
+    """Of three tasks, each issued in 8 ns and ending 12 ns after that begins, on a device that
+    needs 10: the second is behind a host that is 2 ns ahead."""
+    led = Task(Action("F", 0, 0), 10, late_ns=12, issued_ns=8)
+
+    def spans(*tasks: Task) -> tuple[tuple[int, int], ...]:
+        made = program((tasks,), ())
+        run = recurrence.play(made)
+        assert engine.play(made) == run
+        assert run.waited_ns == (run.makespan_ns - 10 * len(tasks),)
+        return run.tasks[0]
+
+    assert spans(led, led, led) == ((0, 12), (12, 22), (22, 32))
+    held = led._replace(held_ns=9)
+    assert spans(led, held, led) == ((0, 12), (12, 22), (22, 33))
+    full = led._replace(behind=1)
+    assert spans(led, led, full) == ((0, 12), (12, 22), (22, 34))
+    slow = led._replace(issued_ns=11, late_ns=13)
+    assert spans(slow, slow, slow) == ((0, 13), (13, 24), (24, 35))
+
+
 def test_messages_of_a_link_go_one_after_the_other() -> None:
     program = program_of("gpipe", 2, 1, 3, {"F": 10, "B": 10}, message_ns=25)
     run = recurrence.play(program)

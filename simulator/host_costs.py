@@ -1,0 +1,171 @@
+"""What hosts spend on an op beside its launches: Python, by implementation and kind of op.
+
+Layers were run on CPU tensors of a few elements, forward and backward, so that little but Python
+was left, on one machine (``here``):
+
+- megatron-core 0.16.1's with its own linears: 0.44 ms forward, 0.38 ms backward; with experts one
+  after the other 0.53 and 0.15 ms more, and 0.08 ms an expert each way (2 and 16 of them);
+- Megatron-LM's of 2022 (``lab.bench.host_job``);
+- Hugging Face's Llama: 0.17 and 0.24 ms; with PyTorch's DTensor, over one rank, 1.35 and 1.96 ms.
+
+From each module's time 1.5 us were taken off for each op that PyTorch dispatched: on a GPU that is
+part of a launch. What a layer does between its modules is with attention's core.
+
+TransformerEngine needs a GPU. Its linear costs 57 us more than PyTorch's on a Grace CPU, on which
+PyTorch's costs 3.6 times what it does here (its issue 2053), and in FP8 more than twice as much as
+in BF16 (issue 761). What it does an expert is counted from its source, with times that are assumed:
+a GEMM, casts, a look at each weight, and a gradient that autograd expects
+(pytorch/module/grouped_linear.py, pytorch/csrc).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from simulator.ops import Attention, Collective, Fused, Gemm, Pointwise, Signature
+from simulator.specs import DTYPE_BYTES
+
+MEAN_HOST: Final = 1.5
+"""Python of a host in the middle, over that of the machine which was timed. Another one took 2.25
+times as long. PyTorch's linear takes 13.5 us on the Xeon of a DGX H100, 1.5 times what it would
+here, and 33 us on Grace (TransformerEngine's issue 2053)."""
+HOST_ERROR: Final = 0.5
+"""Of it and of a launch, relative: one standard error reaches both hosts, and older ones whose
+launches take 18 us are within three."""
+KERNEL_US: Final = MappingProxyType(
+    {"gemm": 6.0, "attention": 10.0, "pointwise": 6.0, "collective": 15.0}
+)
+"""Host time of dispatching and launching a kernel, where a profile knows what our own runtime's ops
+cost, with their Python (assumed, as in bundled profiles)."""
+
+
+REPLAY_US: Final = 1.0
+"""Host time of an op that a graph replays: a graph of a part of a layer has some seven, and a
+replay takes about 10 us on a host in the middle (assumed)."""
+
+
+class HostCost(NamedTuple):
+    """``python_us``: on the machine that was timed. ``kernels``: how many are launched."""
+
+    python_us: float
+    kernels: int = 1
+
+    def plus(self, other: HostCost) -> HostCost:
+        """Return the cost of both."""
+        return HostCost(self.python_us + other.python_us, self.kernels + other.kernels)
+
+    def times(self, count: int) -> HostCost:
+        """Return the cost of ``count`` of them."""
+        return HostCost(self.python_us * count, self.kernels * count)
+
+
+NOTHING: Final = HostCost(0.0, 0)
+_MEGATRON: Final[dict[str, HostCost]] = {
+    "linear_forward": HostCost(22), "linear_dgrad": HostCost(16), "linear_wgrad": HostCost(10),
+    "attention_forward": HostCost(140), "attention_backward": HostCost(70, 3),
+    "pointwise": HostCost(12), "pointwise_bwd": HostCost(8), "collective": HostCost(20),
+    # Of queries and of keys.
+    "rope": HostCost(20, 2), "rope_bwd": HostCost(15, 2),
+    "swiglu": HostCost(20), "gelu": HostCost(20),
+    # Scores, choice, map of tokens, loss of balance (core/transformer/moe/router.py).
+    "moe_router": HostCost(90, 15),
+    # Counts, and what moves tokens (core/transformer/moe/token_dispatcher.py).
+    "moe_permute": HostCost(45, 8), "moe_unpermute": HostCost(25, 4), "moe_sort": HostCost(25, 3),
+    "grouped_forward": HostCost(40, 0), "grouped_dgrad": HostCost(15, 0),
+    "grouped_wgrad": HostCost(10, 0),
+    "expert_forward": HostCost(3), "expert_dgrad": HostCost(2), "expert_wgrad": HostCost(4),
+}  # fmt: skip
+_TABLES: Final[Mapping[str, Mapping[str, HostCost]]] = {
+    # Norms are within the function of the linear behind them.
+    "megatron-te": _MEGATRON | {
+        "layernorm": HostCost(8), "rmsnorm": HostCost(8),
+        "layernorm_bwd": HostCost(8, 2), "rmsnorm_bwd": HostCost(8, 2),
+        "quantized_forward": HostCost(25, 0), "quantized_dgrad": HostCost(15, 0),
+        "quantized_wgrad": HostCost(5, 0),
+        "quantized_expert_forward": HostCost(10, 0), "quantized_expert_dgrad": HostCost(8, 0),
+        "fp8_cast": NOTHING, "fp8_transpose": HostCost(5),
+    },
+    # Views and copies of queries, keys and values are with the softmax; dropout forks random
+    # states.
+    "megatron-2022": _MEGATRON | {
+        "layernorm": HostCost(16), "softmax": HostCost(60, 6), "softmax_bwd": HostCost(15, 6),
+        "dropout": HostCost(30, 3), "copy": HostCost(15, 3),
+        "grouped_forward": NOTHING, "grouped_dgrad": NOTHING, "grouped_wgrad": NOTHING,
+        "expert_forward": HostCost(60, 8), "expert_dgrad": HostCost(45, 8),
+        "expert_wgrad": HostCost(10, 2),
+    },
+    # Two linears in the place of one, three for queries, keys and values. DTensors are laid out
+    # anew at each collective.
+    "torch": {
+        "linear_forward": HostCost(9, 2), "linear_dgrad": HostCost(8, 2),
+        "linear_wgrad": HostCost(8, 2), "attention_forward": HostCost(40),
+        "attention_backward": HostCost(30, 3), "pointwise": HostCost(8),
+        "pointwise_bwd": HostCost(10), "collective": HostCost(290),
+        "expert_forward": HostCost(3), "expert_dgrad": HostCost(2), "expert_wgrad": HostCost(2),
+    },
+}  # fmt: skip
+"""Implementation -> kind of op, or name of a pointwise one -> its cost. ``grouped_…`` are of a
+call, ``expert_…`` of each expert in it; ``quantized_…`` come on top in FP8 and below."""
+_CASTS: Final[Mapping[str, int]] = {
+    "delayed": 1, "tensorwise": 4, "mxfp8": 2, "nvfp4": 4, "blockwise": 1,
+}  # fmt: skip
+"""Recipe -> kernels of a cast. The largest number is found by two, its scale by one more; scales of
+MXFP8 and NVFP4 are brought into cuBLAS's order before each product (TransformerEngine,
+common/recipe, common/cast, pytorch/csrc/quantizer.cpp and extensions/gemm.cpp)."""
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """What an implementation's host does, with linears in a recipe's format."""
+
+    implementation: str
+    fp8_recipe: str
+
+    def of(self, signature: Signature) -> HostCost:
+        """Return the Python and the launches of an op."""
+        if isinstance(signature, Fused):
+            return self._gemm(signature.gemm).plus(self._table["collective"])
+        if isinstance(signature, Gemm):
+            return self._gemm(signature)
+        if isinstance(signature, Attention):
+            return self._table[f"attention_{signature.direction}"]
+        if isinstance(signature, Collective):
+            return self._table["collective"]
+        return self._pointwise(signature)
+
+    @property
+    def _table(self) -> Mapping[str, HostCost]:
+        return _TABLES[self.implementation]
+
+    @property
+    def _casts(self) -> int:
+        return _CASTS.get(self.fp8_recipe, 1)
+
+    def _pointwise(self, op: Pointwise) -> HostCost:
+        usual = "pointwise_bwd" if op.name.endswith("_bwd") else "pointwise"
+        found = self._table.get(op.name, self._table[usual])
+        if op.name == "fp8_cast":
+            return found._replace(kernels=self._casts)
+        return found._replace(kernels=max(op.kernels, found.kernels))
+
+    def _gemm(self, gemm: Gemm) -> HostCost:
+        layout, quantized = gemm.layout, gemm.dtype not in (*DTYPE_BYTES, "tf32")
+        more = self._table.get(f"quantized_{layout}", NOTHING) if quantized else NOTHING
+        if gemm.groups == 1:
+            return self._table[f"linear_{layout}"].plus(more)
+        each = self._table[f"expert_{layout}"]
+        if quantized and layout != "wgrad":
+            each = each.plus(self._table.get(f"quantized_expert_{layout}", NOTHING))
+            each = each.plus(HostCost(0.0, self._casts))
+        call = self._table.get(f"grouped_{layout}", NOTHING).plus(more)
+        return call.plus(each.times(gemm.groups))
+
+
+def hosts_of(implementation: str, fp8_recipe: str) -> Hosts | None:
+    """Return what an implementation's host does; None for our runtime, whose ops are timed whole on
+    each machine."""
+    known = implementation in _TABLES
+    return Hosts(implementation, fp8_recipe) if known else None
