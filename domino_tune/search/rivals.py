@@ -53,7 +53,8 @@ def rival_plans(case: Case) -> dict[str, SlicePlan]:
 
 
 def tuned_rival(case: Case, strategy: str) -> SlicePlan:
-    """Return the plan of a strategy whose GEMMs each have the fastest method, one after the other.
+    """Return the plan of a strategy whose GEMMs each have the fastest method, one after the other,
+    until no other one helps: where the host sets the pace, they depend on each other.
 
     Raise InfeasiblePlanError where the strategy cannot run the workload.
     """
@@ -61,24 +62,32 @@ def tuned_rival(case: Case, strategy: str) -> SlicePlan:
     short = _short(case)
     best_ns = predict(short, plan).makespan_ns
     told: dict[str, str] = {}
-    for gemm in GEMMS:
-        for kind, how in CHOICES[strategy]:
-            if gemm not in gemms_of(kind) or how == RIVALS[strategy][gemm]:
-                continue
-            tried = replace(plan, tp_comm_overlap=_texts({**told, gemm: how.text}))
-            try:
-                tried_ns = predict(short, tried).makespan_ns
-            except InfeasiblePlanError:
-                continue
-            if tried_ns < best_ns:
-                best_ns, told[gemm] = tried_ns, how.text
+    tried, before_ns = {_texts(told)}, best_ns + 1
+    while best_ns < before_ns:
+        before_ns = best_ns
+        for gemm in GEMMS:
+            for how in (one for kind, one in CHOICES[strategy] if gemm in gemms_of(kind)):
+                other = {**told, gemm: how.text}
+                if how == RIVALS[strategy][gemm]:
+                    del other[gemm]
+                if _texts(other) in tried:
+                    continue
+                tried.add(_texts(other))
+                try:
+                    other_ns = predict(
+                        short, replace(plan, tp_comm_overlap=_texts(other))
+                    ).makespan_ns
+                except InfeasiblePlanError:
+                    continue
+                if other_ns < best_ns:
+                    best_ns, told = other_ns, other
     tuned = replace(plan, tp_comm_overlap=_texts(told))
     # What helps a short stack need not help the whole one: its clock is another.
     return min((plan, tuned), key=lambda one: predict(case, one).makespan_ns)
 
 
 def _texts(told: dict[str, str]) -> tuple[str, ...]:
-    return tuple(f"{gemm}={how}" for gemm, how in told.items())
+    return tuple(f"{gemm}={told[gemm]}" for gemm in GEMMS if gemm in told)
 
 
 def _short(case: Case) -> Case:
