@@ -47,6 +47,11 @@ class Case:
         check_shardable(self.model, self.workload, self.cluster)
         check_pipeline(self.model, self.workload, self.cluster)
         check_context(self.model, self.workload, self.cluster)
+        if self.sequence_parallel is False and self.model.num_experts and self.cluster.tp > 1:
+            raise InputError(
+                "Experts need sequence parallelism where tp is above 1, as in Megatron-LM, so that "
+                "no token goes to them twice; leave out --no-sequence-parallel, or use --tp 1."
+            )
         if self.sequence_parallel:
             require_divisible(
                 "With --sequence-parallel, seq_length", self.workload.seq_length,

@@ -130,6 +130,8 @@ class CostModel:
     def estimate(self, signature: Signature) -> Estimate:
         """Return the duration alone on the changed machine; raise ProfileError if it is invalid."""
         estimate = self._estimates.get(signature)
+        if estimate is None and isinstance(signature, Gemm) and signature.looped:
+            estimate = self._estimates[signature] = self.estimate(signature._replace(looped=False))
         if estimate is None:
             estimate = self._as_known(signature, self._estimate(signature))
             if not (math.isfinite(estimate.duration_us) and estimate.duration_us >= 0):

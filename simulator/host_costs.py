@@ -63,6 +63,7 @@ class HostCost(NamedTuple):
 
 
 NOTHING: Final = HostCost(0.0, 0)
+ONE_LAUNCH: Final = HostCost(0.0)
 _MEGATRON: Final[dict[str, HostCost]] = {
     "linear_forward": HostCost(22), "linear_dgrad": HostCost(16), "linear_wgrad": HostCost(10),
     "attention_forward": HostCost(140), "attention_backward": HostCost(70, 3),
@@ -127,13 +128,14 @@ class Hosts:
     def of(self, signature: Signature) -> HostCost:
         """Return the Python and the launches of an op."""
         if isinstance(signature, Fused):
-            return self._gemm(signature.gemm).plus(self._table["collective"])
+            return self._gemm(signature.gemm)
         if isinstance(signature, Gemm):
-            return self._gemm(signature)
+            return ONE_LAUNCH if signature.looped else self._gemm(signature)
         if isinstance(signature, Attention):
             return self._table[f"attention_{signature.direction}"]
         if isinstance(signature, Collective):
-            return self._table["collective"]
+            # Those of userbuffers and of PyTorch's symmetric memory are issued in the GEMM's call.
+            return ONE_LAUNCH if signature.needs_no_room else self._table["collective"]
         return self._pointwise(signature)
 
     @property

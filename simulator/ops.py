@@ -35,6 +35,8 @@ class Gemm(NamedTuple):
     ``bias``: forward adds a bias; wgrad also computes its gradient (column sums of dy).
     ``groups``: so many products of these sizes in one call, each with matrices of its own (those
     of a rank's experts); m of forward and dgrad, and k of wgrad, are the mean rows of an expert.
+    ``looped``: launched in a loop of its library after an earlier chunk of the same product, with
+    no Python of its own; it takes the device as long as any.
     """
 
     m: int
@@ -46,6 +48,7 @@ class Gemm(NamedTuple):
     strides: tuple[int, int, int] = (0, 0, 0)
     bias: bool = False
     groups: int = 1
+    looped: bool = False
 
     @property
     def kind(self) -> Literal["gemm"]:

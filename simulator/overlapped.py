@@ -129,8 +129,9 @@ def _chunk(
     whole = tokens == linear.tokens
     name = linear.write if chunk == 0 else f"{linear.write}.c{chunk}"
     earlier = (Ref(0, linear.write),) if chunk else ()
+    gemm = linear.gemm(tokens)._replace(looped=chunk > 0)
     return t.op(
-        linear.role, linear.row, linear.gemm(tokens), (*reads, *earlier), name,
+        linear.role, linear.row, gemm, (*reads, *earlier), name,
         0 if chunk else linear.size, weights=linear.weights, piece=linear.piece if whole else chunk,
     )  # fmt: skip
 

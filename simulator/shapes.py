@@ -149,7 +149,8 @@ class Shapes:
     def kv_elements(self, row: int, positions: int) -> int:
         """Return this rank's elements of the keys and values of ``positions`` of each sequence of
         slice ``row``."""
-        return self.rows[row] * positions * 2 * self.kv_heads * self.model.head_dim
+        each = self.model.head_dim + self.value_dim
+        return self.rows[row] * positions * self.kv_heads * each
 
     def kv_bytes(self, row: int) -> int:
         """Return the bytes of the keys and values of this rank's tokens of slice ``row``."""

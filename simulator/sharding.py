@@ -162,7 +162,8 @@ def spread_layers(layers: int, stages: int) -> tuple[int, ...]:
 def balanced_layers(model: ModelSpec, stages: int) -> tuple[int, ...]:
     """Return the layers of each virtual stage that make the largest number of multiplications
     smallest, the head's included; () where that is an equal number, or hardly less."""
-    head = model.vocab_size * model.hidden_size / model.linear_parameters
+    further = model.num_nextn_predict_layers
+    head = (1 + further) * model.vocab_size * model.hidden_size / _multiplied(model) + further
     load, counts = [*[1.0] * (stages - 1), 1.0 + head], [1] * stages
     for _ in range(model.num_hidden_layers - stages):
         lightest = min(range(stages), key=load.__getitem__)
@@ -171,6 +172,11 @@ def balanced_layers(model: ModelSpec, stages: int) -> tuple[int, ...]:
     usual = spread_layers(model.num_hidden_layers, stages)
     most = max(*usual, usual[-1] + head)
     return tuple(counts) if max(load) < most * (1 - WORTH) else ()
+
+
+def _multiplied(model: ModelSpec) -> int:
+    """Return the weights of a layer that a token is multiplied by."""
+    return model.active_linear_parameters if model.num_experts else model.linear_parameters
 
 
 def check_context(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> None:

@@ -44,9 +44,11 @@ def frameworks_of(case: Case, best: SimulateResult) -> tuple[RunsThere, ...]:
         for name, one in best.variants.items()
         if name in UNSLICED and one.fits_chance >= SURE and not best.plans[name].sequence_parallel
     ]
+    # Of DeepSpeed's experts nothing is known here.
+    in_deepspeed = [] if case.model.num_experts else [*everywhere, *_own_domino(case)]
     return (
         _runs_there("Megatron-LM", case, best, [*everywhere, *in_megatron]),
-        _runs_there("DeepSpeed", case, best, [*everywhere, *_own_domino(case)]),
+        _runs_there("DeepSpeed", case, best, in_deepspeed),
     )
 
 
