@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from simulator.build import build_schedule
 from simulator.edges import HEAD_GRADS, Edges
 from simulator.issue_order import parse_token
 from simulator.ops import Collective, Gemm, Pointwise
@@ -14,7 +15,15 @@ from simulator.schedule import DP, TP, Op, Schedule
 from simulator.shapes import Shapes
 from simulator.specs import ClusterSpec
 from simulator.templates import Templates
-from tests.unit.simulator.small_models import GPT, LLAMA, edges_of, schedule_of, sizes_of, workload
+from tests.unit.simulator.small_models import (
+    CUT,
+    GPT,
+    LLAMA,
+    edges_of,
+    schedule_of,
+    sizes_of,
+    workload,
+)
 
 HIDDEN = 40
 VOCAB = 512 // 2
@@ -127,6 +136,14 @@ def test_the_first_of_a_step_clears_the_tables_gradient_unless_the_head_wrote_it
     assert written == [x + table, x // 2, x, x // 2]
     tied = edges_of(schedule_of(replace(LLAMA, tie_word_embeddings=True)))
     assert moved(tied["s0.embed_bwd"]) == ("embedding_bwd", x, x)
+
+
+def test_a_gradient_that_the_embedding_makes_apart_is_added_once_by_no_slice() -> None:
+    job = workload(GPT)
+    apart = replace(job, implementation=replace(job.implementation, dense_embedding_grad=True))
+    ops = edges_of(build_schedule(GPT, apart, ClusterSpec(tp=2), CUT))
+    assert ops["embed_bwd.add"].slice < 0
+    assert ops["embed_bwd.add"].writes == ("l0.grad.embed",)
 
 
 def test_sizes_of_the_edges_values() -> None:

@@ -162,6 +162,22 @@ def test_a_machine_like_its_profile_keeps_all_factors() -> None:
     assert found.constant_ms == pytest.approx(0.0, abs=1e-6)
 
 
+def test_factors_are_fitted_again_only_where_the_noise_has_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One exact run tells nothing of noise; three that nothing explains tell of a lot."""
+    alone = [run_of(LAYOUTS[0], {})]
+    off = [
+        replace(run, measured_ms=run.measured_ms * factor)
+        for run, factor in zip(runs()[:3], (1.3, 0.7, 1.3), strict=True)
+    ]
+    usual = [fit_runs(told) for told in (alone, off)]
+    monkeypatch.setattr("domino_tune.search.calibration.SETTLED", np.inf)
+    once = [fit_runs(told) for told in (alone, off)]
+    assert usual[0] == once[0]
+    assert usual[1] != once[1]
+
+
 def test_more_cores_give_the_same_answer() -> None:
     told = runs()[:2]
     assert fit_runs(told, on_all_cores) == fit_runs(told)

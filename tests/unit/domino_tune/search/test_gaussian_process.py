@@ -125,3 +125,18 @@ def test_improvement_falls_from_first_to_last(pool: Pool) -> None:
     gains = [gain for _, gain in ranked]
     assert gains == sorted(gains, reverse=True)
     assert gains[0] > 0
+
+
+def test_improvement_is_what_is_expected_below_the_best_that_was_observed(pool: Pool) -> None:
+    from scipy.stats import norm
+
+    from domino_tune.search.gaussian_process import posterior_of
+
+    observations = {0: (float(pool.log_prior[0]), 1e-3), 9: (float(pool.log_prior[9]) + 0.1, 1e-3)}
+    found = posterior_of(pool, observations)
+    below = found.mean[[0, 9]].min() - found.mean
+    with np.errstate(divide="ignore"):
+        sure = below / found.deviation
+    expected = below * norm.cdf(sure) + found.deviation * norm.pdf(sure)
+    for index, gain in by_improvement(pool, observations, range(10, 40)):
+        assert gain == pytest.approx(expected[index], abs=1e-12)

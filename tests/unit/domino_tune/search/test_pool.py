@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from domino_tune.base.progress import no_progress
 from domino_tune.requests import MeasureRequest
-from domino_tune.search import Space, SpaceSpec, enumerate_plans
+from domino_tune.search import Evaluation, Space, SpaceSpec, enumerate_plans
 from domino_tune.search.pool import (
     POOL,
     SLOWER,
@@ -16,11 +17,12 @@ from domino_tune.search.pool import (
     _promising,
     baseline_of,
     choose_pool,
+    measured_pool,
 )
 from domino_tune.search.simulated import SimulatedPlans
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case
-from simulator.errors import InputError
+from simulator.errors import InfeasiblePlanError, InputError
 from simulator.plan import SlicePlan
 from simulator.specs import ClusterSpec, Workload
 from tests.unit.domino_tune.search.real_machine import MODEL
@@ -61,6 +63,26 @@ def test_an_exhaustive_search_measures_as_many_as_it_may() -> None:
     many = SpaceSpec(row_slices=(1, 2, 4), col_slices=(1, 2, 4), dgrad_slices=())
     with pytest.raises(InputError, match="--trials"):
         chosen("exhaustive", many)
+
+
+class Cramped(SimulatedPlans):
+    """A machine whose memory holds plans of at most ``rows`` slices."""
+
+    rows: int = 1
+
+    def evaluate(self, plan: SlicePlan) -> Evaluation:
+        if plan.row_slices > self.rows:
+            raise InfeasiblePlanError(f"{plan.row_slices} slices", reason="memory")
+        return super().evaluate(plan)
+
+
+def test_plans_that_do_not_fit_stay_out_and_the_first_says_why_where_none_does() -> None:
+    problem = Cramped(case=CASE, plans=enumerate_plans(CASE.model, CASE.workload, spec=FEW))
+    plans = [replace(SlicePlan(), row_slices=rows) for rows in (2, 1, 4)]
+    assert measured_pool(problem, plans).plans == (baseline_of(CASE), plans[1])
+    problem.rows = 0
+    with pytest.raises(InfeasiblePlanError, match="2 slices"):
+        measured_pool(problem, plans)
 
 
 @cache

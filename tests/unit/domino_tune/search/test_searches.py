@@ -86,6 +86,10 @@ class TestEverySearch:
         with pytest.raises(InfeasiblePlanError, match="None of the 5 plans tried") as caught:
             self.run(search, BumpyProblem(limit_bytes=1), trials=5)
         assert caught.value.reason == "memory"
+        assert str(caught.value).endswith(" Others may: allow more --trials.")
+        every = BumpyProblem(limit_bytes=1, plans=space_of()[:5])
+        with pytest.raises(InfeasiblePlanError, match=r"5 plans tried of 5 .* bytes\.$"):
+            self.run(search, every)
 
     def test_a_space_of_one_plan(self, search: str) -> None:
         result = self.run(search, BumpyProblem(plans=space_of()[3:4]))

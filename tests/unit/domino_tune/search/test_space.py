@@ -18,6 +18,9 @@ from tests.unit.domino_tune.search.bumpy import MODEL, SMALL, BumpyProblem, spac
 WORKLOAD = Workload(seq_length=512, micro_batch_size=6)
 CLUSTER = ClusterSpec(tp=2)
 ODD_WIDTH = replace(MODEL, hidden_size=1020)
+MOE = replace(
+    MODEL, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=1024, gated_mlp=True
+)
 
 
 def brute_force(model: ModelSpec, workload: Workload, spec: SpaceSpec) -> tuple[int, Counter[str]]:
@@ -96,6 +99,16 @@ def test_a_twin_outside_the_space_is_no_duplicate() -> None:
 
 def test_tied_dgrad_slices_follow_the_columns() -> None:
     assert {plan.slices[1:3] == plan.slices[3:5] for plan in space_of(SMALL)} == {True}
+
+
+def test_no_plan_merges_weight_gradients_where_the_workload_or_experts_forbid_it() -> None:
+    spec = replace(SMALL, merge_wgrads=(False, True))
+    scaled = replace(WORKLOAD, fp8_recipe="blockwise")
+    for model, workload, merges in (
+        (MODEL, WORKLOAD, {False, True}), (MODEL, scaled, {False}), (MOE, WORKLOAD, {False}),
+    ):  # fmt: skip
+        found = enumerate_plans(model, workload, spec=spec)
+        assert {plan.merge_wgrad for plan in found} == merges
 
 
 def test_slices_of_a_space() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -17,6 +18,12 @@ def test_a_preset_and_its_file_are_the_same(tmp_path: Path) -> None:
     path = tmp_path / "m.json"
     path.write_text(dump_model(GPT))
     assert load_model(str(path)).spec == load_model("gpt3-13b").spec == GPT
+
+
+def test_a_model_file_has_a_field_a_line_two_spaces_in() -> None:
+    first, name, *fields, last, end = dump_model(GPT).split("\n")
+    assert (first, name, last, end) == ("{", '  "name": "gpt3-13b",', "}", "")
+    assert len(fields) + 1 == len(dataclasses.fields(GPT))
 
 
 def test_config_json_is_named_after_its_folder_and_its_notes_are_kept(tmp_path: Path) -> None:

@@ -171,6 +171,23 @@ def test_a_tiled_law_knows_its_gpu() -> None:
     assert law.sm_count == SMS
 
 
+def test_a_dtype_that_is_taken_from_bf16_has_its_flops_and_its_bytes_times_as_many() -> None:
+    """fp32 here: 15 times the time per FLOP, twice the bytes."""
+    known = GemmTable(
+        [], fits=[fit()], peak_flops=PEAK, memory_bandwidth=3.35e12, sm_count=SMS,
+        times_bf16={"fp32": 15.0},
+    )  # fmt: skip
+    gemm = Gemm(256, 4096, 512)
+    fixed, flops, memory = known.shares(gemm)
+    assert min(fixed, flops, memory) > 0.1
+    times = fixed + 15 * flops + 2 * memory
+    expected = fixed / times, 15 * flops / times, 2 * memory / times
+    wide = gemm._replace(dtype="fp32")
+    assert known.shares(wide) == pytest.approx(expected)
+    us = known.estimate(gemm).duration_us
+    assert known.estimate(wide).duration_us == pytest.approx(times * us)
+
+
 def test_leave_out_error_is_that_of_the_rows() -> None:
     assert WITH_ROWS.leave_out_error() == pytest.approx(0.0, abs=1e-9)
     assert WITHOUT_ROWS.leave_out_error() == 0.0

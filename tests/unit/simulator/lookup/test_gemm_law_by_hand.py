@@ -198,6 +198,14 @@ def test_a_roofline_needs_eight_rows() -> None:
     assert fit_roofline(m[1:], n[1:], k[1:], law.times_us(m, n, k)[1:]) is None
 
 
+@pytest.mark.parametrize("fixed_us", [0.5, -0.5])
+def test_a_roofline_has_no_number_below_zero(fixed_us: float) -> None:
+    law = RooflineLaw(fixed_us=fixed_us, flops_per_us=8e5, bytes_per_us=1.3e4)
+    m, n, k = (x.ravel() for x in np.meshgrid([8.0, 4096], [64.0, 2048], [64.0, 4096]))
+    found = fit_roofline(m, n, k, law.times_us(m, n, k))
+    assert (found is not None) == (fixed_us > 0)
+
+
 @pytest.mark.parametrize("rate", [math.inf, math.nan, 0.0])
 def test_a_law_without_a_time_is_refused(rate: float) -> None:
     params = {"fixed_us": 0.0, "flops_per_us": rate, "bytes_per_us": math.inf}

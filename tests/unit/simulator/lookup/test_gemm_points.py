@@ -72,6 +72,17 @@ def test_error_grows_with_the_distance_from_rows() -> None:
     assert errors[0] < errors[2]
 
 
+def test_error_at_a_row_counts_its_neighbours_however_many_are_further_away() -> None:
+    """More rows than are counted, of one (m, n): those around the first and around the last."""
+    ks = np.unique(np.geomspace(32, 65536, 200).round())
+    shapes = np.stack([np.full(len(ks), 1024.0), np.full(len(ks), 2048.0), ks], axis=1)
+    table = np.column_stack([shapes, LAW.times_us(*shapes.T)])
+    points = points_of(bent(table, np.random.default_rng(0).normal(0, 0.05, len(table))))
+    inside = [points.predict(1024, 2048, int(k), PLAIN)[1] for k in (ks[0], ks[100], ks[-1])]
+    beyond = points.predict(16, 64, 32, PLAIN)[1]
+    assert max(inside) < 0.2 * beyond
+
+
 def test_leaving_out_in_closed_form_is_leaving_out() -> None:
     noise = np.random.default_rng(0).normal(0, 0.05, 2 * len(TABLE))
     table = bent(np.concatenate([TABLE, TABLE]), noise)

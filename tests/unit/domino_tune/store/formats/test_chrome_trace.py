@@ -79,6 +79,19 @@ def test_one_lane_one_thread_without_overlap() -> None:
     assert names == list(shown)
 
 
+def test_processes_keep_their_order_and_have_their_names_on_thread_0() -> None:
+    shown = timelines()
+    named = [e for e in events(trace_bytes(shown), "M") if e["name"].startswith("process_")]
+    assert [(e["pid"], e["tid"], e["name"], e["args"]) for e in named] == [
+        one
+        for pid, name in enumerate(shown)
+        for one in (
+            (pid, 0, "process_name", {"name": name}),
+            (pid, 0, "process_sort_index", {"sort_index": pid}),
+        )
+    ]
+
+
 def test_overlap_read_from_the_trace_is_the_breakdown() -> None:
     timeline = timelines()["chosen"]
     compute: set[int] = set()

@@ -120,6 +120,33 @@ def test_fsdp_has_no_single_launch_queue() -> None:
 
 
 @pytest.mark.parametrize(
+    ("tp", "cp", "order", "noted"),
+    [(1, 1, "free", False), (2, 1, "free", True), (1, 2, "free", True), (1, 2, "ordered", False)],
+)
+def test_one_launch_queue_is_needed_where_ranks_share_a_layer(
+    tp: int, cp: int, order: str, noted: bool
+) -> None:
+    """Its tensor or its context."""
+    found = said(
+        MEGATRON, workload=on("megatron-te", launch_order=order), cluster=ClusterSpec(tp=tp, cp=cp)
+    )
+    assert ("starts only with CUDA_DEVICE_MAX_CONNECTIONS=1" in found) == noted
+
+
+@pytest.mark.parametrize(
+    ("vpp", "overlap", "told_so"), [(1, False, False), (2, False, True), (2, True, False)]
+)
+def test_virtual_stages_say_where_their_messages_do_not_overlap(
+    vpp: int, overlap: bool, told_so: bool
+) -> None:
+    found = options(
+        workload=replace(WORKLOAD, overlap_p2p=overlap),
+        cluster=ClusterSpec(tp=2, pp=4, vpp=vpp),
+    )
+    assert ("no_overlap_p2p_communication" in found) == told_so
+
+
+@pytest.mark.parametrize(
     ("model", "workload", "cluster", "message"),
     [
         (LLAMA, {"data_parallel": "fsdp", "dtype": "fp16"}, TWO, "does not go with fp16"),
