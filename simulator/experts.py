@@ -84,6 +84,12 @@ class _Way:
         return round(moved) * self.row_bytes
 
     @property
+    def _gathered(self) -> int:
+        """The same after they have gathered."""
+        alone = self.dispatcher == "allgather"
+        return self._arrived * (1 if alone else self.s.cluster.expert_tp)
+
+    @property
     def _sorts(self) -> bool:
         """Whether rows that arrive are copied before the experts read them."""
         return not self._copied_first or self.s.local_experts > 1 or self.s.cluster.expert_tp > 1
@@ -108,7 +114,7 @@ class _Way:
         if not self._sorts:
             return [], value
         size = self.rows * self.row_bytes
-        read = min(size, self._arrived * self.s.cluster.expert_tp)
+        read = min(size, self._gathered)
         name = "moe_sort" if self._copied_first else "moe_permute"
         signature = self.s.pointwise(name, read, size)
         made = self.t.op(f"mlp.{role}_sort", self.row, signature, (value,), f"{write}.sorted", size)
@@ -117,7 +123,7 @@ class _Way:
     def back(self, role: str, produced: OpTemplate, piece: int, pieces: int) -> Ops:
         """Return what brings the rows that ``produced`` wrote back to the ranks of their tokens."""
         value, size = produced.writes[0], self.rows * self.row_bytes // pieces
-        moved = self._arrived * self.s.cluster.expert_tp // pieces
+        moved = self._gathered // pieces
         ops: Ops = []
         if self._sorts:
             written = min(size, moved)

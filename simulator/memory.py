@@ -75,21 +75,28 @@ def held_parameters(case: Case, shapes: Shapes) -> Memory:
         parameters = min(parameters, gathered)
         gradients = shapes.optimizer_parameters + shapes.layer_parameters
     routed, updated = shapes.held.experts, shapes.optimizer_experts
+    copies = _copies_bytes(shapes, shapes.quantized_experts)
     return Memory(
-        parameters=(parameters - routed) * element + _quantized_bytes(shapes),
+        parameters=(parameters - routed) * element + _quantized_bytes(shapes) - copies,
         gradients=(gradients - routed) * shapes.grad_bytes,
         optimizer=(shapes.optimizer_parameters - updated) * (main + MOMENT_BYTES),
         buffers=_buffer_bytes(case, shapes),
-        experts=routed * (element + shapes.grad_bytes) + updated * (main + MOMENT_BYTES),
+        experts=(routed * (element + shapes.grad_bytes) + updated * (main + MOMENT_BYTES) + copies),
     )
 
 
 def _quantized_bytes(shapes: Shapes) -> int:
     """Return the bytes of the weights' copies for fprop and dgrad, of gathered layers where
     parameters are sharded, less those of the parameters in BF16 where they are not kept."""
-    count, copies = shapes.quantized_parameters, 1 if one_copy(shapes) else 2
+    count = shapes.quantized_parameters
     if shapes.shards_parameters:
         count = min(count, GATHERED_LAYERS * shapes.linear_parameters)
+    return _copies_bytes(shapes, count)
+
+
+def _copies_bytes(shapes: Shapes, count: int) -> int:
+    """Return the bytes that copies of ``count`` quantized weights add."""
+    copies = 1 if one_copy(shapes) else 2
     kept = count * shapes.element if shapes.workload.fp8_param_gather else 0
     return copies * operand_bytes(shapes, count) - kept
 

@@ -2,7 +2,8 @@
 
 A layer of multi-token prediction (Megatron-LM's core/transformer/multi_token_prediction.py) is one
 more layer of the last kind, which the stack has; before it the norms of the layers' output and of
-the next token's embedding, and a product of both, [tokens, 2 · hidden] by [2 · hidden, hidden]; and
+the next token's embedding, and a product of both, [tokens, 2 · hidden] by [2 · hidden, hidden],
+which tensor-parallel ranks divide by columns (the gather of its output is left out); and
 after it the norm, the head and the loss once more, with the same table. Here these stand beside the
 main head, whose ops they repeat under other names: ``mtp1.head.logits``.
 """
@@ -39,7 +40,7 @@ def projections(t: Templates, row: int) -> list[OpTemplate]:
         name, source = f"mtp{k + 1}", Ref(0, f"s{row}.x")
         norms = s.pointwise(s.model.norm, 2 * size, 2 * size)
         norm = t.op(f"{name}.norms", row, norms, (source,), f"s{row}.{name}.norms", 2 * size)
-        product = s.gemm(tokens, hidden, 2 * hidden, "forward")
+        product = s.gemm(tokens, hidden // s.cluster.tp, 2 * hidden, "forward")
         made = t.op(f"{name}.proj", row, product, norm.writes, f"s{row}.{name}.proj", size)
         ops += [norm, made]
     return ops
@@ -49,15 +50,16 @@ def projections_bwd(t: Templates, row: int, grad: tuple[Ref, ...]) -> list[OpTem
     """Return the backward of ``projections`` from the gradient of the stack's output."""
     s, size, ops = t.shapes, t.shapes.hidden_bytes(row), list[OpTemplate]()
     tokens, hidden = s.tokens(row), s.model.hidden_size
+    width = hidden // s.cluster.tp
     for k in range(s.model.num_nextn_predict_layers):
         name = f"mtp{k + 1}"
         kept = Ref(0, f"s{row}.{name}.norms")
         dgrad = t.op(
-            f"{name}.proj_dgrad", row, s.gemm(tokens, 2 * hidden, hidden, "dgrad"), grad,
+            f"{name}.proj_dgrad", row, s.gemm(tokens, 2 * hidden, width, "dgrad"), grad,
             f"d.s{row}.{name}.norms", 2 * size,
         )  # fmt: skip
         wgrad = t.accumulated(
-            f"{name}.proj_wgrad", row, s.gemm(hidden, 2 * hidden, tokens, "wgrad"), (*grad, kept),
+            f"{name}.proj_wgrad", row, s.gemm(width, 2 * hidden, tokens, "wgrad"), (*grad, kept),
             f"grad.{name}.proj.s{row}", (),
         )  # fmt: skip
         norms = s.pointwise(f"{s.model.norm}_bwd", 4 * size, 2 * size)

@@ -404,6 +404,15 @@ class Shapes:
         )
 
     @cached_property
+    def quantized_experts(self) -> int:
+        """Those of them that are of routed experts."""
+        return sum(
+            layers * shapes.expert_parameters
+            for layers, shapes in self.kinds
+            if shapes.workload.fp8_recipe != "none"
+        )
+
+    @cached_property
     def partial_parameters(self) -> int:
         """Parameters that every rank holds whole, and of whose gradients it has a part of the sum.
 
@@ -450,14 +459,17 @@ class Shapes:
         ahead = positions * self.embedding
         behind = m.norm_vectors * self.head
         predicting = m.num_nextn_predict_layers * self.head
-        behind += predicting * (2 * m.hidden_size + 3 * m.norm_vectors)
+        behind += predicting * (2 * m.hidden_size // self.cluster.tp + 3 * m.norm_vectors)
         return self.tables * self.table_parameters + m.hidden_size * (ahead + behind)
 
     @cached_property
     def tables(self) -> int:
         """Number of this rank's tables over the vocabulary: a tied head shares the embedding's."""
         tied = self.model.tie_word_embeddings and self.embedding
-        return self.embedding + (self.head and not tied)
+        # Further predictions look up embeddings, too, in a copy of the table.
+        predicts = self.head and not self.embedding and self.model.num_nextn_predict_layers > 0
+        copied = predicts and not self.model.tie_word_embeddings
+        return self.embedding + (self.head and not tied) + copied
 
     @cached_property
     def table_parameters(self) -> int:

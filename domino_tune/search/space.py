@@ -189,7 +189,8 @@ def enumerate_plans(
         infeasible.update(left_out)
         runs = [variant for variant in feasible if _has_rows(cut[0], variant, workload, tp)]
         infeasible["rows"] += len(feasible) - len(runs)
-        if any(model.hidden_size % pieces for pieces in cut[1:]):
+        latent = model.kv_lora_rank > 0 and cut[3] > 1
+        if latent or any(model.hidden_size % pieces for pieces in cut[1:]):
             # Its twin cannot run either, so there are no duplicates.
             infeasible["hidden"] += len(runs) + left_out["duplicate"]
             infeasible["duplicate"] -= left_out["duplicate"]

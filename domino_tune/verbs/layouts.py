@@ -73,7 +73,8 @@ NOT_SEARCHED: Final = {
 }
 """What no search covers, though it may be faster -> the field that asks for it or forbids it."""
 OF_EXPERTS: Final = {
-    "other dispatchers of experts' tokens": "moe_dispatcher", "column slices": "",
+    "other dispatchers of experts' tokens": "moe_dispatcher",
+    "column slices of layers with experts": "",
 }  # fmt: skip
 """The same where a model has experts."""
 

@@ -207,7 +207,7 @@ class Pieces:
         if not several:
             return [shapes.held]
         sizes, rest = list[Held](), Held(shapes.edge_parameters)
-        for layers, one in shapes.kinds:
+        for layers, one in reversed(shapes.kinds):
             each = min(layers, layers_per_bucket(one, 1))
             sizes += [one.layer * each] * (layers // each)
             rest += one.layer * (layers % each)
@@ -344,7 +344,8 @@ class PipelineBuilder:
     def _tied_ns(self) -> int:
         """Return the time of the sum of a tied table's gradient over the first and last stage."""
         whole = self.pieces.whole
-        if not (whole.model.tie_word_embeddings and self.pieces.communicates):
+        shared = whole.model.tie_word_embeddings or whole.model.num_nextn_predict_layers > 0
+        if not (shared and self.pieces.communicates):
             return 0
         nodes, per_node = whole.cluster.p2p_group(whole.cluster.pp - 1)
         size, work = whole.table_parameters * whole.grad_bytes, whole.workload

@@ -12,7 +12,7 @@ from typing import Final
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 Settings = dict[str, object]
-SWITCHES: Final = ("moe_grouped_gemm", "multi_latent_attention")
+SWITCHES: Final = ("moe_grouped_gemm", "multi_latent_attention", "moe_shared_expert_overlap")
 OPTION_OF: Final = {"num_moe_experts": "num-experts", "moe_layer_freq": "moe-layer-freq"}
 """Field -> its option, where that is not its name."""
 DISPATCHERS: Final = {
@@ -43,6 +43,8 @@ def expert_settings(model: ModelSpec, workload: Workload, cluster: ClusterSpec) 
     if model.shared_expert_intermediate_size:
         shared = model.shared_expert_intermediate_size
         settings["moe_shared_expert_intermediate_size"] = shared
+        if workload.moe_shared_expert_overlap:
+            settings["moe_shared_expert_overlap"] = True
     if model.first_k_dense_replace:
         settings["moe_layer_freq"] = [0] * model.dense_layers + [1] * model.expert_layers
     return settings

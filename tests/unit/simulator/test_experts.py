@@ -15,7 +15,8 @@ from simulator.case import Case
 from simulator.closed_form import ClosedForm
 from simulator.errors import InfeasiblePlanError
 from simulator.experts import copies
-from simulator.ops import Collective, Gemm
+from simulator.memory import unpiped_memory
+from simulator.ops import Collective, Gemm, Pointwise
 from simulator.ordering import order_of
 from simulator.peak import peak_bytes
 from simulator.plan import MEGATRON, SlicePlan
@@ -198,6 +199,31 @@ def test_multi_token_prediction_is_a_layer_and_a_head_more() -> None:
     shapes = case_of(DEEPSEEK, pp=5, dp=8, ep=8)
     held = [shapes.chunks[rank][0].of(shapes.shapes(MEGATRON)).held for rank in (3, 4)]
     assert held[1].experts == 2 * held[0].experts
+
+
+def test_ranks_that_share_experts_gather_once() -> None:
+    case = case_of(tp=4, dp=2, ep=2, etp=4, moe_dispatcher="allgather")
+    plan = replace(MEGATRON, sequence_parallel=True)
+    sort = next(op for op in ops_of(case, plan) if op.role == "mlp.dispatch_sort")
+    assert isinstance(sort.signature, Pointwise)
+    tokens = 8192 // 4 * 8  # of all ranks that have the experts once
+    assert sort.signature.bytes_read == tokens * 2048 * 2
+
+
+def test_memory_names_experts_and_their_copies() -> None:
+    """In FP8 without parameters in BF16, beside them the copies of all weights are counted."""
+    told: dict[str, Any] = {"fp8_recipe": "tensorwise", "fp8_param_gather": True}
+    for model in (QWEN, DEEPSEEK):
+        case = case_of(model, ep=2, **told)
+        held = unpiped_memory(case, MEGATRON)
+        assert min(held) >= 0
+        assert held.experts > case.shapes(MEGATRON).held.experts * (2 * 1 + 4)
+
+
+def test_the_last_stage_of_a_pipeline_looks_up_embeddings_for_further_predictions() -> None:
+    case = case_of(DEEPSEEK, pp=5)
+    ends = [case.chunks[rank][0].of(case.shapes(MEGATRON)) for rank in (0, 4)]
+    assert [one.tables for one in ends] == [1, 2]
 
 
 def test_a_shared_expert_can_hide_the_exchange() -> None:

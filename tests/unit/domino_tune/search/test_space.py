@@ -11,6 +11,7 @@ from domino_tune.search import SEARCHES, SearchOptions, SpaceSpec, enumerate_pla
 from domino_tune.search.space import restrict
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.plan import ORDERS, SlicePlan, check_plan_fits
+from simulator.presets import MODELS
 from simulator.slicing import SLICINGS
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 from tests.unit.domino_tune.search.bumpy import MODEL, SMALL, BumpyProblem, space_of
@@ -196,3 +197,10 @@ def test_what_deepspeed_cannot_run(
     with pytest.raises(InfeasiblePlanError, match=f"cannot run .*{problem}") as caught:
         restrict(replace(SMALL, **spec), replace(MODEL, **model), job, "deepspeed")
     assert caught.value.reason == "target"
+
+
+def test_latent_attention_has_no_pieces_of_its_dgrad() -> None:
+    model = replace(MODELS["deepseek-v3"], num_hidden_layers=4)
+    plans = enumerate_plans(model, Workload(seq_length=1024, micro_batch_size=4))
+    assert {plan.attn_dgrad_slices for plan in plans} == {1}
+    assert plans.infeasible["hidden"]

@@ -78,6 +78,12 @@ def test_flex_dispatchers_have_a_backend(dispatcher: MoeDispatcher) -> None:
     assert told["moe_flex_dispatcher_backend"] == dispatcher
 
 
+def test_a_shared_expert_beside_the_exchange_is_told() -> None:
+    assert "moe_shared_expert_overlap" not in told_to_megatron(V3)
+    beside = replace(WORK, moe_shared_expert_overlap=True)
+    assert told_to_megatron(V3, beside)["moe_shared_expert_overlap"]
+
+
 def test_stages_of_a_layout_end_with_further_predictions() -> None:
     model = replace(V3, num_hidden_layers=5, first_k_dense_replace=1)
     told = told_to_megatron(model, replace(WORK, pp_layers=(3, 2)), replace(EP4, pp=2))
