@@ -44,7 +44,7 @@ ROUTER_BYTES: Final = 4
 
 
 def copies(shapes: Shapes) -> float:
-    """Return to how many ranks a token goes on average, its own among them, where each of its
+    """Return how many ranks get a token on average, its own among them, where each of its
     experts is equally likely."""
     model, ep = shapes.model, shapes.cluster.ep
     elsewhere = 1.0

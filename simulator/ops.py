@@ -33,7 +33,7 @@ class Gemm(NamedTuple):
     ``accumulate``: add to C (fp32 main gradient, with wgrad) instead of overwriting it.
     ``strides``: leading dimensions of A, B and C in elements; 0 means packed.
     ``bias``: forward adds a bias; wgrad also computes its gradient (column sums of dy).
-    ``groups``: so many products of these sizes in one call, each with matrices of its own (those
+    ``groups``: this many products of these sizes in one call, each with matrices of its own (those
     of a rank's experts); m of forward and dgrad, and k of wgrad, are the mean rows of an expert.
     ``looped``: launched in a loop of its library after an earlier chunk of the same product, with
     no Python of its own; it takes the device as long as any.

@@ -67,7 +67,7 @@ class ModelSpec(ModelSizes):
     numbers behind it. ``qk_norm``: queries and keys are normalised per head. ``post_norm``: a norm
     behind each block, too, before the residual is added. ``sliding_window``: tokens that a token
     attends to; 0 means all. A ``…_logit_softcapping`` of 0 means none.
-    ``num_experts`` above 0: each layer but the ``first_k_dense_replace`` first ones has so many
+    ``num_experts`` above 0: each layer but the ``first_k_dense_replace`` first ones has this many
     gated MLPs of ``moe_intermediate_size``, of which a token goes through ``num_experts_per_tok``
     and through the shared one, where ``shared_expert_intermediate_size`` is not 0.
     ``kv_lora_rank`` above 0: latent attention (arXiv 2405.04434); queries and keys then have

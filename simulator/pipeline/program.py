@@ -141,7 +141,7 @@ def hosts_lead(workload: Workload, cost: CostModel) -> bool:
 
 
 def no_hosts(tasks: int) -> Ints:
-    """Return ``hosts`` of so many tasks that wait for none."""
+    """Return ``hosts`` of this many tasks that wait for none."""
     return np.tile(np.array((0, 0, NEVER_NS, -1), np.int64), (tasks, 1))
 
 
