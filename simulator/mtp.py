@@ -3,9 +3,9 @@
 A layer of multi-token prediction (Megatron-LM's core/transformer/multi_token_prediction.py) is one
 more layer of the last kind, which the stack has; before it the norms of the layers' output and of
 the next token's embedding, and a product of both, [tokens, 2 · hidden] by [2 · hidden, hidden],
-which tensor-parallel ranks divide by columns (the gather of its output is left out); and
-after it the norm, the head and the loss once more, with the same table. Here these are beside the main
-head, whose ops they repeat under other names: ``mtp1.head.logits``.
+which tensor-parallel ranks divide by columns (the gather of its output is left out); and after it
+the norm, the head and the loss once more, with the same table. Here these are beside the main head,
+whose ops they repeat under other names: ``mtp1.head.logits``.
 """
 
 from __future__ import annotations
