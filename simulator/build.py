@@ -39,7 +39,7 @@ from simulator.schedules import fixed_order
 from simulator.shapes import Held, Shapes
 from simulator.sharding import check_shardable
 from simulator.specs import ClusterSpec, ModelSpec, Recompute, Workload
-from simulator.stack import LayerKind, is_uniform, joined, own_kind, stack
+from simulator.stack import LayerKind, joined, own_kind, stack
 from simulator.templates import Templates, shared_by
 
 MAX_SPAN: Final = 4
@@ -231,14 +231,10 @@ class Builder:
 
     def _of(self, fragments: Fragments, kind: LayerKind) -> Fragments:
         """Return ``fragments`` of layers of one kind."""
-        if is_uniform(self.shapes.model, self.shapes.workload):
+        shapes = self.shapes.of(kind)
+        if shapes is self.shapes:
             return fragments
-        shapes = self._shapes_of(kind)
         return replace(fragments, shapes=shapes, shared=shared_by(shapes))
-
-    def _shapes_of(self, kind: LayerKind) -> Shapes:
-        uniform = is_uniform(self.shapes.model, self.shapes.workload)
-        return self.shapes if uniform else self.shapes.of(kind)
 
     def _pass(
         self, fragments: Fragments, order: IssueOrder, positions: range, *, mirror: int, ends: Ends
@@ -355,7 +351,7 @@ class Builder:
         shapes, held = self.shapes, Held(self.shapes.edge_parameters)
         reads: list[Ref] = []
         for kind, layers in reversed(stack(shapes.model, shapes.workload)):
-            one, per_bucket = self._shapes_of(kind), 0
+            one, per_bucket = shapes.of(kind), 0
             if self._reduces_early:
                 per_bucket = layers_per_bucket(one, self.order.backward.stride)
             left = len(layers) % per_bucket if per_bucket else len(layers)

@@ -17,6 +17,7 @@ from simulator.profile import Profile
 from simulator.shapes import Shapes
 from simulator.sharding import check_context, check_pipeline, check_shardable
 from simulator.specs import ClusterSpec, ModelSpec, Workload, require_divisible
+from simulator.stack import LayerKind
 from simulator.units import GIB
 from simulator.usable import NO_MARGIN, UNSURE, Margin, Usable, percent, usable_memory
 
@@ -121,6 +122,13 @@ class Case:
         other = self._at_this_cost(workload=workload, cluster=cluster or self.cluster)
         assert other._hosts == self._hosts
         return other
+
+    def of(self, kind: LayerKind) -> Case:
+        """Return the case of a stack of one kind of layer."""
+        return replace(
+            self, model=kind.model(self.model), workload=kind.of(self.workload),
+            cluster=kind.cluster(self.cluster),
+        )  # fmt: skip
 
     def _at_this_cost(self, **changes: Any) -> Case:
         other = replace(self, **changes)

@@ -94,16 +94,17 @@ class Edges:
             return ops
         key = "mtp", make.__name__, row, self.templates.cut(row), *map(id, ops)
         sizes = self.templates.value_bytes
-        return self.templates.once(key, lambda: self._with_mtp(make.__name__, row, ops, sizes))
+        return self.templates.once(key, lambda: self._with_mtp(make, row, ops, sizes))
 
     def _with_mtp(
-        self, made: str, row: int, ops: list[OpTemplate], sizes: Mapping[str, int]
-    ) -> list[OpTemplate]:
+        self, make: Callable[[Edges, int], list[OpTemplate]], row: int, ops: list[OpTemplate],
+        sizes: Mapping[str, int],
+    ) -> list[OpTemplate]:  # fmt: skip
         t = self.templates
         found = repeated(t, ops, sizes)
-        if made == "head_norm":
+        if make is Edges.head_norm:
             return [*projections(t, row), *found]
-        if made == "head_norm_bwd":
+        if make is Edges.head_norm_bwd:
             return [*found, *projections_bwd(t, row, (Ref(0, f"d.s{row}.x"),))]
         return found
 

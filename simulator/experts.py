@@ -35,10 +35,15 @@ from simulator.ops import Collective, CollectiveKind, Pointwise
 from simulator.quantized import Quantized
 from simulator.schedule import EP, OpTemplate, Ref
 from simulator.shapes import Shapes
+from simulator.specs import MoeDispatcher
 
 Ops = list[OpTemplate]
-ONE_COPY_A_RANK: Final = ("deepep", "hybridep")
-"""Dispatchers that move one copy of a token to each rank."""
+KERNELS: Final[Mapping[MoeDispatcher, tuple[CollectiveKind, CollectiveKind]]] = {
+    "alltoall": ("all_to_all", "all_to_all"), "allgather": ("all_gather", "reduce_scatter"),
+    "deepep": ("deepep_dispatch", "deepep_combine"),
+    "hybridep": ("hybridep_dispatch", "hybridep_combine"),
+}  # fmt: skip
+"""Dispatcher -> the collectives of a dispatch and of a combine."""
 ROUTER_BYTES: Final = 4
 """Of a score of the router, in fp32; a choice is an index and a probability."""
 
@@ -59,7 +64,7 @@ class _Way:
 
     def __init__(self, t: Quantized, row: int) -> None:
         s = self.s = t.shapes
-        self.t, self.row, self.base = t, row, f"s{row}.mlp"
+        self.t, self.row = t, row
         self.dispatcher = s.workload.moe_dispatcher
         self.tokens, self.rows = s.residual_tokens(row), s.routed_rows(row)
         self.own_rows = self.tokens * s.model.num_experts_per_tok
@@ -110,15 +115,18 @@ class _Way:
 
     def arrived(self, role: str, source: Ref, write: str) -> tuple[Ops, Ref]:
         """Return what sorts by expert the rows that ``there`` sent, and the value of them."""
-        value = self._there(source, write)
+        value, rows = self._there(source, write), self.sorted(source, write)
         if not self._sorts:
-            return [], value
+            return [], rows
         size = self.rows * self.row_bytes
         read = min(size, self._gathered)
         name = "moe_sort" if self._copied_first else "moe_permute"
         signature = self.s.pointwise(name, read, size)
-        made = self.t.op(f"mlp.{role}_sort", self.row, signature, (value,), f"{write}.sorted", size)
-        return [made], made.writes[0]
+        return [self.t.op(f"mlp.{role}_sort", self.row, signature, (value,), rows.name, size)], rows
+
+    def sorted(self, source: Ref, write: str) -> Ref:
+        """Return the value of the rows that experts read, after ``arrived``."""
+        return Ref(0, f"{write}.sorted") if self._sorts else self._there(source, write)
 
     def back(self, role: str, produced: OpTemplate, piece: int, pieces: int) -> Ops:
         """Return what brings the rows that ``produced`` wrote back to the ranks of their tokens."""
@@ -169,13 +177,13 @@ class _Way:
         if way == "combine" and not self._copied_first:
             kept = self.tokens * self.row_bytes // pieces
         name = write if way == "dispatch" else f"{write}.combine"
-        moving = Collective(
-            self._op(way), size, *self._group, 0, s.workload.dtype, s.workload.implementation
-            .nccl_algo if self.dispatcher == "allgather" else "auto",
-        )  # fmt: skip
+        kernel = KERNELS[self.dispatcher][way == "combine"]
+        gathers = self.dispatcher == "allgather"
+        algo = s.workload.implementation.nccl_algo if gathers else "auto"
+        moving = Collective(kernel, size, *self._group, 0, s.workload.dtype, algo)
         move = self.t.op(role, self.row, moving, (value,), name, kept, lane=EP, piece=piece)
         sharing = s.cluster.expert_tp
-        if sharing == 1 or self.dispatcher == "allgather":
+        if sharing == 1 or gathers:
             return [move]
         op: CollectiveKind = "all_gather" if way == "dispatch" else "reduce_scatter"
         share = Collective(op, size * sharing, *s.cluster.expert_tp_group, 0, s.workload.dtype)
@@ -186,18 +194,6 @@ class _Way:
         scatter = self.t.op(f"{role}.rs", self.row, share, (value,), f"{write}.rs", size, lane=EP,
                             piece=piece)  # fmt: skip
         return [scatter, move._replace(reads=scatter.writes)]
-
-    def _op(self, way: str) -> CollectiveKind:
-        if self.dispatcher == "alltoall":
-            return "all_to_all"
-        if self.dispatcher == "allgather":
-            return "all_gather" if way == "dispatch" else "reduce_scatter"
-        ops: dict[tuple[str, str], CollectiveKind] = {
-            ("deepep", "dispatch"): "deepep_dispatch", ("deepep", "combine"): "deepep_combine",
-            ("hybridep", "dispatch"): "hybridep_dispatch",
-            ("hybridep", "combine"): "hybridep_combine",
-        }  # fmt: skip
-        return ops[self.dispatcher, way]
 
     @property
     def _group(self) -> tuple[int, int]:
@@ -255,7 +251,7 @@ def _fc1(t: Quantized, row: int, _: int) -> Ops:
 def _act(t: Quantized, row: int, _: int) -> Ops:
     s, rows = t.shapes, t.shapes.routed_rows(row)
     read, size = (rows * s.expert_width(name) * s.element for name in ("fc1", "act"))
-    signature = s.pointwise(_activation(s), read, size)
+    signature = s.pointwise(s.activation, read, size)
     made = t.op("mlp.act", row, signature, (Ref(0, f"s{row}.mlp.fc1"),), f"s{row}.mlp.act", size)
     return [made, *t.cast(row, made.writes[0], size)]
 
@@ -306,7 +302,7 @@ def _fc2_dgrad(t: Quantized, row: int, _: int) -> Ops:
 def _act_bwd(t: Quantized, row: int, _: int) -> Ops:
     s, rows = t.shapes, t.shapes.routed_rows(row)
     size, more = (rows * s.expert_width(name) * s.element for name in ("fc1", "act"))
-    signature = s.pointwise(f"{_activation(s)}_bwd", size + more, size)
+    signature = s.pointwise(f"{s.activation}_bwd", size + more, size)
     reads = (Ref(0, f"d.s{row}.mlp.act"), Ref(0, f"s{row}.mlp.fc1"))
     made = t.op("mlp.act_bwd", row, signature, reads, f"d.s{row}.mlp.fc1", size)
     return [made, *t.cast(row, made.writes[0], size)]
@@ -380,7 +376,7 @@ def _shared(t: Quantized, row: int, norm: Ref) -> Ops:
         weights=("w.mlp.shared_fc1",),
     )  # fmt: skip
     size = tokens * narrow * s.element
-    signature = s.pointwise(_activation(s), tokens * wide * s.element, size)
+    signature = s.pointwise(s.activation, tokens * wide * s.element, size)
     act = t.op("mlp.shared_act", row, signature, fc1.writes, f"{base}.act", size)
     ops += [fc1, act, *t.cast(row, act.writes[0], size)]
     fc2 = t.op(
@@ -419,7 +415,7 @@ def _shared_bwd(t: Quantized, row: int) -> tuple[Ops, tuple[Ref, ...]]:
         (across, t.across_of(Ref(0, f"{base}.act"))), f"grad.mlp.shared_fc2.s{row}", (),
     )  # fmt: skip
     size = tokens * wide * s.element
-    signature = s.pointwise(f"{_activation(s)}_bwd", size + tokens * narrow * s.element, size)
+    signature = s.pointwise(f"{s.activation}_bwd", size + tokens * narrow * s.element, size)
     reads = (d_act, Ref(0, f"{base}.fc1"))
     ops.append(t.op("mlp.shared_act_bwd", row, signature, reads, f"d.{base}.fc1", size))
     ops += t.cast(row, ops[-1].writes[0], size)
@@ -442,10 +438,6 @@ def _shared_bwd(t: Quantized, row: int) -> tuple[Ops, tuple[Ref, ...]]:
     return ops, (t.summed_ref(0, f"d.{base}.norm"),)
 
 
-def _activation(shapes: Shapes) -> str:
-    return "swiglu" if shapes.model.gated_mlp else shapes.model.hidden_act
-
-
 MAKERS: Final[Mapping[str, Callable[[Quantized, int, int], Ops]]] = {
     "norm": _norm, "fc1": _fc1, "act": _act, "fc2": _fc2, "residual": _residual,
     "residual_bwd": _residual_bwd, "fc2_dgrad": _fc2_dgrad, "act_bwd": _act_bwd,
@@ -460,17 +452,12 @@ def expert_wgrad(t: Quantized, token: Token, name: str, chained: tuple[Ref, ...]
     s, row, linear = t.shapes, token.slice, token.fragment.removesuffix("_wgrad")
     way, base, hidden = _Way(t, row), f"s{row}.mlp", s.model.hidden_size
     if linear == "fc1":
-        value = _rows(way, Ref(0, f"{base}.norm"), f"{base}.in")
+        value = way.sorted(Ref(0, f"{base}.norm"), f"{base}.in")
         reads = t.across_of(Ref(0, f"d.{base}.fc1")), t.across_of(value, f"{base}.rows")
         out, width = s.expert_width("fc1"), hidden
     else:
-        value = _rows(way, Ref(1, f"d.s{row}.x"), f"d.{base}.in")
+        value = way.sorted(Ref(1, f"d.s{row}.x"), f"d.{base}.in")
         reads = t.across_of(value, f"d.{base}.rows"), t.across_of(Ref(0, f"{base}.act"))
         out, width = hidden, s.expert_width("act")
     signature = s.grouped(way.rows, out, width, "wgrad")
     return t.accumulated(f"mlp.{token.fragment}", row, signature, reads, name, chained)
-
-
-def _rows(way: _Way, source: Ref, write: str) -> Ref:
-    """Return the value of the rows that experts read."""
-    return way.arrived("", source, write)[1]

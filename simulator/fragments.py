@@ -198,7 +198,7 @@ class Fragments(Quantized):
     def _act(self, block: str, row: int, _: int) -> list[OpTemplate]:
         size = self.shapes.width_bytes("act", row)
         signature = self.shapes.pointwise(
-            self._activation, self.shapes.width_bytes("fc1", row), size
+            self.shapes.activation, self.shapes.width_bytes("fc1", row), size
         )
         reads = (Ref(0, f"s{row}.mlp.fc1"),)
         made = self.op("mlp.act", row, signature, reads, f"s{row}.mlp.act", size)
@@ -317,7 +317,7 @@ class Fragments(Quantized):
     def _act_bwd(self, block: str, row: int, _: int) -> list[OpTemplate]:
         size = self.shapes.width_bytes("fc1", row)
         read = size + self.shapes.width_bytes("act", row)
-        signature = self.shapes.pointwise(f"{self._activation}_bwd", read, size)
+        signature = self.shapes.pointwise(f"{self.shapes.activation}_bwd", read, size)
         reads = (Ref(0, f"d.s{row}.mlp.act"), Ref(0, f"s{row}.mlp.fc1"))
         made = self.op("mlp.act_bwd", row, signature, reads, f"d.s{row}.mlp.fc1", size)
         return [made, *self.cast(row, made.writes[0], size)]
@@ -450,10 +450,6 @@ class Fragments(Quantized):
 
     def _is_latent(self, block: str) -> bool:
         return block == "attn" and self.shapes.model.kv_lora_rank > 0
-
-    @property
-    def _activation(self) -> str:
-        return "swiglu" if self.shapes.model.gated_mlp else self.shapes.model.hidden_act
 
 
 MAKERS: Final[Mapping[str, Callable[[Fragments, str, int, int], list[OpTemplate]]]] = {

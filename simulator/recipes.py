@@ -84,13 +84,7 @@ class Recipes:
             work = self.case.workload
             model = self.case.model
             uniform = kind == own_kind(model, work) and is_uniform(model, work)
-            case = self.case
-            if not uniform:
-                case = replace(
-                    case, model=kind.model(model), workload=kind.of(work),
-                    cluster=kind.cluster(case.cluster),
-                )  # fmt: skip
-            self._of_kinds[kind] = self if uniform else Recipes(case, self)
+            self._of_kinds[kind] = self if uniform else Recipes(self.case.of(kind), self)
         return self._of_kinds[kind]
 
     @cached_property

@@ -118,15 +118,15 @@ class Shapes:
         return max(1, self.model.num_key_value_heads // self.cluster.tp)
 
     def of(self, kind: LayerKind) -> Shapes:
-        """Return the shapes of a stack of one kind of layer."""
+        """Return the shapes of a stack of one kind of layer; of a uniform stack these."""
+        if is_uniform(self.model, self.workload):
+            return self
         model, work = kind.model(self.model), kind.of(self.workload)
         return replace(self, model=model, workload=work)
 
     @cached_property
     def kinds(self) -> tuple[tuple[int, Shapes], ...]:
         """The number of layers of each kind, and their shapes."""
-        if is_uniform(self.model, self.workload):
-            return ((self.model.stacked_layers, self),)
         found = kinds(self.model, self.workload)
         return tuple((layers, self.of(kind)) for kind, layers in found.items())
 
@@ -136,9 +136,9 @@ class Shapes:
         return max(1, self.cluster.tp // self.model.num_key_value_heads)
 
     @cached_property
-    def value_dim(self) -> int:
-        """Elements of a head's value."""
-        return self.model.v_head_dim or self.model.head_dim
+    def activation(self) -> str:
+        """The op between the two products of an MLP."""
+        return "swiglu" if self.model.gated_mlp else self.model.hidden_act
 
     def tokens(self, row: int) -> int:
         """Return the number of tokens in row slice ``row``, or in all slices for −1."""
@@ -149,7 +149,7 @@ class Shapes:
     def kv_elements(self, row: int, positions: int) -> int:
         """Return this rank's elements of the keys and values of ``positions`` of each sequence of
         slice ``row``."""
-        each = self.model.head_dim + self.value_dim
+        each = self.model.head_dim + self.model.value_size
         return self.rows[row] * positions * self.kv_heads * each
 
     def kv_bytes(self, row: int) -> int:
@@ -160,8 +160,9 @@ class Shapes:
         """Return this rank's output columns of ``fragment`` (qkv, core_attn, fc1 or act)."""
         model, tp = self.model, self.cluster.tp
         return {
-            "qkv": (self.heads + self.kv_heads) * model.head_dim + self.kv_heads * self.value_dim,
-            "core_attn": self.heads * self.value_dim,
+            "qkv": (self.heads + self.kv_heads) * model.head_dim
+            + self.kv_heads * self.model.value_size,
+            "core_attn": self.heads * self.model.value_size,
             "fc1": model.fc1_size // tp,
             "act": model.intermediate_size // tp,
         }[fragment]
@@ -302,9 +303,9 @@ class Shapes:
         m, h = self.model, self.model.hidden_size
         sharded = self.width("qkv") * m.attention_bias
         sharded += self.width("fc1") * m.mlp_bias * (m.num_experts == 0)
-        norms = m.block_norm_parameters + m.qk_norm_parameters + latent_norm_parameters(m)
+        norms = m.block_norm_parameters + m.qk_norm_parameters + m.latent_norm_parameters
         biases = m.has_bias("proj") + (m.has_bias("fc2") and not m.num_experts)
-        rest = sharded + h * biases + norms + h * m.num_experts
+        rest = sharded + h * biases + norms + m.router_parameters
         return self.linear_parameters - self.expert_parameters + rest
 
     @cached_property
@@ -386,7 +387,7 @@ class Shapes:
             queries = {"q_down": (m.q_lora_rank, h), "q_up": queries["q"]}
         return {
             **queries, "kv_down": (m.kv_lora_rank + m.qk_rope_head_dim, h),
-            "kv_up": (heads * (nope + self.value_dim), m.kv_lora_rank), **proj,
+            "kv_up": (heads * (nope + self.model.value_size), m.kv_lora_rank), **proj,
         }  # fmt: skip
 
     @cached_property
@@ -420,7 +421,7 @@ class Shapes:
         norms, and the biases after the reduce-scatters, see this rank's share of the tokens.
         """
         m = self.model
-        partial = m.stacked_layers * (m.qk_norm_parameters + latent_norm_parameters(m))
+        partial = m.stacked_layers * (m.qk_norm_parameters + m.latent_norm_parameters)
         downs = (n * k for name, (n, k) in self.attention_weights.items() if "down" in name)
         partial += m.stacked_layers * sum(downs)
         if self.shards_tokens:
@@ -482,8 +483,3 @@ class Shapes:
     def rank_parameters(self) -> int:
         """All parameters on this rank."""
         return self.held.whole
-
-
-def latent_norm_parameters(model: ModelSpec) -> int:
-    """Return the parameters of the norms of latent vectors in a layer's attention."""
-    return (model.q_lora_rank + model.kv_lora_rank) * model.norm_vectors

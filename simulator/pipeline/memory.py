@@ -89,11 +89,7 @@ class KeptBytes:
         """Return the bytes that each layer of a kind keeps, and those beside, where below 0."""
         key = plan, kind
         if key not in self._of_layers:
-            uniform = replace(
-                case, model=kind.model(case.model), workload=kind.of(case.workload),
-                cluster=kind.cluster(case.cluster),
-            )  # fmt: skip
-            pieces = pieces_of(uniform, plan)
+            pieces = pieces_of(case.of(kind), plan)
             one, two = (
                 _held(pieces, Chunk(layers, False, False))["F"].held.whole for layers in (1, 2)
             )
