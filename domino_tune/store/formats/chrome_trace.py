@@ -16,13 +16,13 @@ from typing import Any, Final
 
 from domino_tune.store.files import write_whole
 from simulator.errors import InputError
-from simulator.ops import MULTIMEM, Collective, Signature
+from simulator.ops import Collective, Signature
 from simulator.schedule import COMPUTE, LANES, Op
 from simulator.timeline import Timeline
 
 Event = dict[str, Any]
-STREAMS: Final = (7, 20, 24, 28)
-"""Stream of each lane: compute on that which PyTorch profiles usually show, then TP, DP, CP."""
+STREAMS: Final = (7, 20, 24, 28, 32)
+"""Stream of each lane: compute on that which PyTorch profiles usually show, then TP, DP, CP, EP."""
 NCCL_NAMES: Final = {
     "all_reduce": "AllReduce_Sum",
     "reduce_scatter": "ReduceScatter_Sum",
@@ -30,8 +30,8 @@ NCCL_NAMES: Final = {
     "broadcast": "Broadcast",
     "send_recv": "SendRecv",
     "all_to_all": "SendRecv",
-    **{multimem: multimem for multimem in MULTIMEM.values()},
 }
+"""Collective -> NCCL's word for it; others go by their own."""
 
 
 def write_trace(path: str | Path, timelines: Mapping[str, Timeline]) -> None:
@@ -65,10 +65,12 @@ def trace_bytes(timelines: Mapping[str, Timeline]) -> bytes:
 
 
 def event_name(op: Op) -> str:
-    """Return the name of an op's event: the op's, after NCCL's kernel name for a collective."""
+    """Return the name of an op's event: the op's, after a kernel's name for a collective, which
+    begins as NCCL's do, so that tools find it.
+    """
     if not isinstance(op.signature, Collective):
         return op.name
-    kernel = NCCL_NAMES[op.signature.op]
+    kernel = NCCL_NAMES.get(op.signature.op, op.signature.op)
     return f"ncclDevKernel_{kernel}_{op.signature.dtype} {op.name}"
 
 

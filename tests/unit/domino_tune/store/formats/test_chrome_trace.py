@@ -10,17 +10,21 @@ import bisect
 import gzip
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from domino_tune.store.formats.chrome_trace import trace_bytes, write_trace
+from domino_tune.store.formats.chrome_trace import STREAMS, trace_bytes, write_trace
 from simulator.errors import InputError
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.predict import simulate
+from simulator.schedule import EP
+from simulator.specs import MOE_DISPATCHERS, MoeDispatcher
 from simulator.timeline import Timeline
 from tests.support.pages import SLICED, case
+from tests.unit.simulator.test_experts import case_of
 
 Event = dict[str, Any]
 
@@ -49,6 +53,21 @@ def test_every_op_is_a_kernel_at_its_time() -> None:
         for event, op in zip(mine, timeline.ops, strict=True):
             assert op.name in event["name"]
             assert event["args"]["slice"] == op.slice
+
+
+@pytest.mark.parametrize("dispatcher", MOE_DISPATCHERS)
+def test_experts_have_a_stream_of_their_own(dispatcher: MoeDispatcher) -> None:
+    on = case_of(moe_dispatcher=dispatcher)
+    kernels = events(trace_bytes({"experts": simulate(on, MEGATRON)}), "X")
+    moved = [event for event in kernels if event["tid"] == STREAMS[EP]]
+    assert len(moved) == 4 * on.model.num_hidden_layers
+    assert all(event["name"].startswith("ncclDevKernel_") for event in moved)
+
+
+def test_rivals_copies_have_names() -> None:
+    plan = replace(MEGATRON, strategy="userbuffers", sequence_parallel=True)
+    names = [event["name"] for event in events(trace_bytes({"rival": simulate(case(), plan)}), "X")]
+    assert any(name.startswith("ncclDevKernel_peer_copy") for name in names)
 
 
 def test_rules_of_holistic_trace_analysis() -> None:
