@@ -7,7 +7,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from domino_tune.report.data import ReportData, Shown
-from domino_tune.report.names import STRATEGY_NAMES, is_backward, op_kind, role_label, shape_text
+from domino_tune.report.names import (
+    LANE_WORDS,
+    STRATEGY_NAMES,
+    is_backward,
+    op_kind,
+    role_label,
+    shape_text,
+)
 from simulator.schedule import LANES, Op, is_layer_role
 from simulator.timeline import Timeline
 
@@ -19,7 +26,11 @@ Spans = list[tuple[int, int]]
 def lanes_json(data: ReportData) -> str:
     """Return the script's data as JSON that is safe inside a script element."""
     shown = (data.baseline, data.chosen, data.bound)
-    parsed = {"timelines": [_timeline(item) for item in shown], "views": views(shown)}
+    parsed = {
+        "timelines": [_timeline(item) for item in shown],
+        "views": views(shown),
+        "laneNames": [LANE_WORDS[lane] for lane in LANES],
+    }
     text = json.dumps(parsed, separators=(",", ":"), ensure_ascii=True)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 

@@ -21,6 +21,11 @@ STRATEGY_NAMES: Final = {
     "megatron": "Megatron-LM", "no_comm": "No communication", "domino": "Domino",
     **RIVAL_NAMES,
 }  # fmt: skip
+LANE_WORDS: Final = {
+    "compute": "compute", "tp": "tensor parallel", "dp": "data parallel",
+    "cp": "context parallel", "ep": "expert parallel",
+}  # fmt: skip
+"""Lane of a schedule (LANES) -> its label beside the picture."""
 CHANGE_WORDS: Final = {"gpu_flops": "GPU FLOP/s", "tp": "tensor-parallel ranks"}
 
 

@@ -1,6 +1,5 @@
 // From arrays to lanes of ops; texts and colours of ops. The function that wraps the three parts has
 // the parameters `data`, `host` (the element of the views) and `legendBox`.
-const LANE_NAMES = ['compute', 'tensor parallel', 'data parallel'];
 const LANE_HEIGHT = 30, LANE_GAP = 3, HEAD = 26, BETWEEN = 16, PHASES = 20, AXIS = 26;
 const DEEPEST_NS = 200;
 const colours = {};

@@ -49,7 +49,7 @@ class View {
 
   layout() {
     const width = this.canvas.clientWidth;
-    this.gutter = width >= 620 ? 92 : 8;
+    this.gutter = width >= 620 ? 104 : 8;
     this.width = width - this.gutter - 10;
     let y = 8;
     this.rows = lines.map((line, index) => {
@@ -128,7 +128,7 @@ class View {
     this.font(11);
     pen.fillStyle = colours.faint;
     pen.textAlign = 'right';
-    for (const { lane, y } of lanes) pen.fillText(LANE_NAMES[lane], this.gutter - 10, y + LANE_HEIGHT / 2);
+    for (const { lane, y } of lanes) pen.fillText(data.laneNames[lane], this.gutter - 10, y + LANE_HEIGHT / 2);
   }
 
   phases(line, y, origin) {

@@ -9,9 +9,11 @@ from domino_tune.report.lanes import MAX_OPS, cut_spans, drawn_ops, lanes_json
 from simulator.case import Case
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.presets import MODELS
+from simulator.schedule import COMPUTE, EP
 from simulator.specs import ClusterSpec, Workload
 from simulator.timeline import Timeline
 from tests.support.pages import case, report_data, shown
+from tests.unit.simulator.test_experts import case_of
 
 
 def unpacked(line: dict[str, Any]) -> list[tuple[str, int, int, int]]:
@@ -50,6 +52,13 @@ def test_script_reads_every_op_at_its_time() -> None:
         assert unpacked(line) == written(item.timeline)
         assert line["end"] == item.timeline.makespan_ns
         assert line["cuts"] == []
+
+
+def test_every_lane_has_a_label() -> None:
+    plain = json.loads(lanes_json(report_data(case_of())))
+    labels = {lane: plain["laneNames"][lane] for lane in plain["timelines"][0]["lanes"]}
+    assert labels[EP] == "expert parallel"
+    assert labels[COMPUTE] == "compute"
 
 
 def test_views_open_on_a_middle_layer() -> None:
