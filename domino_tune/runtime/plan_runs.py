@@ -100,7 +100,8 @@ class Runs:
     def run(self, spec: LaunchSpec, on_step: OnStep = ignore) -> None:
         """Play ``rounds`` rounds in one launch. Where a plan runs out of memory, launch again
         without it. Raise what run_job raises."""
-        in_order = replace(spec, kernels_in_order=True)
+        order = self.workload.implementation.launch_order
+        in_order = replace(spec, kernels_in_order=order == "ordered")
         while len(self.failed) < len(self.plans):
             self.steps, self.ends, self.playing = {}, {}, None
             try:

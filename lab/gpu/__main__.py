@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 import torch
 
 from lab.gpu.admission import admission_cases
+from lab.gpu.attention import attention_cases
 from lab.gpu.beside import contention_cases
 from lab.gpu.clocks import clock_cases
 from lab.gpu.cuda_tests import test_cases
@@ -56,6 +57,7 @@ STAGES: Final[dict[str, Planned]] = {
     "proof": Planned(proof_cases, 3.5),
     "fp8": Planned(fp8_cases, 1.6),
     "grouped": Planned(grouped_cases, 0.9),
+    "attention": Planned(attention_cases, 0.5),
     "ops": Planned(op_cases, 1.0),
     "rehearsal": Planned(rehearsal_cases, 0.5),
     "training": Planned(training_cases, 1.0),

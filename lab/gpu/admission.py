@@ -36,6 +36,7 @@ SHAPES: Final[tuple[Shape, ...]] = (
 """tokens, out, in: 130, 200, 260, 520 and 1,280 tiles of 128 × 256 on 132 SMs; and two more layers,
 to be predicted from the others."""
 MARGINS: Final = (0, 8, 16, 32)
+EXPERTS: Final = 8
 REPEATS: Final = 5
 SECONDS: Final = 2.0
 
@@ -44,7 +45,7 @@ def admission_cases(stage: Stage) -> Iterator[GpuCase]:
     """Yield a case per GEMM, kind and margin, those without a margin first."""
     gate = cache(Gate)  # made on the GPU, with the first case
     for margin, kind, shape in product(MARGINS, MAKERS, SHAPES):
-        if kind != "library" or not margin:
+        if kind == "spared" or not margin:
             yield GpuCase(
                 name=f"{kind}/{'x'.join(map(str, shape))}/spares {margin}", seconds=SECONDS,
                 measure=partial(_admitted, gate, kind, shape, margin),
@@ -104,7 +105,17 @@ def _spared(shape: Shape, margin: int) -> Work:
     return work
 
 
+def _grouped(shape: Shape, margin: int) -> Work:
+    """The tokens of ``EXPERTS`` experts, each with a weight of its own."""
+    tokens, out, wide = shape
+    ends = torch.arange(1, EXPERTS + 1, dtype=torch.int32, device="cuda") * (tokens // EXPERTS)
+    x = [random_bf16(tokens, wide) for _ in range(SETS)]
+    weight = random_bf16(EXPERTS * out, wide).view(EXPERTS, out, wide).transpose(-2, -1)
+    return lambda call: torch._grouped_mm(x[call % SETS], weight, offs=ends)
+
+
 MAKERS: Final[dict[str, Callable[[Shape, int], Work]]] = {
-    "library": _library, "spared": _spared,
+    "library": _library, "grouped": _grouped, "spared": _spared,
 }  # fmt: skip
-"""cuBLAS as it is; cuBLASLt, asked to leave SMs free (its SM_COUNT_TARGET)."""
+"""cuBLAS as it is; the GEMMs of experts in one kernel; cuBLASLt, asked to leave SMs free (its
+SM_COUNT_TARGET)."""

@@ -55,6 +55,10 @@ def grouped_cases(
                 name=f"{one.model} {count} rows", seconds=2.0,
                 measure=partial(_gemms, timed, stage.device, one, count),
             )  # fmt: skip
+            yield GpuCase(
+                name=f"{one.model} {count} rows in fp8", seconds=1.0,
+                measure=partial(_quantized, timed, stage.device, one, count),
+            )  # fmt: skip
     for one in experts:
         yield GpuCase(
             name=f"{one.model} permutation", seconds=1.5,
@@ -99,9 +103,7 @@ def gemm_works(rows: list[int], out: int, wide: int, device: torch.device) -> di
 def _gemms(timed: Timed, device: torch.device, one: Experts, count: int) -> Row:
     total = count * one.local
     cells: list[dict[str, Any]] = []
-    for layer, (out, wide) in {
-        "fc1": (2 * one.inner, one.hidden), "fc2": (one.hidden, one.inner),
-    }.items():  # fmt: skip
+    for layer, (out, wide) in layers_of(one).items():
         for even in (True, False):
             rows = shares(total, one.local, even=even)
             works = gemm_works(rows, out, wide, device)
@@ -117,6 +119,58 @@ def _gemms(timed: Timed, device: torch.device, one: Experts, count: int) -> Row:
     flop = 2 * total * 2 * one.inner * one.hidden
     told = ", ".join(f"{name} {flop / ns / 1e3:.0f}" for name, ns in cells[0]["ns"].items())
     return {**one._asdict(), "cells": cells, "told": f"fc1, TFLOP/s: {told}"}
+
+
+def quantized_works(rows: list[int], out: int, wide: int, device: torch.device) -> dict[str, Work]:
+    """Return a grouped linear's GEMMs in FP8 with a scale a row, each expert's weight with one a
+    row of its own, and all rows in one GEMM."""
+    total, groups = sum(rows), len(rows)
+    ends = torch.tensor(rows, device=device).cumsum(0).to(torch.int32)
+    eight = torch.float8_e4m3fn
+    x, dy = (torch.randn(total, size, device=device).to(eight) for size in (wide, out))
+    weight = torch.randn(groups, out, wide, device=device).to(eight)
+    turned = torch.randn(groups, wide, out, device=device).to(eight)
+    columns, gradients = (torch.randn(size, total, device=device).to(eight) for size in (wide, out))
+    scale = partial(torch.ones, device=device)
+    grouped = torch._scaled_grouped_mm
+    tokens, outs, wides = scale(total), scale(groups, out), scale(groups, wide)
+    sums = scale(groups * out), scale(groups * wide)
+    return {
+        "forward": lambda call: grouped(
+            x, weight.transpose(-2, -1), tokens, outs, ends, out_dtype=BF16, use_fast_accum=True
+        ),
+        "dgrad": lambda call: grouped(
+            dy, turned.transpose(-2, -1), tokens, wides, ends, out_dtype=BF16
+        ),
+        "wgrad": lambda call: grouped(gradients, columns.t(), *sums, ends, out_dtype=BF16),
+        "one forward": lambda call: torch._scaled_mm(
+            x, weight[0].t(), scale(total, 1), scale(1, out), out_dtype=BF16, use_fast_accum=True
+        ),
+    }  # fmt: skip
+
+
+def _quantized(timed: Timed, device: torch.device, one: Experts, count: int) -> Row:
+    cells: list[dict[str, Any]] = []
+    for layer, (out, wide) in layers_of(one).items():
+        rows = shares(count * one.local, one.local, even=True)
+        works = quantized_works(rows, out, wide, device)
+        found, failed = each_ns(timed, {name: partial(works.__getitem__, name) for name in works})
+        cells.append({
+            "layer": layer, "rows": rows, "out": out, "in": wide, "ns": found, "failed": failed,
+        })  # fmt: skip
+    flop = 2 * sum(cells[0]["rows"]) * 2 * one.inner * one.hidden
+    told = ", ".join(f"{name} {flop / ns / 1e3:.0f}" for name, ns in cells[0]["ns"].items())
+    return {
+        **one._asdict(),
+        "recipe": "rowwise",
+        "quantized": cells,
+        "told": f"fc1, TFLOP/s: {told}",
+    }
+
+
+def layers_of(one: Experts) -> dict[str, tuple[int, int]]:
+    """Return columns and inner size of both grouped linears."""
+    return {"fc1": (2 * one.inner, one.hidden), "fc2": (one.hidden, one.inner)}
 
 
 def permutation_works(

@@ -79,13 +79,18 @@ def _played(stage: Stage, case: RankCase) -> Row:
 def joining(stage: Stage, session: Session, case: RankCase) -> Row:
     """Play the case on ``session``; its rows join the stage's profile."""
     message = play_case(session, case, measured_ops(stage.profile), stage.stop_at)
-    grown = add_message(stage.profile, message)
+    join(stage, message)
+    return message
+
+
+def join(stage: Stage, message: Row) -> None:
+    """Add the rows of a ``plan`` message to the stage's profile."""
+    grown = add_message(stage.profile, dict(message))
     known = {kind: getattr(grown, kind) for kind in SECTIONS}
     stage.profile = replace(
         grown,
         **{kind: replace(one, provenance=MEASURED) for kind, one in known.items() if one},
     )
-    return message
 
 
 def play_case(

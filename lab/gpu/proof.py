@@ -26,17 +26,21 @@ from domino_tune.verbs.resolve import resolve
 from lab.fidelity.loop import model_file, plans_of, run_emulated, setting_of
 from lab.fidelity.settings import KINDS
 from lab.gpu.cases import TWO_SLICES, RankCase, slice_plans
-from lab.gpu.ops import joining
+from lab.gpu.ops import join, joining
 from lab.gpu.own_profile import laid_over, with_launch
 from lab.gpu.stage import GpuCase, Row, Stage
+from simulator.implementation import LaunchOrder
 
 BASE: Final = "h200-sxm"
 """Profile whose collectives and contention are taken for this GPU's."""
 LAYERS: Final = 4
-SHAPES: Final = (
-    ("gpt3-13b", 2048, 8, True), ("llama2-13b", 2048, 4, True), ("gpt3-13b", 2048, 8, False),
+SHAPES: Final = (("gpt3-13b", 2048, 8), ("llama2-13b", 2048, 4))
+"""Preset, sequence length, micro-batch size."""
+WAYS: Final[tuple[tuple[bool, LaunchOrder], ...]] = (
+    (True, "ordered"), (True, "comm_first"), (False, "ordered"), (False, "comm_first"),
 )  # fmt: skip
-"""Preset, sequence length, micro-batch size, and whether it runs as a CUDA graph, else eager."""
+"""Whether plans run as CUDA graphs, else eager, and who gets the SMs first: ``ordered`` has one
+hardware queue, and edges in graphs; the other as many queues as CUDA has, and priorities."""
 ROUNDS: Final = 10
 PACE: Final = Pace(duration_ns=20_000, ctas=16)
 """Pace of the collectives whose launches are timed."""
@@ -48,6 +52,7 @@ class ProofCase(NamedTuple):
 
     ops: RankCase
     cuda_graph: bool
+    launch_order: LaunchOrder = "ordered"
     rounds: int = ROUNDS
     backend: Backend = "nccl"
 
@@ -58,8 +63,9 @@ class ProofCase(NamedTuple):
 
     @property
     def launch(self) -> str:
-        """Return how ops are launched: ``eager`` or ``graph``."""
-        return "graph" if self.cuda_graph else "eager"
+        """Return how ops are launched: ``eager`` or ``graph``, and in which order."""
+        way = "graph" if self.cuda_graph else "eager"
+        return way if self.launch_order == "ordered" else f"{way} {self.launch_order}"
 
     def fields(self, profile: Path) -> WorkloadFields:
         """Return the case as the fields of a request."""
@@ -68,17 +74,18 @@ class ProofCase(NamedTuple):
             model=str(model_file(self.ops.model)), profile=str(profile), tp=self.ops.tp,
             seq_length=work.seq_length, micro_batch_size=work.micro_batch_size, dtype=work.dtype,
             cuda_graph=self.cuda_graph, implementation=work.implementation.name,
-            sequence_parallel=False,
+            sequence_parallel=False, implementation_set=(f"launch_order={self.launch_order}",),
         )  # fmt: skip
 
 
 def proof_cases(stage: Stage) -> Iterator[GpuCase]:
-    """Yield the ops of all plans, then the plans, the larger batches first."""
+    """Yield the ops of all plans, then the plans of each way to launch."""
     proofs = []
-    for preset, seq, batch, cuda_graph in SHAPES:
-        case = RankCase.of(preset, seq, batch, layers=LAYERS, plans=slice_plans(batch))
-        named = replace(case.model, name=f"{preset}-{LAYERS}-layers")
-        proofs.append(ProofCase(replace(case, model=named), cuda_graph))
+    for cuda_graph, launch_order in WAYS:
+        for preset, seq, batch in SHAPES:
+            case = RankCase.of(preset, seq, batch, layers=LAYERS, plans=slice_plans(batch))
+            named = replace(case.model, name=f"{preset}-{LAYERS}-layers")
+            proofs.append(ProofCase(replace(case, model=named), cuda_graph, launch_order))
     return cases_of(stage, proofs)
 
 
@@ -110,8 +117,9 @@ def _ops(stage: Stage, proof: ProofCase) -> Row:
 
 
 def profile_of(stage: Stage, proof: ProofCase, shapes: Sequence[str]) -> Path:
-    """Return the file of the model's profile: ``BASE`` with ops and launches measured here. It is
-    written once. Raise RunError before all of the model's ``shapes`` are measured."""
+    """Return the file of the model's profile: ``BASE`` with ops and launches measured here, in
+    this run or an earlier one. It is written once. Raise RunError before all of the model's
+    ``shapes`` are measured."""
     path = stage.rows_file.with_name(f"proof-{proof.ops.model.name}.json")
     if not path.exists():
         needed = {f"ops {name}" for name in shapes if name.startswith(f"{proof.ops.model.name}/")}
@@ -119,6 +127,8 @@ def profile_of(stage: Stage, proof: ProofCase, shapes: Sequence[str]) -> Path:
         if not needed <= rows.keys():
             raise RunError(f"Ops of {proof.ops.model.name} are not measured yet.")
         costs_us = [rows[name]["cost_us"] for name in sorted(needed) if "cost_us" in rows[name]]
+        for name in sorted(needed):
+            join(stage, rows[name])
         save_profile(laid_over(load_profile(BASE), with_launch(stage.profile, costs_us)), path)
     return path
 

@@ -37,5 +37,5 @@ def test_shapes_have_the_waves_that_are_told() -> None:
 def test_every_kind_spares_what_it_can(tmp_path: Path) -> None:
     stage = Stage(tmp_path, "admission", 1.0, "mine", torch.device("cpu"))
     names = [case.name for case in admission_cases(stage)]
-    assert len(set(names)) == len(names) == len(SHAPES) * (1 + 4)
+    assert len(set(names)) == len(names) == len(SHAPES) * (2 + 4)
     assert sum(name.startswith("library/") for name in names) == len(SHAPES)

@@ -48,9 +48,11 @@ def test_every_way_has_a_time(process: ProcessPoolExecutor, tmp_path: Path) -> N
     # A CPU has no blocks of scales.
     assert set(gemms["failed"]) == {f"blockwise {layout}" for layout in LAYOUTS}  # type: ignore[call-overload]
     assert len(gemms["ns"]) == 9  # type: ignore[arg-type]
-    grouped, permutation = process.submit(_rows, "grouped", tmp_path).result()
+    grouped, quantized, permutation = process.submit(_rows, "grouped", tmp_path).result()
     assert [len(cell["ns"]) for cell in grouped["cells"]] == [5, 3, 5, 3]  # type: ignore[attr-defined]
     assert not any(cell["failed"] for cell in grouped["cells"])  # type: ignore[attr-defined]
+    for cell in quantized["quantized"]:  # type: ignore[attr-defined]
+        assert len(cell["ns"]) + len(cell["failed"]) == 4
     assert len(permutation["ways"]) == 5  # type: ignore[arg-type]
 
 
