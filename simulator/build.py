@@ -148,7 +148,7 @@ class Builder:
             parts.append(Repeat(segments=tuple(segments), count=count, first_micro=first_micro))
         return Schedule(
             parts=tuple(parts), value_bytes=self.value_bytes, micros=micros,
-            launch_order=self.shapes.workload.implementation.launch_order,
+            launch_order=self.shapes.launch_order,
             shared=self._templates.shared,
         )  # fmt: skip
 

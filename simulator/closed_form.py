@@ -417,8 +417,7 @@ class ClosedForm:
         """Return the least slowdowns of compute families and an all-reduce of a pass beside each
         other.
 
-        Where sizes matter, they are the least over all sizes that the pass sends; where durations
-        matter, they are those of long ops.
+        Where sizes matter, they are the least over all sizes that the pass sends.
         """
         cuts = frozenset(self._slices(plan, which))
         key = self.recipes.kinds, mode_of(plan), plan.row_slices, cuts, which

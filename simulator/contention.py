@@ -1,12 +1,11 @@
 """Contention: how much ops slow each other down while several lanes are in flight.
 
 Law (its form was fitted on 4× A100 and on an H200, see the profile's provenance): beside
-collectives that hold C CTAs, the slowdown of an op that takes T alone is SMs/(SMs − a·C) × f +
-min(1, u·C/T), with a, f and u by op family. u·C is the time lost in the op's last wave, for an op
-of any length; it is at most T. The slowdown of a collective is g while compute runs, times what it
-waits for memory beside ops that stream (``simulator.memory_queue``). Each other collective in
-flight adds to it: one amount on the same links (both inside a node, or both between nodes), another
-amount on other links.
+collectives that hold C CTAs, the slowdown of an op is SMs/(SMs − a·C) × f, with a and f by op
+family: a CTA has its SM for as long as it stays. The slowdown of a collective is g while compute
+runs, times what it waits for memory beside ops that stream (``simulator.memory_queue``). Each other
+collective in flight adds to it: one amount on the same links (both inside a node, or both between
+nodes), another amount on other links.
 
 A GEMM's CTAs take all SMs and keep them until they retire. So an op of a family that ``fills`` the
 GPU lets no collective in before it ends, or before a GEMM's last wave where that leaves SMs enough
@@ -68,7 +67,7 @@ class Slowdown:
 class ComputeContention:
     """The law's numbers for one family of compute, and the expected relative error of a slowdown.
 
-    ``sms_per_cta``, ``factor`` and ``us_per_cta`` are a, f and u of this module's docstring.
+    ``sms_per_cta`` and ``factor`` are a and f of this module's docstring.
     ``fills``: a collective that finds such an op in flight waits for its end, or for the last wave
     of a GEMM that leaves it room there.
     """
@@ -76,7 +75,6 @@ class ComputeContention:
     family: str
     sms_per_cta: float
     factor: float
-    us_per_cta: float = field(default=0.0, metadata=ABSENT_IF_EMPTY)
     fills: bool = field(default=False, metadata=ABSENT_IF_EMPTY)
     kind: FitKind = "fitted"
     error: float
@@ -86,18 +84,14 @@ class ComputeContention:
         require_number(f"contention {self.family}", "error", self.error)
         require_number(f"contention {self.family}", "sms_per_cta", self.sms_per_cta)
         require_number(f"contention {self.family}", "factor", self.factor, low=1.0)
-        require_number(f"contention {self.family}", "us_per_cta", self.us_per_cta)
 
     def off(self, times: float) -> ComputeContention:
         """Return the law with slowdowns that are wrong by ``times`` their error."""
-        lost = (1 + self.error) ** times
-        factor = _off(self.factor, self.error, times)
-        return replace(self, factor=factor, us_per_cta=self.us_per_cta * lost)
+        return replace(self, factor=_off(self.factor, self.error, times))
 
-    def slowdown(self, ctas: int, sm_count: int, alone_us: float) -> float:
-        """Return the slowdown of an op of ``alone_us`` beside collectives that hold ``ctas``."""
-        last_wave = min(1.0, self.us_per_cta * ctas / alone_us)
-        return compute_slowdown(self.sms_per_cta, self.factor, ctas, sm_count) + last_wave
+    def slowdown(self, ctas: int, sm_count: int) -> float:
+        """Return the slowdown of an op beside collectives that hold ``ctas``."""
+        return compute_slowdown(self.sms_per_cta, self.factor, ctas, sm_count)
 
 
 class SizeContention(NamedTuple):
@@ -201,14 +195,10 @@ class ContentionFit:
 
 
 class ComputeFamily(NamedTuple):
-    """Compute ops that contention treats alike: one kind, and one duration if the law needs it.
-
-    ``alone_ns``: duration of such an op alone; 0 if the law does not need it. ``gb_s``: what it
-    moves through memory; 0 if the law does not need it, or if it is no op that streams.
-    """
+    """Compute ops that contention treats alike. ``gb_s``: what one moves through memory; 0 if the
+    law does not need it, or if it is no op that streams."""
 
     kind: str
-    alone_ns: int = 0
     gb_s: int = 0
 
 
@@ -246,7 +236,7 @@ def _as_assumed(known: Known, error: float) -> Known:
 
 
 def compute_slowdown(sms_per_cta: float, factor: float, ctas: int, sm_count: int) -> float:
-    """Return the law's slowdown of ops so long that their last wave does not count."""
+    """Return the law's slowdown, which leaves at least ``_LEAST_SMS`` of the SMs."""
     left = sm_count - sms_per_cta * ctas
     return factor * sm_count / max(left, _LEAST_SMS * sm_count)
 
@@ -329,12 +319,6 @@ class Contention:
         fills = tuple((law.family, law.fills) for law in fit.compute)
         return self.is_off, fit.sm_count, fit.default_ctas, fills
 
-    def depends_on_duration(self, kind: str) -> bool:
-        """Return whether the slowdown of ops of this kind depends on their duration."""
-        if self.fit is None or self.strength == 0 or self.fit.by_size:
-            return False
-        return self._law(kind).us_per_cta > 0
-
     @property
     def depends_on_streams(self) -> bool:
         """Whether slowdowns depend on what an op moves through memory."""
@@ -346,12 +330,11 @@ class Contention:
         return 0 if flight.op == "peer_copy" else flight.ctas or self.fit.default_ctas
 
     def _compute_factor(self, family: ComputeFamily, flights: list[CollectiveFamily]) -> float:
-        """Return an op's slowdown by all collectives in flight; ``alone_ns`` 0 is a long op."""
+        """Return an op's slowdown by all collectives in flight."""
         assert self.fit is not None
         if not self.fit.by_size:
             ctas = sum(map(self._ctas, flights))
-            alone_us = family.alone_ns / 1000 or math.inf
-            return self._law(family.kind).slowdown(ctas, self.fit.sm_count, alone_us)
+            return self._law(family.kind).slowdown(ctas, self.fit.sm_count)
         return 1.0 + sum(
             _at_size(flight.size_bytes, self._sizes(family.kind, flight.op)) - 1.0
             for flight in flights

@@ -197,19 +197,10 @@ class CostModel:
             if signature.op == "peer_copy":
                 return CollectiveFamily(*group, op=signature.op)
             return CollectiveFamily(*group)
-        kind, alone_ns, gb_s = signature.kind, 0, 0
-        if self.contention.depends_on_duration(kind):
-            alone_ns = self.duration_ns(signature)
+        gb_s = 0
         if isinstance(signature, Pointwise) and self.contention.depends_on_streams:
             gb_s = signature.moved_bytes // self.duration_ns(signature)
-        return ComputeFamily(kind, alone_ns, gb_s)
-
-    @property
-    def families_vary(self) -> bool:
-        """Whether an op's contention family depends on how long it takes."""
-        law = self.contention
-        kinds = ("gemm", "attention", "pointwise")
-        return law.depends_on_streams or any(law.depends_on_duration(kind) for kind in kinds)
+        return ComputeFamily(signature.kind, gb_s)
 
     def at_clock(self, clock_mhz: int) -> AtClock:
         """Return the same costs at a clock; the profile needs a power section."""

@@ -95,7 +95,7 @@ class _Pass:
         self.plan = shapes.plan
         self.gathers = shapes.shards_tokens and shapes.communicates
         self.last_slice = self.plan.rows_back[-1] if backward else self.plan.row_slices - 1
-        ordered = shapes.workload.implementation.launch_order == "ordered"
+        ordered = shapes.launch_order == "ordered"
         self.holds = ordered and cost.contention.admits_late
 
     def graph(self) -> Graph:

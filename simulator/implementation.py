@@ -16,8 +16,8 @@ LAUNCH_ORDERS: Final[tuple[LaunchOrder, ...]] = get_args(LaunchOrder)
 """Who gets the SMs where a collective becomes ready just when the next compute op does.
 ``ordered``: the device starts kernels in the order of their launch (one hardware queue,
 CUDA_DEVICE_MAX_CONNECTIONS=1), so a compute op waits until all collectives launched before it have
-begun. ``comm_first``: the collective, and nobody waits (an edge of a CUDA graph from a kernel's
-beginning). ``free``: the compute op, whose stream has no event to wait for."""
+begun. ``comm_first``: the collective, and nobody waits (its stream has priority, and CUDA as many
+queues as usual). ``free``: the compute op, whose stream has no event to wait for."""
 CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "nccl_algo": NCCL_ALGOS, "launch_order": LAUNCH_ORDERS,
 }  # fmt: skip
@@ -120,6 +120,11 @@ class Implementation:
         for key, known in CHOICES.items():
             if getattr(self, key) not in known:
                 raise unknown_name(key, getattr(self, key), known)
+
+    def starts(self, *, cuda_graph: bool) -> LaunchOrder:
+        """Return who gets the SMs first. A graph of a whole step keeps no order of launches, so the
+        priority of the collectives' streams decides there."""
+        return "comm_first" if cuda_graph and self.launch_order == "ordered" else self.launch_order
 
     def kernels(self, op: str) -> Kernels:
         """Return the kernels that make up the pointwise op named ``op``."""

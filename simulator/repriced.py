@@ -107,7 +107,7 @@ class Repriced:
             (durations, first, durations - first, own.numbers[:, player.FAMILY]), axis=1
         )
         numbers[:, : player.FAMILY] *= WORK_UNIT
-        if not cost.families_vary and cost.contention is self.cost.contention:
+        if not cost.contention.depends_on_streams and cost.contention is self.cost.contention:
             return own._replace(numbers=numbers)
         return self._with_families(numbers, cost)
 

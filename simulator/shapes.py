@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from simulator.implementation import FUSED
+from simulator.implementation import FUSED, LaunchOrder
 from simulator.ops import MULTIMEM, Collective, CollectiveKind, Gemm, Layout, Pointwise
 from simulator.plan import SlicePlan, slice_multiple
 from simulator.sharding import padded_vocab_size
@@ -75,6 +75,11 @@ class Shapes:
     def communicates(self) -> bool:
         """Whether tensor-parallel collectives exist."""
         return self.cluster.tp > 1 and self.plan.strategy != "no_comm"
+
+    @cached_property
+    def launch_order(self) -> LaunchOrder:
+        """Who gets the SMs first where a collective and a compute op become ready together."""
+        return self.workload.implementation.starts(cuda_graph=self.cluster.cuda_graph)
 
     @cached_property
     def shards_tokens(self) -> bool:

@@ -100,7 +100,7 @@ class Runs:
     def run(self, spec: LaunchSpec, on_step: OnStep = ignore) -> None:
         """Play ``rounds`` rounds in one launch. Where a plan runs out of memory, launch again
         without it. Raise what run_job raises."""
-        order = self.workload.implementation.launch_order
+        order = self.workload.implementation.starts(cuda_graph=self.cluster.cuda_graph)
         in_order = replace(spec, kernels_in_order=order == "ordered")
         while len(self.failed) < len(self.plans):
             self.steps, self.ends, self.playing = {}, {}, None

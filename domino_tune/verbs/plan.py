@@ -75,7 +75,8 @@ def export_plan(plan_file: PlanFile, to: str, *, shelf: Shelf = DISK) -> ExportR
         _deepspeed(plan_file, made, shelf)
     elif to in _MAKERS:
         _MAKERS[to](plan_file, made)
-    variables = environment(plan_file.plan, how)
+    graph = plan_file.cluster.cuda_graph and to != "megatron"  # which insists on one queue
+    variables = environment(plan_file.plan, how, cuda_graph=graph)
     if to == "megatron" and shards_parameters(plan_file.workload, plan_file.cluster):
         variables.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)  # a note says so
     return ExportResult(
@@ -241,12 +242,12 @@ def _check_strategy(plan: SlicePlan, to: str) -> None:
 
 
 def _common_notes(plan_file: PlanFile) -> list[str]:
-    """Return what no framework sets: CUDA graphs for collectives first, and limits of GPUs."""
+    """Return what no framework sets: collectives first, and limits of GPUs."""
     cluster, notes = plan_file.cluster, []
-    if plan_file.workload.implementation.launch_order == "comm_first":
+    if plan_file.workload.implementation.launch_order == "comm_first" and not cluster.cuda_graph:
         notes.append(
-            "Collectives first: edges of a CUDA graph from the beginning of each collective; no "
-            "environment variable makes it so."
+            "Collectives first: by the priority of their stream, with as many hardware queues as "
+            "usual (CUDA_DEVICE_MAX_CONNECTIONS not set)."
         )
     if cluster.power_cap_w:
         notes.append(f"Predicted for GPUs limited to {cluster.power_cap_w:g} W (nvidia-smi -pl).")

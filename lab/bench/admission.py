@@ -200,7 +200,7 @@ def _played(
     needs = -(-cell["ctas"] // CTAS_PER_SM[cell["rate"]])
     sent = Step(TP, collective_ns * WORK_UNIT, 2, (), 0, needs=needs)
     steps = (sent,) * count + _op(row, op_ns, rule) * OPS
-    beside = ComputeFamily(row["family"], op_ns, 0 if row["family"] in FILLING else gb_s_of(row))
+    beside = ComputeFamily(row["family"], 0 if row["family"] in FILLING else gb_s_of(row))
     families = (None, beside, CollectiveFamily(1, 8, ctas=cell["ctas"]))
     program = Program(
         root=Loop(body=steps), lanes=2, families=families, contention=Contention(fit), queue_depth=0

@@ -17,13 +17,12 @@ from domino_tune.base.tables import Table
 from domino_tune.store.profiles import load_profile
 from lab.bench.facts import REPOSITORY
 from lab.bench.gpu_kernels import first_table, fp8_tables, gap_tables, grouped_tables
-from lab.fidelity.page import choice_checks, detail, worst_errors
-from lab.fidelity.scores import Setting, score, setting_from
+from lab.bench.gpu_proof import proof_tables
 from lab.fits.common import records
 from lab.fits.contention import FULL_RATE
 from lab.fits.power import stage_exponent, stage_law, with_collectives
 from lab.gpu.cases import PLANS, PlayedPlan
-from lab.verdict import Check, SkippedError, at_most, check_table, reported
+from lab.verdict import SkippedError, at_most, check_table, reported
 from simulator.case import Case
 from simulator.power import PowerSection
 from simulator.predict import played
@@ -36,13 +35,6 @@ FOLDER: Final = "DOMINO_TUNE_GPU_RECORDS"
 """Names a folder of records; default: all in measurements/."""
 CLOCK_LIMIT: Final = 0.03
 CTAS: Final = 16
-PROOF_ERROR: Final = 0.03
-PROOF_REGRET: Final = 0.01
-EMULATED: Final = (
-    "Some layers with the true shards of one rank. Collectives are emulated: their durations are "
-    "the profile's and were not measured. Ops and launches were measured on this GPU before any "
-    "plan ran. link: the way to launch ops. Other columns: results/fidelity.md."
-)
 
 
 def gpu_records() -> Iterator[Table]:
@@ -207,28 +199,3 @@ def rehearsal_table(rows: Sequence[Row]) -> Table:
             for row in rows for name, took in row.items() if name.endswith("_ns")
         ],
     )  # fmt: skip
-
-
-# Plans predicted and run -------------------------------------------------------------------------
-
-
-def proof_tables(rows: Sequence[Row]) -> list[Table]:
-    """Return the plans' targets and times."""
-    settings = [setting_from(row["setting"]) for row in rows if "setting" in row]
-    if not settings:
-        return []
-    return [check_table("Emulated on one GPU", proof_checks(settings), [EMULATED]),
-            *detail(settings)]  # fmt: skip
-
-
-def proof_checks(settings: Sequence[Setting]) -> list[Check]:
-    """Return the targets beside the measured numbers."""
-    total = score(settings)
-    return [
-        reported("cells (plans of a model, batch and way to launch)", str(total.cells)),
-        reported("noise floor: the same plan in two launches", f"{total.noise:.2%}"),
-        at_most("iteration time, mean absolute error", PROOF_ERROR, total.error),
-        reported("the same at the GPU's speed while plans ran", f"{total.steady_error:.2%}"),
-        *worst_errors(total),
-        *choice_checks(total, PROOF_REGRET),
-    ]

@@ -108,8 +108,7 @@ def _contention(profile: Profile) -> Table:
             at_most(f"{law.family}, {len(mine)} measurements, each op withheld", CONTENTION_LIMIT,
                     law.error),
             reported(
-                "  SMs that a CTA takes, factor, µs an op loses by a CTA",
-                f"{law.sms_per_cta:g}, {law.factor:g}, {law.us_per_cta:g}",
+                "  SMs that a CTA takes, factor", f"{law.sms_per_cta:g}, {law.factor:g}",
             ),
             reported("  error of the law fitted on A100", f"{_a100_error(mine):.1%}"),
         ]  # fmt: skip
@@ -118,7 +117,7 @@ def _contention(profile: Profile) -> Table:
 
 def _a100_error(measurements: Sequence[Beside]) -> float:
     return statistics.fmean(
-        abs(compute_slowdown(*A100_LAW, one.ctas, GPU.machine.sm_count) / one.slowdown - 1)
+        abs(one.by(compute_slowdown(*A100_LAW, one.ctas, GPU.machine.sm_count)) / one.slowdown - 1)
         for one in measurements
     )
 

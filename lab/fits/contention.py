@@ -185,21 +185,29 @@ def overlap_law(
     )  # fmt: skip
 
 
-# Ops while collectives run all the time ----------------------------------------------------------
+# Ops while collectives follow each other ---------------------------------------------------------
 
-_BESIDE_START: Final = (0.2, 1.0, 0.5)
-_BESIDE_BOUNDS: Final = ((0.0, 1.0, 0.0), (3.0, 2.0, 100.0))
+_BESIDE_START: Final = (0.5, 1.0)
+_BESIDE_BOUNDS: Final = ((0.0, 1.0), (3.0, 2.0))
 
 
 class Beside(NamedTuple):
     """One cell: an op of ``case`` that takes ``alone_us`` alone, and ``slowdown`` times as long
-    while a collective of ``ctas`` CTAs runs."""
+    while collectives of ``ctas`` CTAs follow each other. They are beside an op for ``stay_us`` of
+    it; ops that let none in before they end meet one each."""
 
     family: str
     case: str
     ctas: int
     alone_us: float
     slowdown: float
+    stay_us: float = math.inf
+
+    def by(self, slowdown: float) -> float:
+        """Return how many times as long the op takes that is slowed so while it is not alone."""
+        if self.alone_us * slowdown <= self.stay_us:
+            return slowdown
+        return 1 + self.stay_us * (1 - 1 / slowdown) / self.alone_us
 
 
 def fit_beside(cells: Sequence[Beside], *, sm_count: int) -> ComputeContention:
@@ -208,14 +216,14 @@ def fit_beside(cells: Sequence[Beside], *, sm_count: int) -> ComputeContention:
     family = cells[0].family
 
     def law_of(parameters: Sequence[float], error: float = 0.0) -> ComputeContention:
-        per_cta, factor, us = (float(value) for value in parameters)
+        per_cta, factor = (float(value) for value in parameters)
         return ComputeContention(
-            family=family, sms_per_cta=per_cta, factor=factor, us_per_cta=us, error=error
+            family=family, sms_per_cta=per_cta, factor=factor, error=error
         )  # fmt: skip
 
     def shares(p: Floats, _: Sequence[Beside], asked: Sequence[Beside]) -> Floats:
         law = law_of(p.tolist())
-        predicted = np.array([law.slowdown(one.ctas, sm_count, one.alone_us) for one in asked])
+        predicted = np.array([one.by(law.slowdown(one.ctas, sm_count)) for one in asked])
         return np.asarray(predicted / np.array([one.slowdown for one in asked]))
 
     found, left_out = fit_withheld(
@@ -293,6 +301,8 @@ def beside_cells(rows: Iterable[Row], rate: float = FULL_RATE) -> list[Beside]:
         Beside(
             row["family"], row["case"], cell["ctas"], row["alone_again_ns"] / 1000,
             cell["op_mean_ns"] / row["alone_again_ns"],
+            cell["collective_alone_ns"] / 1000 * cell["collectives"] / cell["ops"]
+            if row["family"] in FILLING else math.inf,
         )
         for row, cell in full_cells(rows, rate)
     ]  # fmt: skip

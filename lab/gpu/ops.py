@@ -28,6 +28,7 @@ from lab.gpu.stage import GpuCase, Row, Stage, release_memory
 from lab.gpu.timing import reason
 from simulator.ops import Signature
 from simulator.plan import MEGATRON, SlicePlan
+from simulator.profile import Profile
 from simulator.provenance import Provenance
 from simulator.schedule import COMPUTE
 
@@ -79,15 +80,15 @@ def _played(stage: Stage, case: RankCase) -> Row:
 def joining(stage: Stage, session: Session, case: RankCase) -> Row:
     """Play the case on ``session``; its rows join the stage's profile."""
     message = play_case(session, case, measured_ops(stage.profile), stage.stop_at)
-    join(stage, message)
+    stage.profile = joined(stage.profile, message)
     return message
 
 
-def join(stage: Stage, message: Row) -> None:
-    """Add the rows of a ``plan`` message to the stage's profile."""
-    grown = add_message(stage.profile, dict(message))
+def joined(profile: Profile, message: Row) -> Profile:
+    """Return the profile with the rows of a ``plan`` message."""
+    grown = add_message(profile, dict(message))
     known = {kind: getattr(grown, kind) for kind in SECTIONS}
-    stage.profile = replace(
+    return replace(
         grown,
         **{kind: replace(one, provenance=MEASURED) for kind, one in known.items() if one},
     )

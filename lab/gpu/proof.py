@@ -26,10 +26,13 @@ from domino_tune.verbs.resolve import resolve
 from lab.fidelity.loop import model_file, plans_of, run_emulated, setting_of
 from lab.fidelity.settings import KINDS
 from lab.gpu.cases import TWO_SLICES, RankCase, slice_plans
-from lab.gpu.ops import join, joining
+from lab.gpu.ops import joined, joining
 from lab.gpu.own_profile import laid_over, with_launch
 from lab.gpu.stage import GpuCase, Row, Stage
+from simulator.case import Case
 from simulator.implementation import LaunchOrder
+from simulator.profile import Profile
+from simulator.specs import ClusterSpec
 
 BASE: Final = "h200-sxm"
 """Profile whose collectives and contention are taken for this GPU's."""
@@ -37,10 +40,10 @@ LAYERS: Final = 4
 SHAPES: Final = (("gpt3-13b", 2048, 8), ("llama2-13b", 2048, 4))
 """Preset, sequence length, micro-batch size."""
 WAYS: Final[tuple[tuple[bool, LaunchOrder], ...]] = (
-    (True, "ordered"), (True, "comm_first"), (False, "ordered"), (False, "comm_first"),
+    (True, "comm_first"), (False, "ordered"), (False, "comm_first"),
 )  # fmt: skip
 """Whether plans run as CUDA graphs, else eager, and who gets the SMs first: ``ordered`` has one
-hardware queue, and edges in graphs; the other as many queues as CUDA has, and priorities."""
+hardware queue, the other as many as CUDA has, and priorities."""
 ROUNDS: Final = 10
 PACE: Final = Pace(duration_ns=20_000, ctas=16)
 """Pace of the collectives whose launches are timed."""
@@ -67,6 +70,15 @@ class ProofCase(NamedTuple):
         way = "graph" if self.cuda_graph else "eager"
         return way if self.launch_order == "ordered" else f"{way} {self.launch_order}"
 
+    def predicted_by(self, profile: Profile) -> Case:
+        """Return the case as the simulator takes it."""
+        work = self.ops.workload
+        how = replace(work.implementation, launch_order=self.launch_order)
+        return Case(
+            model=self.ops.model, workload=replace(work, implementation=how), profile=profile,
+            cluster=ClusterSpec(tp=self.ops.tp, cuda_graph=self.cuda_graph),
+        )  # fmt: skip
+
     def fields(self, profile: Path) -> WorkloadFields:
         """Return the case as the fields of a request."""
         work = self.ops.workload
@@ -80,13 +92,16 @@ class ProofCase(NamedTuple):
 
 def proof_cases(stage: Stage) -> Iterator[GpuCase]:
     """Yield the ops of all plans, then the plans of each way to launch."""
-    proofs = []
-    for cuda_graph, launch_order in WAYS:
-        for preset, seq, batch in SHAPES:
-            case = RankCase.of(preset, seq, batch, layers=LAYERS, plans=slice_plans(batch))
-            named = replace(case.model, name=f"{preset}-{LAYERS}-layers")
-            proofs.append(ProofCase(replace(case, model=named), cuda_graph, launch_order))
-    return cases_of(stage, proofs)
+    return cases_of(stage, [proof_case(*shape, *way) for way in WAYS for shape in SHAPES])
+
+
+def proof_case(
+    preset: str, seq: int, batch: int, cuda_graph: bool, launch_order: LaunchOrder
+) -> ProofCase:
+    """Return some layers of a preset, launched in one of ``WAYS``."""
+    case = RankCase.of(preset, seq, batch, layers=LAYERS, plans=slice_plans(batch))
+    named = replace(case.model, name=f"{preset}-{LAYERS}-layers")
+    return ProofCase(replace(case, model=named), cuda_graph, launch_order)
 
 
 def cases_of(stage: Stage, proofs: Sequence[ProofCase]) -> Iterator[GpuCase]:
@@ -117,20 +132,26 @@ def _ops(stage: Stage, proof: ProofCase) -> Row:
 
 
 def profile_of(stage: Stage, proof: ProofCase, shapes: Sequence[str]) -> Path:
-    """Return the file of the model's profile: ``BASE`` with ops and launches measured here, in
-    this run or an earlier one. It is written once. Raise RunError before all of the model's
-    ``shapes`` are measured."""
+    """Return the file of the model's profile, written once. Raise RunError before all of the
+    model's ``shapes`` are measured."""
     path = stage.rows_file.with_name(f"proof-{proof.ops.model.name}.json")
     if not path.exists():
         needed = {f"ops {name}" for name in shapes if name.startswith(f"{proof.ops.model.name}/")}
         rows = {row["case"]: row for row in stage.rows() if row.get("complete")}
         if not needed <= rows.keys():
             raise RunError(f"Ops of {proof.ops.model.name} are not measured yet.")
-        costs_us = [rows[name]["cost_us"] for name in sorted(needed) if "cost_us" in rows[name]]
-        for name in sorted(needed):
-            join(stage, rows[name])
-        save_profile(laid_over(load_profile(BASE), with_launch(stage.profile, costs_us)), path)
+        save_profile(measured_profile([rows[name] for name in sorted(needed)]), path)
     return path
+
+
+def measured_profile(rows: Sequence[Row]) -> Profile:
+    """Return ``BASE`` with the ops and launches of these rows."""
+    base = load_profile(BASE)
+    mine = Profile(name="mine", created=base.created, machine=base.machine)
+    for row in rows:
+        mine = joined(mine, row)
+    costs_us = [row["cost_us"] for row in rows if "cost_us" in row]
+    return laid_over(base, with_launch(mine, costs_us))
 
 
 def _plans(stage: Stage, proof: ProofCase, shapes: Sequence[str]) -> Row:

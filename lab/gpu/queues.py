@@ -1,9 +1,9 @@
 """Stage ``queues``: what keeps GEMMs from running beside a collective that came before them.
 
 Rows of GEMMs meet emulated collectives, as those of a plan do: with one hardware queue or as many
-as CUDA has, launched one by one or as a graph, with edges that keep the order of launches or
-without, and with events that have a time or not. The number of queues is read when CUDA starts, so
-each has a process of its own.
+as CUDA has, launched one by one or as a graph, and with events that have a time or not. The number
+of queues is read when CUDA starts, so each has a process of its own, which tells each cell as soon
+as it has been timed: a process that dies loses the rest alone.
 
 A collective lasts as long as ``COVERED`` of the ``BEHIND`` GEMMs that follow it. So a share of 1
 is all that can be hidden, 1 / COVERED the first GEMM alone, and 0 nothing.
@@ -16,16 +16,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache, partial
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from domino_tune.base.errors import RunError
-from domino_tune.measure.gpu.replays import CaptureError, captured
+from domino_tune.measure.gpu.replays import captured
 from domino_tune.runtime.head_start import HeadStart
 from domino_tune.runtime.lanes.call import all_reduce
 from domino_tune.runtime.lanes.emulated import Wire, emulated_lane
@@ -53,25 +52,21 @@ Timed = Literal["nothing", "collectives", "all"]
 
 
 class Cell(NamedTuple):
-    """How a row is launched. ``edges``: a graph keeps the order of launches. ``timed``: what stands
-    between events that have a time."""
+    """How a row is launched. ``timed``: what stands between events that have a time."""
 
     launch: Literal["eager", "graph"]
-    edges: bool = False
     timed: Timed = "nothing"
 
     @property
     def name(self) -> str:
         """Return it in words."""
-        return f"{self.launch}{', edges' if self.edges else ''}, {self.timed} timed"
+        return f"{self.launch}, {self.timed} timed"
 
 
 CELLS: Final = (
     Cell("eager"), Cell("eager", timed="collectives"), Cell("eager", timed="all"),
-    Cell("graph"), Cell("graph", timed="collectives"), Cell("graph", edges=True),
+    Cell("graph"), Cell("graph", timed="collectives"),
 )  # fmt: skip
-"""With edges last: where they cannot be captured, the process is spoilt. In a graph with edges no
-collective has timed events, since such an edge begins at a kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,52 +87,28 @@ def queue_cases(stage: Stage, sizes: Sizes | None = None) -> Iterator[GpuCase]:
 
 
 def _in_a_process(queues: str, sizes: Sizes) -> Row:
-    """Return the row that another process measures with ``queues`` hardware queues. Raise RunError
-    if it fails."""
+    """Return what another process measures with ``queues`` hardware queues; ``failed`` says how it
+    died, if it did. Raise RunError if it timed nothing."""
     env = {name: value for name, value in os.environ.items() if name != QUEUES_SETTING}
     if queues:
         env[QUEUES_SETTING] = queues
     ran = subprocess.run(
-        [sys.executable, "-m", "lab.gpu.queues", json.dumps(asdict(sizes))],
+        [sys.executable, "-X", "faulthandler", "-m", "lab.gpu.queues", json.dumps(asdict(sizes))],
         env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
-    if ran.returncode:
-        raise RunError(f"The process with its own queues failed: {ran.stderr.strip()[-500:]}")
-    row: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    told = ", ".join(
-        f"{cell['name']} {cell['overlapped']:.2f}" for cell in row["cells"] if "overlapped" in cell
-    )
-    return {**row, "told": f"overlapped: {told}"}
+    cells = [json.loads(line) for line in ran.stdout.splitlines()]
+    said = f"ended with {ran.returncode}: {ran.stderr.strip()[-1000:]}" if ran.returncode else ""
+    if not cells:
+        raise RunError(f"The process with its own queues {said}")
+    told = ", ".join(f"{cell['name']} {cell['overlapped']:.2f}" for cell in cells)
+    return {"queues": queues, "cells": cells, "failed": said, "told": f"overlapped: {told}"}
 
 
-def measured(sizes: Sizes) -> Row:
-    """Return every cell that the device has, in this process; a graph needs CUDA."""
+def measured(sizes: Sizes) -> Iterator[Row]:
+    """Yield every cell that the device has, in this process; a graph needs CUDA."""
     device = torch.device(sizes.device)
-    queues = os.environ.get(QUEUES_SETTING, "")
-    cells, failed = [], []
     for cell in CELLS if device.type == "cuda" else CELLS[:1]:
-        try:
-            with _launch_order(kept=cell.edges):
-                cells.append({"name": cell.name, **_cell(cell, sizes, device)})
-        except CaptureError as error:
-            failed.append(f"{cell.name}: {error}")
-            break
-    return {"queues": queues, "cells": cells, "failed": failed}
-
-
-@contextmanager
-def _launch_order(*, kept: bool) -> Iterator[None]:
-    """Have captures keep the order of launches, or not. CUDA has read the variable before, so that
-    the number of queues stays."""
-    before = os.environ.get(QUEUES_SETTING)
-    os.environ[QUEUES_SETTING] = "1" if kept else "8"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[QUEUES_SETTING]
-        else:
-            os.environ[QUEUES_SETTING] = before
+        yield {"name": cell.name, **_cell(cell, sizes, device)}
 
 
 def _cell(cell: Cell, sizes: Sizes, device: torch.device) -> Row:
@@ -223,4 +194,5 @@ def _took_ns(cell: Cell, device: torch.device, play: Callable[[], object]) -> fl
 
 
 if __name__ == "__main__":
-    print(json.dumps(measured(Sizes(**json.loads(sys.argv[1])))))
+    for row in measured(Sizes(**json.loads(sys.argv[1]))):
+        print(json.dumps(row), flush=True)

@@ -163,7 +163,7 @@ class Pieces:
                 segments = _only(segments, wgrads=piece.part == "wgrad")
         return Schedule(
             parts=(Repeat(segments=tuple(segments)),), value_bytes=builder.value_bytes,
-            launch_order=builder.shapes.workload.implementation.launch_order,
+            launch_order=builder.shapes.launch_order,
             shared=fragments.shared,
         )  # fmt: skip
 

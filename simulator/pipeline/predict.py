@@ -113,7 +113,7 @@ def busiest_schedule(case: Case, plan: SlicePlan, order: LayerOrder | None = Non
         for schedule in pieces.step(rank)
         for part in schedule.parts
     ]
-    launch_order = case.workload.implementation.launch_order
+    launch_order = case.workload.implementation.starts(cuda_graph=case.cluster.cuda_graph)
     return Schedule(parts=tuple(parts), value_bytes={}, micros=micros, launch_order=launch_order)
 
 
@@ -131,7 +131,7 @@ def rank_schedule(pieces: Pieces, rank: int) -> Schedule:
         for piece, count in pieces.counts(rank).items()
     ]
     parts += [part for schedule in pieces.step(rank) for part in schedule.parts]
-    launch_order = pieces.whole.workload.implementation.launch_order
+    launch_order = pieces.whole.launch_order
     return Schedule(parts=tuple(parts), value_bytes={}, launch_order=launch_order)
 
 

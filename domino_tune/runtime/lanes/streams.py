@@ -23,7 +23,6 @@ import torch.distributed as dist
 from domino_tune.runtime.clock import Tick
 from domino_tune.runtime.lanes.call import Call, perform, pretend
 from domino_tune.runtime.lanes.lane import Lane
-from domino_tune.runtime.lanes.launch_edges import keeps_launch_order, wait_for_start
 
 HIGH_PRIORITY = -1
 
@@ -79,15 +78,13 @@ class StreamQueue:
 
     def launch(self, name: str, call: Call, work: Callable[[], object]) -> StreamHandle:
         """Have ``work`` issue kernels that use the tensors of ``call``, after everything issued so
-        far. Where kernels keep the order of their launch, so do those of a captured graph."""
+        far."""
         start, end = _event(timed=self._timed), _event(timed=self._timed)
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             start.record()
             work()
             end.record()
-        if torch.cuda.is_current_stream_capturing() and keeps_launch_order():
-            wait_for_start(self.stream)
         return StreamHandle(name, start, end, call)
 
     def close(self) -> None:

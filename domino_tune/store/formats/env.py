@@ -9,8 +9,10 @@ from simulator.implementation import Implementation
 from simulator.plan import SlicePlan
 
 
-def environment(plan: SlicePlan, implementation: Implementation) -> dict[str, str]:
-    """Return the variables for every rank.
+def environment(
+    plan: SlicePlan, implementation: Implementation, *, cuda_graph: bool = False
+) -> dict[str, str]:
+    """Return the variables for every rank; ``cuda_graph``: steps are graphs.
 
     ``CUDA_DEVICE_MAX_CONNECTIONS=1``, where the launch order is ``ordered``: one hardware queue, so
     that the device starts kernels in the order of the schedule. ``TORCH_NCCL_HIGH_PRIORITY=1``:
@@ -19,7 +21,8 @@ def environment(plan: SlicePlan, implementation: Implementation) -> dict[str, st
     ``NCCL_ALGO=Ring``, and ``NVTE_ALLOW_NONDETERMINISTIC_ALGO=0`` (TransformerEngine's attention),
     where the implementation says so.
     """
-    found = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if implementation.launch_order == "ordered" else {}
+    ordered = implementation.starts(cuda_graph=cuda_graph) == "ordered"
+    found = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if ordered else {}
     if plan.strategy == "domino":
         found["TORCH_NCCL_HIGH_PRIORITY"] = "1"
     if plan.comm_ctas:

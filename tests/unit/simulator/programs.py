@@ -24,8 +24,8 @@ from simulator.skew import SkewFit, SkewRow
 from simulator.waves import OPEN
 
 FAMILIES = (
-    None, ComputeFamily("gemm", 700), ComputeFamily("attention"),
-    ComputeFamily("pointwise", 0, 900), CollectiveFamily(1, 8), CollectiveFamily(1, 8, 4),
+    None, ComputeFamily("gemm"), ComputeFamily("attention"),
+    ComputeFamily("pointwise", 900), CollectiveFamily(1, 8), CollectiveFamily(1, 8, 4),
     CollectiveFamily(2, 8, 16), CollectiveFamily(1, 8, 0, 3), CollectiveFamily(2, 8, 0, 4000),
 )  # fmt: skip
 COMPUTE_FAMILIES = (1, 2, 3)
@@ -42,7 +42,6 @@ def random_contention(rng: random.Random) -> Contention:
             family=family,
             sms_per_cta=rng.choice((0.0, 1.0, 1.85)),
             factor=1 + rng.random(),
-            us_per_cta=rng.choice((0.0, 0.02)),
             error=0.1,
         )
         for family in ("gemm", "attention", "pointwise")

@@ -10,7 +10,6 @@ import random
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
 from itertools import chain
 from typing import Final, NamedTuple
 
@@ -45,26 +44,14 @@ LLAMA = ModelSpec(
 )  # fmt: skip
 
 
-@cache
-def short_ops_profile() -> Profile:
-    """A GPU beside whose collectives short ops of every kind take up to twice as long."""
-    known = bundled_profile()
-    assert known.contention is not None
-    fit = known.contention.fit
-    laws = tuple(replace(law, us_per_cta=law.us_per_cta + 2.0) for law in fit.compute)
-    return replace(known, contention=replace(known.contention, fit=replace(fit, compute=laws)))
-
-
 PROFILES: Final[dict[str, Callable[[], Profile]]] = {
     "h100": bundled_profile,
     "uneven ranks, contention by size": uneven_profile,
-    "h200, contention by duration": lambda: replace(load_profile("h200-sxm"), power=None),
-    "short ops": short_ops_profile,
+    "h200, contention by streams": lambda: replace(load_profile("h200-sxm"), power=None),
     "contention by size": lambda: replace(uneven_profile(), skew=None),
 }
 CASES: Final = {
-    "h100": 8, "uneven ranks, contention by size": 6, "h200, contention by duration": 4,
-    "short ops": 6,
+    "h100": 8, "uneven ranks, contention by size": 6, "h200, contention by streams": 4,
 }  # fmt: skip
 """Random cases of each machine."""
 PLANS: Final = 8

@@ -67,28 +67,13 @@ def test_compute_keeps_some_sms_whatever_happens() -> None:
     assert slow(GEMM, TP, TP, TP)[0] == pytest.approx(11.0, abs=1e-3)
 
 
-def test_short_ops_lose_the_same_time_as_long_ones() -> None:
-    law = ComputeContention(family="gemm", sms_per_cta=0.0, factor=1.0, us_per_cta=1.5, error=0.1)
-    fit = replace(FIT, compute=(law, FIT.compute[1]))
-    contention = Contention(fit)
-    assert contention.depends_on_duration("gemm")
-    assert not contention.depends_on_duration("pointwise")
-    for alone_us in (20, 100, 1000):
-        beside, _ = contention.slowdowns((ComputeFamily("gemm", 1000 * alone_us), TP10))
-        assert (beside / SCALE - 1) * alone_us == pytest.approx(1.5 * 10, rel=0.05)
-    assert contention.slowdowns((ComputeFamily("gemm", 100), TP10))[0] == 2 * SCALE
-    assert contention.slowdowns((GEMM, TP10))[0] == SCALE
-    assert not Contention(replace(fit, by_size=SIZED.by_size)).depends_on_duration("gemm")
-    assert not Contention(None).depends_on_duration("gemm")
-
-
 def test_a_collective_waits_for_memory_beside_an_op_that_streams() -> None:
     queue = MemoryQueue(attained_gb_s=4000, busiest=0.9, wait=0.1, by_cta=0.05, error=0.04)
     fit = replace(FIT, memory=queue)
     contention = Contention(fit)
     assert contention.depends_on_streams
     beside = {
-        gb_s: contention.slowdowns((ComputeFamily("pointwise", 0, gb_s), TP10))[1] / SCALE
+        gb_s: contention.slowdowns((ComputeFamily("pointwise", gb_s), TP10))[1] / SCALE
         for gb_s in (0, 2000, 3600, 4800)
     }
     factor = FIT.collective.factor

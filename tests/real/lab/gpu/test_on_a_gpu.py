@@ -80,7 +80,6 @@ def test_ops_of_replayed_steps_are_timed(plan: SlicePlan, model: ModelSpec) -> N
 
 
 def test_rows_beside_collectives_are_timed() -> None:
-    row = measured_queues(Sizes(tokens=1024, out=512, wide=512, device=str(DEVICE)))
-    assert row["failed"] == []
-    assert [cell["name"] for cell in row["cells"]] == [cell.name for cell in CELLS]
-    assert all(cell["together_ns"] > 0 for cell in row["cells"])
+    cells = list(measured_queues(Sizes(tokens=1024, out=512, wide=512, device=str(DEVICE))))
+    assert [cell["name"] for cell in cells] == [cell.name for cell in CELLS]
+    assert all(cell["together_ns"] > 0 for cell in cells)

@@ -63,7 +63,7 @@ def test_one_hardware_queue_only_where_the_launch_order_needs_it(
     search = ("--search", "random", "--trials", "2")
     assert run("tune", *run.workload, *search, *words).code == 0
     done = run("plan", "export", str(path), "--to", "env")
-    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in done.out
+    assert "export CUDA_DEVICE_MAX_CONNECTIONS" not in done.out
     assert said in done.out
 
 
