@@ -33,6 +33,8 @@ from simulator.issue_order import (
     without_recomputation,
 )
 from simulator.optimizer_step import begin_step, optimizer_step
+from simulator.overlap import EP_OVERLAP
+from simulator.paired import Known, paired
 from simulator.plan import SlicePlan, check_plan_fits
 from simulator.schedule import OpTemplate, Ref, Repeat, Schedule, Segment, check_order
 from simulator.schedules import fixed_order
@@ -139,6 +141,16 @@ class Builder:
     def schedule(self) -> Schedule:
         """Return the schedule of one optimizer step."""
         micros = self.shapes.workload.grad_accumulation
+        pairs = self.shapes.plan.strategy == EP_OVERLAP
+        parts = self._paired_parts(micros) if pairs else self._parts(micros)
+        return Schedule(
+            parts=parts, value_bytes=self.value_bytes, micros=micros,
+            launch_order=self.shapes.launch_order,
+            shared=self._templates.shared,
+        )  # fmt: skip
+
+    def _parts(self, micros: int) -> tuple[Repeat, ...]:
+        """Return the micro-batches one after the other, then the step."""
         parts = []
         for first_micro, count in _micro_groups(micros):
             last = first_micro + count == micros
@@ -146,11 +158,28 @@ class Builder:
             if last:
                 segments += _segment(self._step())
             parts.append(Repeat(segments=tuple(segments), count=count, first_micro=first_micro))
-        return Schedule(
-            parts=tuple(parts), value_bytes=self.value_bytes, micros=micros,
-            launch_order=self.shapes.launch_order,
-            shared=self._templates.shared,
-        )  # fmt: skip
+        return tuple(parts)
+
+    def _paired_parts(self, micros: int) -> tuple[Repeat, ...]:
+        """Return each micro-batch's pass forward beside the one before going back, then the last
+        one back, then the step."""
+        ahead = self.forward(self.fragments(first=True), first=True)
+        parts = [Repeat(segments=tuple(ahead))]
+        for first_micro, count in _micro_groups(micros)[:-1]:
+            pair = self.pair(forward_first=False, backward_first=first_micro == 0)
+            parts.append(Repeat(segments=tuple(pair), count=count, first_micro=first_micro + 1))
+        back = self.backward(self.fragments(first=micros == 1), last=True)
+        last = (*back, *_segment(self._step()))
+        return (*parts, Repeat(segments=last, first_micro=micros - 1))
+
+    def pair(self, *, forward_first: bool, backward_first: bool) -> list[Segment]:
+        """Return a pass forward beside a pass back; each may be the first of the iteration."""
+        ahead = self.forward(self.fragments(first=forward_first), first=forward_first)
+        back = self.backward(self.fragments(first=backward_first), last=False)
+        known: Known = self._templates.shared.setdefault(paired, {})
+        delays = self.shapes.plan.wgrad == "deferred"
+        layers = self.layers, self.layers
+        return paired(ahead, back, layers, known, delays_wgrads=delays)
 
     def _micro(self, *, first: bool, last: bool) -> list[Segment]:
         fragments = self.fragments(first=first)

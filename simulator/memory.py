@@ -8,6 +8,7 @@ The values of one micro-batch are counted: ``kernels.lives`` goes through all it
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Final, NamedTuple
 
@@ -21,7 +22,8 @@ from simulator.kernels import lives
 from simulator.kernels.load import call
 from simulator.op_table import Listing, listing_of
 from simulator.ordering import order_of
-from simulator.overlap import buffers_of
+from simulator.overlap import EP_OVERLAP, buffers_of
+from simulator.paired import SHARE_OF_LAYER
 from simulator.plan import MAX_ROW_SLICES, SlicePlan, row_problem
 from simulator.quantized import one_copy, operand_bytes
 from simulator.schedule import Schedule
@@ -120,11 +122,24 @@ def _strategy_bytes(case: Case, shapes: Shapes) -> int:
 
 
 def unpiped_memory(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Memory:
-    """Return the memory at its peak of a rank with all layers."""
-    live = max(live_peaks(_schedule(case, plan, order or order_of(case, plan))))
+    """Return the memory at its peak of a rank with all layers. Where two micro-batches run beside
+    each other, one has layers that the other has freed."""
+    pairs = plan.strategy == EP_OVERLAP
+    alone = replace(plan, strategy="megatron") if pairs else plan
+    schedule = _schedule(case, alone, order or order_of(case, alone))
+    live, more = max(live_peaks(schedule)), 0
+    if pairs:
+        more = SHARE_OF_LAYER * kept_bytes(schedule) // case.model.stacked_layers
     return held_parameters(case, case.shapes(plan))._replace(
-        activations=live.whole - live.logits, logits=live.logits
+        activations=live.whole - live.logits + more, logits=live.logits
     )
+
+
+def kept_bytes(schedule: Schedule) -> int:
+    """Return what a micro-batch's pass forward leaves for backward."""
+    listing = listing_of(schedule)
+    phases = _phases(listing, len(schedule.parts[0].segments))
+    return lifetimes(listing, phases, PHASES)[0].held.whole
 
 
 def head_bytes(case: Case) -> Iterator[int]:

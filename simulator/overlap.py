@@ -103,9 +103,15 @@ CHOICES: Final = MappingProxyType(
     }
 )
 """Strategy -> what each kind of GEMM can be told, for tuning."""
+EP_OVERLAP: Final = "ep-overlap"
+"""The strategy that runs a micro-batch forward beside another that goes back, so that one computes
+while the other's tokens are on their way to experts (``simulator.paired``)."""
 RIVAL_NAMES: Final = MappingProxyType(
-    {"userbuffers": "userbuffers", "async-tp": "async-TP", "fused": "tile fusion"}
-)
+    {
+        "userbuffers": "userbuffers", "async-tp": "async-TP", "fused": "tile fusion",
+        EP_OVERLAP: "two micro-batches beside each other",
+    }
+)  # fmt: skip
 """Strategy -> its name in a sentence."""
 RUNS_IN: Final = MappingProxyType(
     {
@@ -114,6 +120,7 @@ RUNS_IN: Final = MappingProxyType(
         "userbuffers": "Megatron-LM and Megatron-Bridge with TransformerEngine (--tp-comm-overlap)",
         "async-tp": "torchtitan and PyTorch's DTensor, compiled (enable_async_tensor_parallel)",
         "fused": "no training framework by itself: kernels like Flux's in your own model",
+        EP_OVERLAP: "Megatron-LM and Megatron-Bridge (--overlap-moe-expert-parallel-comm)",
     }
 )
 """Strategy -> where it can be run. Domino with sequence parallelism runs nowhere else."""

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from simulator.errors import InfeasiblePlanError, InputError, unknown_name
-from simulator.overlap import RIVALS, check_overlaps
+from simulator.overlap import EP_OVERLAP, RIVALS, check_overlaps
 from simulator.slicing import SLICE_BALANCES, SLICE_DIMS, SliceBalance, SliceDim
 from simulator.specs import ClusterSpec, ModelSpec, Workload, require_positive_int
 
-Compared = Literal["megatron", "domino", "userbuffers", "async-tp", "fused"]
+Compared = Literal["megatron", "domino", "userbuffers", "async-tp", "fused", "ep-overlap"]
 Strategy = Literal[Compared, "no_comm"]
 Order = Literal["greedy", "inter", "intra", "paper"]
 WgradPlacement = Literal["eager", "deferred", "fill"]
 
-STRATEGIES: Final = ("megatron", "no_comm", "domino", *RIVALS)
+STRATEGIES: Final = ("megatron", "no_comm", "domino", *RIVALS, EP_OVERLAP)
 ORDERS: Final = ("greedy", "inter", "intra", "paper")
 WGRAD_PLACEMENTS: Final = ("eager", "deferred", "fill")
 MAX_ROW_SLICES: Final = 16
@@ -167,6 +167,7 @@ class SlicePlan:
         extras += " sp" if self.sequence_parallel else ""
         if self.strategy != "domino":
             told = "".join(f" {text}" for text in self.tp_comm_overlap)
+            told += " wgrad=deferred" * (self.wgrad == "deferred")
             return self.strategy + told + extras
         merged = " merged" if self.merge_wgrad else ""
         return f"domino {self.cut}{self._slicing} {self.order} wgrad={self.wgrad}{merged}{extras}"
@@ -239,6 +240,8 @@ def check_plan_fits(
             f"{most} rank{'s' * (most > 1)}, got tp = {cluster.tp}{fix}.",
             reason="strategy",
         )
+    if plan.strategy == EP_OVERLAP:
+        check_pairs(model, workload, cluster)
     for name in _COUNTS[1:]:
         pieces = getattr(plan, name)
         if model.hidden_size % pieces:
@@ -248,6 +251,40 @@ def check_plan_fits(
                 f"hidden_size = {model.hidden_size} does not divide by {name} = {pieces}; "
                 f"nearest that work: {' and '.join(map(str, near))}.",
                 reason="hidden",
+            )
+
+
+def check_pairs(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> None:
+    """Raise InfeasiblePlanError unless two micro-batches may run beside each other: the conditions
+    of Megatron-Bridge 0.3 (training/comm_overlap.py), and what is simulated."""
+    parallel = cluster.pp > 1
+    wrong = {
+        "no tokens move between experts' ranks: it needs --ep of 2 or more": not (
+            model.num_experts and cluster.ep > 1
+        ),
+        f"its dispatchers are alltoall, deepep and hybridep, not {workload.moe_dispatcher}": (
+            workload.moe_dispatcher == "allgather"
+        ),
+        "layers that are computed again have no place in it: --recompute none or selective": (
+            workload.recompute not in ("none", "selective")
+        ),
+        "it has one further prediction at most: a model of num_nextn_predict_layers 0 or 1": (
+            model.num_nextn_predict_layers > 1
+        ),
+        "the shared expert already runs beside the exchange: "
+        "--set moe_shared_expert_overlap=false": workload.moe_shared_expert_overlap,
+        "a pipeline needs virtual stages for it: --vpp of 2 or more": parallel and cluster.vpp == 1,
+        "there is one micro-batch a step: a larger --grad-accumulation": (
+            workload.grad_accumulation == 1
+        ),
+        "it is simulated without FSDP: --data-parallel replicas": (
+            workload.data_parallel == "fsdp" and cluster.dp > 1
+        ),
+    }
+    for reason, found in wrong.items():
+        if found:
+            raise InfeasiblePlanError(
+                f"Strategy {EP_OVERLAP!r} cannot run here: {reason}.", reason="strategy"
             )
 
 

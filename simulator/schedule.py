@@ -18,6 +18,8 @@ from simulator.ops import Signature
 
 COMPUTE: Final = 0
 LANES: Final = ("compute", "tp", "dp", "cp", "ep")
+PREFIX: Final = "earlier."
+"""Before the names of values of an earlier micro-batch that plays in the same part."""
 STEP: Final = "step."
 """Prefix of the roles of the optimizer's step."""
 TP: Final = 1
@@ -38,7 +40,8 @@ class Ref(NamedTuple):
 
 class OpTemplate(NamedTuple):
     """One op of a repeated pattern. ``offset`` counts layers from the repetition's first layer.
-    ``replayed``: it is in a CUDA graph of a part of the layer."""
+    ``replayed``: it is in a CUDA graph of a part of the layer. ``earlier``: it is of the
+    micro-batch before, and goes back (``simulator.paired``)."""
 
     role: str
     slice: int
@@ -50,6 +53,7 @@ class OpTemplate(NamedTuple):
     weights: tuple[str, ...] = ()
     piece: int = -1
     replayed: bool = False
+    earlier: bool = False
 
     def shifted(self, layers: int) -> OpTemplate:
         """Return the same op, ``layers`` layers later in the pass."""
@@ -76,7 +80,8 @@ class Segment:
     """``count`` repetitions of ``templates``; repetition r covers layers from first + r·stride.
 
     ``mirror`` is −1 in the forward pass; otherwise layer = mirror − position, so that the backward
-    pass counts from the top of the stack (mirror = layers − 1).
+    pass counts from the top of the stack (mirror = layers − 1). ``paired`` is that number where ops
+    of an earlier micro-batch are in it, which go back while ``mirror`` is −1.
     """
 
     templates: tuple[OpTemplate, ...]
@@ -84,20 +89,24 @@ class Segment:
     first: int = 0
     stride: int = 1
     mirror: int = -1
+    paired: int = -1
 
-    def layer(self, repetition: int, offset: int) -> int:
+    def layer(self, repetition: int, offset: int, *, earlier: bool = False) -> int:
         """Return the layer number of a template with ``offset`` in ``repetition``."""
         position = self.first + repetition * self.stride + offset
-        return position if self.mirror < 0 else self.mirror - position
+        mirror = self.paired if earlier else self.mirror
+        return position if mirror < 0 else mirror - position
 
 
 @dataclass(frozen=True, kw_only=True)
 class Repeat:
-    """``count`` micro-batches with the same segments; the first has number ``first_micro``."""
+    """``count`` micro-batches with the same segments; the first has number ``first_micro``.
+    ``lag``: by how many micro-batches those that go back are before them."""
 
     segments: tuple[Segment, ...]
     count: int = 1
     first_micro: int = 0
+    lag: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +143,7 @@ class Schedule:
             for repeat in range(part.count):
                 micro = part.first_micro + repeat
                 for segment in part.segments:
-                    yield from _named(segment, micro, self.micros)
+                    yield from _named(segment, micro, self.micros, part.lag)
 
     def templates(self) -> Iterator[OpTemplate]:
         """Yield the template of every op in issue order: ``ops`` without the layers' names."""
@@ -149,11 +158,12 @@ class Schedule:
         return tuple(sorted(used | {COMPUTE}))
 
 
-def _named(segment: Segment, micro: int, micros: int) -> Iterator[Op]:
-    prefix = f"m{micro}." if micros > 1 else ""
+def _named(segment: Segment, micro: int, micros: int, lag: int) -> Iterator[Op]:
     for repetition in range(segment.count):
         for t in segment.templates:
-            layer = segment.layer(repetition, t.offset)
+            own = micro - lag * t.earlier
+            prefix = f"m{own}." if micros > 1 else ""
+            layer = segment.layer(repetition, t.offset, earlier=t.earlier)
             in_layer = f"l{layer}." if is_layer_role(t.role) else ""
             row = f"s{t.slice}." if t.slice >= 0 else ""
             piece = f".{t.piece}" if t.piece >= 0 else ""
@@ -163,15 +173,22 @@ def _named(segment: Segment, micro: int, micros: int) -> Iterator[Op]:
                 signature=t.signature,
                 lane=t.lane,
                 reads=(
-                    *(value_name(prefix, layer, ref) for ref in t.reads),
+                    *(value_name(prefix, layer, ref) for ref in named(t, t.reads)),
                     *(f"{in_layer}{weight}" for weight in t.weights),
                 ),
-                writes=tuple(value_name(prefix, layer, ref) for ref in t.writes),
-                micro=micro,
+                writes=tuple(value_name(prefix, layer, ref) for ref in named(t, t.writes)),
+                micro=own,
                 layer=layer,
                 slice=t.slice,
                 piece=t.piece,
             )
+
+
+def named(op: OpTemplate, refs: tuple[Ref, ...]) -> tuple[Ref, ...]:
+    """Return values of ``op`` with the layers and names that its own micro-batch gives them."""
+    if not op.earlier:
+        return refs
+    return tuple(Ref(-ref.layer, ref.name.removeprefix(PREFIX)) for ref in refs)
 
 
 def value_name(prefix: str, layer: int, ref: Ref) -> str:

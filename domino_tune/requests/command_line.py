@@ -9,6 +9,7 @@ from typing import Any
 from domino_tune.requests.fields import WorkloadFields
 from domino_tune.requests.options import Request, option_of
 from domino_tune.requests.verbs import SimulateRequest, verb_of
+from simulator.overlap import EP_OVERLAP
 from simulator.plan import SlicePlan
 
 
@@ -32,7 +33,8 @@ def simulate_request(
         grad_accumulation=grad_accumulation if grad_accumulation > 1 else None,
     )
     if plan.strategy != "domino":
-        return base.but(strategy=plan.strategy)
+        waits = plan.strategy == EP_OVERLAP and plan.wgrad == "deferred"
+        return base.but(strategy=plan.strategy, wgrad="deferred" if waits else None)
     return base.but(
         row_slices=plan.row_slices,
         slice_dim=plan.slice_dim if plan.slice_dim != "batch" else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from simulator.overlap import EP_OVERLAP
 from simulator.plan import SlicePlan
 
 NONE: Final = "–"
@@ -55,6 +56,9 @@ def plan_words(plan: SlicePlan) -> str:
         return f"unsliced{sharded}"
     if plan.strategy == "no_comm":
         return "unsliced, communication for free"
+    if plan.strategy == EP_OVERLAP:
+        waits = ", weight gradients of experts after their exchange" * (plan.wgrad == "deferred")
+        return f"two micro-batches beside each other{waits}{sharded}"
     if plan.strategy != "domino":
         told = ", ".join(plan.tp_comm_overlap) or "every GEMM as usual"
         return f"unsliced, communication hidden GEMM by GEMM ({told}){sharded}"

@@ -1,4 +1,5 @@
-"""The rivals' plans: what each GEMM's collective is hidden by, chosen by simulation."""
+"""The rivals' plans, chosen by simulation: what each GEMM's collective is hidden by, and whether
+weight gradients of experts wait where two micro-batches run beside each other."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from typing import Final
 
 from simulator.case import Case
 from simulator.errors import InfeasiblePlanError
-from simulator.overlap import CHOICES, GEMMS, RIVALS, gemms_of
-from simulator.plan import MEGATRON, SlicePlan
+from simulator.overlap import CHOICES, EP_OVERLAP, GEMMS, RIVALS, gemms_of
+from simulator.plan import MEGATRON, SlicePlan, check_pairs
 from simulator.predict import predict
 
 SHORT_LAYERS: Final = 4
@@ -40,16 +41,29 @@ def _usual(strategy: str) -> SlicePlan:
 
 
 def rival_plans(case: Case) -> dict[str, SlicePlan]:
-    """Return each rival's best plan by name of its strategy; none where ``has_rivals`` is false."""
-    if not has_rivals(case):
-        return {}
-    found = {}
-    for strategy in RIVALS:
+    """Return each rival's best plan by name of its strategy: of those that hide the collectives of
+    GEMMs, none where ``has_rivals`` is false."""
+    found = dict(zip([EP_OVERLAP], paired_plans(case), strict=False))
+    for strategy in RIVALS if has_rivals(case) else ():
         try:
             found[strategy] = tuned_rival(case, strategy)
         except InfeasiblePlanError:  # tokens that no chunks divide
             continue
     return found
+
+
+def paired_plans(case: Case) -> list[SlicePlan]:
+    """Return the plans of two micro-batches beside each other, the fastest first; none where they
+    cannot run."""
+    if case.profile.machine.backend != "nccl":
+        return []
+    try:
+        check_pairs(case.model, case.workload, case.cluster)
+    except InfeasiblePlanError:
+        return []
+    sharded = replace(MEGATRON, strategy=EP_OVERLAP, sequence_parallel=case.modes[0])
+    plans = [replace(sharded, wgrad=wgrad) for wgrad in ("eager", "deferred")]
+    return sorted(plans, key=lambda one: predict(case, one).makespan_ns)
 
 
 def tuned_rival(case: Case, strategy: str) -> SlicePlan:

@@ -12,6 +12,7 @@ from domino_tune.search.problem import SearchOptions
 from domino_tune.search.simulated import SimulatedPlans, space_of
 from simulator.case import Case
 from simulator.errors import InfeasiblePlanError
+from simulator.overlap import EP_OVERLAP
 from simulator.plan import SlicePlan
 from simulator.units import MS_PER_NS
 from simulator.usable import SURE
@@ -96,5 +97,9 @@ def _request(plan: SlicePlan, case: Case) -> tuple[str, dict[str, Any]] | None:
     }
     if plan.strategy == "domino":
         return "tunes", {**batch, "target": "deepspeed"}
-    told = {"strategy": plan.strategy, "tp_comm_overlap": list(plan.tp_comm_overlap)}
+    told: dict[str, Any] = {"strategy": plan.strategy}
+    if plan.strategy == EP_OVERLAP:
+        told["wgrad"] = plan.wgrad
+    else:
+        told["tp_comm_overlap"] = list(plan.tp_comm_overlap)
     return "simulations", {**batch, **told, "sequence_parallel": plan.sequence_parallel}

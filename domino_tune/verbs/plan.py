@@ -20,13 +20,14 @@ from domino_tune.store.formats.megatron import (
     userbuffers_arguments,
 )
 from domino_tune.store.formats.megatron_bridge import bridge_notes, bridge_python
+from domino_tune.store.formats.megatron_experts import pairing_arguments
 from domino_tune.store.formats.te_userbuffers import userbuffers_notes, userbuffers_yaml
 from domino_tune.store.formats.torchtitan import torchtitan_notes, torchtitan_toml
 from domino_tune.store.plans import PlanFile, load_plan
 from domino_tune.store.shelf import DISK, Shelf
 from simulator.case import Case
 from simulator.errors import DominoTuneError, InfeasiblePlanError
-from simulator.overlap import RUNS_IN
+from simulator.overlap import EP_OVERLAP, RUNS_IN
 from simulator.plan import SlicePlan
 from simulator.predict import predict
 from simulator.units import MS_PER_NS
@@ -35,10 +36,10 @@ DOCUMENTS: Final = ("te-userbuffers", "torchtitan", "megatron-bridge")
 """Formats that are a file which the framework reads."""
 RUNS: Final = MappingProxyType(
     {
-        "megatron": ("Megatron-LM", ("megatron", "userbuffers", "domino")),
+        "megatron": ("Megatron-LM", ("megatron", "userbuffers", EP_OVERLAP, "domino")),
         "te-userbuffers": ("TransformerEngine's userbuffers", ("userbuffers",)),
         "torchtitan": ("torchtitan", ("megatron", "async-tp", "domino")),
-        "megatron-bridge": ("Megatron-Bridge", ("megatron", "userbuffers")),
+        "megatron-bridge": ("Megatron-Bridge", ("megatron", "userbuffers", EP_OVERLAP)),
     }
 )
 """Format -> the framework, and the strategies that are exported to it."""
@@ -197,6 +198,7 @@ def _megatron(plan_file: PlanFile, made: _Export) -> None:
     )
     if plan.strategy == "userbuffers":
         made.arguments += userbuffers_arguments(plan, workload.implementation)
+    made.arguments += pairing_arguments(plan)
     made.notes += [*_unsliced_notes(plan_file, "megatron"), *megatron_notes(plan_file)]
 
 

@@ -21,7 +21,7 @@ from simulator.errors import InputError
 from simulator.implementation import DOMINO_TUNE, IMPLEMENTATIONS, Implementation, changed
 from simulator.issue_order import LayerOrder
 from simulator.ordering import order_of
-from simulator.overlap import RIVALS
+from simulator.overlap import EP_OVERLAP, RIVALS
 from simulator.plan import MEGATRON, SlicePlan, row_problem
 from simulator.predict import predict
 from simulator.profile import Profile
@@ -201,7 +201,7 @@ def plan_of(request: PlanFields, plan_file: PlanFile | None, case: Case) -> Slic
     and for a plan that the profile's machines cannot run.
     """
     plan = _asked_plan(request, plan_file, case)
-    if plan.strategy in RIVALS and case.profile.machine.backend != "nccl":
+    if plan.strategy in (*RIVALS, EP_OVERLAP) and case.profile.machine.backend != "nccl":
         raise InputError(
             f"{plan.strategy} is of GPUs, and profile {case.profile.name!r} is of CPUs "
             f"({case.profile.machine.backend}); use --strategy megatron or domino, or a profile of "
@@ -220,14 +220,16 @@ def _asked_plan(request: PlanFields, plan_file: PlanFile | None, case: Case) -> 
         return plan_file.plan
     strategy = request.strategy or "domino"
     if strategy != "domino":
-        unsuited = given - {"--strategy", "--tp-comm-overlap"}
+        own = {"--wgrad"} if strategy == EP_OVERLAP else {"--tp-comm-overlap"}
+        unsuited = given - {"--strategy"} - own
         if unsuited:
             sliced = ", ".join(sorted(unsuited))
             raise InputError(
                 f"--strategy {strategy} is unsliced; leave out {sliced}, or use --strategy domino."
             )
         sharded = case.modes[0] or (strategy in RIVALS and case.sequence_parallel is not False)
-        return unsliced(strategy, request.tp_comm_overlap, sharded)
+        plan = unsliced(strategy, request.tp_comm_overlap, sharded)
+        return replace(plan, wgrad=request.wgrad) if request.wgrad else plan
     if request.col_slices and (request.attn_col_slices or request.mlp_col_slices):
         raise InputError(
             "--col-slices sets both blocks; give it, or --attn-col-slices and --mlp-col-slices."

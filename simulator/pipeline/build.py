@@ -20,6 +20,8 @@ from simulator.issue_order import LayerOrder
 from simulator.ops import Collective
 from simulator.optimizer_step import WORLD_NORM, summed_gradients, update
 from simulator.ordering import order_of
+from simulator.overlap import EP_OVERLAP
+from simulator.paired import Known, paired
 from simulator.pipeline.orders import Action
 from simulator.pipeline.program import PipelineProgram, hosts_lead, no_hosts, sends_beside
 from simulator.pipeline.wires import Ints, Wiring, wiring
@@ -38,11 +40,20 @@ communication Adam stands for it."""
 
 
 class Piece(NamedTuple):
-    """A pass of a chunk; ``first``: of the iteration's first micro-batch."""
+    """A pass of a chunk; ``first``: of the iteration's first micro-batch. ``beside``: the pass of
+    the other kind that runs together with it."""
 
     chunk: Chunk
     part: Pass
     first: bool
+    beside: Piece | None = None
+
+    @property
+    def pair(self) -> tuple[Piece, Piece]:
+        """The forward and the backward of a pair, each alone."""
+        assert self.beside is not None
+        passes = self._replace(beside=None), self.beside
+        return passes if self.part == "forward" else passes[::-1]
 
 
 def pieces_of(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Pieces:
@@ -84,7 +95,9 @@ class Pieces:
     def wires(self) -> Wiring:
         """The passes of each rank, and the messages between them."""
         work, cluster = self.whole.workload, self.whole.cluster
-        return wiring(work.pp_schedule, cluster.pp, cluster.vpp, work.grad_accumulation)
+        pairs = self.whole.plan.strategy == EP_OVERLAP
+        micros = work.grad_accumulation
+        return wiring(work.pp_schedule, cluster.pp, cluster.vpp, micros, pairs=pairs)
 
     @cached_property
     def actions(self) -> list[list[Action]]:
@@ -120,7 +133,11 @@ class Pieces:
         }  # fmt: skip
         part = parts[action.kind]
         differs = (part == "forward") == self._clears
-        return Piece(chunk, part, differs and self.is_first(action))
+        piece = Piece(chunk, part, differs and self.is_first(action))
+        if action.beside is None:
+            return piece
+        other = Action("B" if action.kind == "F" else "F", *action.beside)
+        return piece._replace(beside=self.piece(rank, other))
 
     def is_first(self, action: Action) -> bool:
         """Return whether no other pass of its kind and chunk is before it."""
@@ -152,6 +169,9 @@ class Pieces:
         return self._made[piece]
 
     def _schedule(self, piece: Piece) -> Schedule:
+        """Return the ops of a pass, or of a pair of them."""
+        if piece.beside is not None:
+            return self._paired(*piece.pair)
         shapes = self.shapes(piece.chunk)
         builder = Builder(shapes, self.order, in_pipeline=True)
         fragments = builder.fragments(first=piece.first)
@@ -166,6 +186,16 @@ class Pieces:
             launch_order=builder.shapes.launch_order,
             shared=fragments.shared,
         )  # fmt: skip
+
+    def _paired(self, ahead: Piece, back: Piece) -> Schedule:
+        forward, backward = (self.schedule(one) for one in (ahead, back))
+        known: Known = forward.shared.setdefault(paired, {})
+        segments = paired(
+            forward.parts[0].segments, backward.parts[0].segments,
+            (ahead.chunk.layers, back.chunk.layers), known,
+            delays_wgrads=self.whole.plan.wgrad == "deferred",
+        )  # fmt: skip
+        return replace(forward, parts=(Repeat(segments=tuple(segments)),))
 
     def step(self, rank: int) -> tuple[Schedule, Schedule]:
         """Return a rank's ops up to the norm's sum over all ranks, and from there on."""
@@ -273,16 +303,24 @@ class PipelineBuilder:
         )
 
     def played(self, piece: Piece) -> Totals:
-        """Return the sums of a pass that is played alone, behind its host where that leads."""
+        """Return the sums of a pass that is played alone, behind its host where that leads; of a
+        pair, its share."""
         if self.leads:
             return self.led(piece).totals
-        return self._alone(self.pieces.schedule(piece))
+        whole = self._alone(self.pieces.schedule(piece))
+        if piece.beside is None:
+            return whole
+        return _share(whole, [self.played(one) for one in piece.pair], piece.part == "forward")
 
     def led(self, piece: Piece) -> Led:
         """Return a pass that is played alone behind its host, and the host's times."""
         if piece not in self._led:
             schedule = self.pieces.schedule(piece)
-            self._led[piece] = repriced(schedule, self.cost).led(self.cost)
+            whole = repriced(schedule, self.cost).led(self.cost)
+            if piece.beside is not None:
+                alone, ahead = [self.led(one) for one in piece.pair], piece.part == "forward"
+                whole = _led_share(whole, alone, ahead)
+            self._led[piece] = whole
         return self._led[piece]
 
     def _hosts(self, kinds: list[Piece]) -> Ints:
@@ -360,6 +398,30 @@ def each_ns(cost: CostModel, collective: Callable[..., Collective], held: Held) 
     duration_ns = cost.duration_ns
     experts_ns = duration_ns(collective(held.experts, experts=True)) if held.experts else 0
     return experts_ns + (duration_ns(collective(held.rest)) if held.rest else 0)
+
+
+def _share(whole: Totals, alone: list[Totals], ahead: bool) -> Totals:
+    """Return the part of a pair's sums that its forward takes (``ahead``), or its backward: as the
+    times of the two alone are to each other. Their messages go out one after the other."""
+    share = alone[0].makespan_ns / (alone[0].makespan_ns + alone[1].makespan_ns)
+
+    def part(total: int) -> int:
+        first = round(share * total)
+        return first if ahead else total - first
+
+    return Totals(
+        part(whole.makespan_ns), part(whole.compute_ns), part(whole.comm_ns),
+        part(whole.exposed_ns), tuple(map(part, whole.lane_ns)),
+    )  # fmt: skip
+
+
+def _led_share(whole: Led, alone: list[Led], ahead: bool) -> Led:
+    """Return the same of a pair behind its host."""
+    totals = [one.totals for one in alone]
+    mine = _share(whole.totals, totals, ahead)
+    times = _share(Totals(whole.late_ns, whole.issued_ns, 0, 0, ()), totals, ahead)
+    held_ns = max(one.held_ns for one in alone)
+    return Led(mine, times.makespan_ns, times.compute_ns, held_ns, alone[not ahead].computes)
 
 
 def _behind(computes: Ints, depth: int, first: int) -> Ints:

@@ -36,7 +36,7 @@ def _rank_memory(case: Case, pieces: Pieces, rank: int, chunks: dict[Chunk, Phas
     }
     whole = logits = 0
     peak = 0, 0
-    for kind, _, number in pieces.actions[rank]:
+    for kind, _, number, _ in pieces.actions[rank]:
         change = changes[kind, number]
         peak = max(peak, (whole + change.at_peak.whole, logits + change.at_peak.logits))
         whole += change.at_end.whole

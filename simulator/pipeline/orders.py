@@ -14,12 +14,21 @@ from simulator.specs import ClusterSpec, PipelineSchedule, Workload
 ActionKind = Literal["F", "B", "W"]
 
 
+class Beside(NamedTuple):
+    """The pass, of the other kind, that runs beside one."""
+
+    micro: int
+    chunk: int
+
+
 class Action(NamedTuple):
-    """A pass of one chunk of a rank, of one micro-batch."""
+    """A pass of one chunk of a rank, of one micro-batch. ``beside``: a forward and the backward
+    after it that run together (``simulator.paired``)."""
 
     kind: ActionKind
     micro: int
     chunk: int
+    beside: Beside | None = None
 
 
 Orders = list[list[Action]]
@@ -31,11 +40,30 @@ def one_forward_one_backward(pp: int, vpp: int, micros: int) -> Orders:
     With several chunks a rank it is Megatron-LM's interleaved order: a rank plays a chunk for
     ``pp`` micro-batches, then the next chunk (core/pipeline_parallel/schedules.py).
     """
-    return [_alternating(rank, pp, vpp, micros) for rank in range(pp)]
+    return [_alternating(rank, pp, vpp, micros, ahead=0) for rank in range(pp)]
 
 
-def _alternating(rank: int, pp: int, vpp: int, micros: int) -> list[Action]:
-    total, warm_up = micros * vpp, _warm_up(rank, pp, vpp, micros)
+def in_pairs(pp: int, vpp: int, micros: int) -> Orders:
+    """Return 1F1B in which each forward of the steady phase runs beside the backward after it. For
+    that a rank plays one forward more first (``num_warmup_microbatches`` there)."""
+    return [_with_partners(_alternating(rank, pp, vpp, micros, ahead=1)) for rank in range(pp)]
+
+
+def _with_partners(order: list[Action]) -> list[Action]:
+    made, index = list(order), 0
+    while index + 1 < len(made):
+        one, other = made[index], made[index + 1]
+        if (one.kind, other.kind) == ("F", "B"):
+            made[index] = one._replace(beside=Beside(other.micro, other.chunk))
+            made[index + 1] = other._replace(beside=Beside(one.micro, one.chunk))
+            index += 1
+        index += 1
+    return made
+
+
+def _alternating(rank: int, pp: int, vpp: int, micros: int, *, ahead: int) -> list[Action]:
+    total = micros * vpp
+    warm_up = min(total, _warm_up(rank, pp, vpp, micros) + ahead)
     forwards = [_virtual("F", number, pp, vpp) for number in range(total)]
     backwards = [_virtual("B", number, pp, vpp) for number in range(total)]
     steady = [
@@ -109,3 +137,8 @@ ORDERS: Final[dict[PipelineSchedule, Callable[[int, int, int], Orders]]] = {
     "zero-bubble": zero_bubble,
 }
 """Name of a schedule -> its generator: (pp, vpp, micro-batches) -> the actions of each rank."""
+
+
+def orders_of(schedule: PipelineSchedule, pp: int, vpp: int, micros: int, *, pairs: bool) -> Orders:
+    """Return the actions of each rank; ``pairs``: passes run beside each other, which 1F1B has."""
+    return (in_pairs if pairs else ORDERS[schedule])(pp, vpp, micros)

@@ -11,6 +11,7 @@ from simulator.clock import Burden, Played, Power, find_clock
 from simulator.cost import CostModel
 from simulator.issue_order import LayerOrder
 from simulator.pipeline.build import Pieces, PipelineBuilder, pieces_of
+from simulator.pipeline.orders import Action
 from simulator.pipeline.program import PipelineProgram, PipelineRun
 from simulator.pipeline.recurrence import makespan_ns, play
 from simulator.plan import SlicePlan
@@ -98,14 +99,9 @@ def busiest_schedule(case: Case, plan: SlicePlan, order: LayerOrder | None = Non
     pieces = pieces_of(case, plan, order)
     rank = case.busiest_rank
     parts = [
-        Repeat(
-            segments=tuple(
-                moved(segment, pieces.first_layer(rank, action.chunk))
-                for segment in pieces.schedule(pieces.piece(rank, action)).parts[0].segments
-            ),
-            first_micro=action.micro,
-        )
+        _placed(pieces, rank, action)
         for action in pieces.actions[rank]
+        if not (action.beside and action.kind == "B")
     ]
     micros = case.workload.grad_accumulation
     parts += [
@@ -117,11 +113,25 @@ def busiest_schedule(case: Case, plan: SlicePlan, order: LayerOrder | None = Non
     return Schedule(parts=tuple(parts), value_bytes={}, micros=micros, launch_order=launch_order)
 
 
-def moved(segment: Segment, layers: int) -> Segment:
-    """Return the segment, shifted up by ``layers`` layers."""
-    if segment.mirror < 0:
-        return replace(segment, first=segment.first + layers)
-    return replace(segment, mirror=segment.mirror + layers)
+def _placed(pieces: Pieces, rank: int, action: Action) -> Repeat:
+    """Return the ops of a pass, or of a pair, with the numbers of its micro-batches and layers."""
+    layers, beside = pieces.first_layer(rank, action.chunk), action.beside
+    back = pieces.first_layer(rank, beside.chunk) if beside else 0
+    schedule = pieces.schedule(pieces.piece(rank, action))
+    return Repeat(
+        segments=tuple(moved(one, layers, back) for one in schedule.parts[0].segments),
+        first_micro=action.micro,
+        lag=action.micro - beside.micro if beside else 1,
+    )
+
+
+def moved(segment: Segment, layers: int, back: int = 0) -> Segment:
+    """Return the segment, shifted up by ``layers`` layers; ``back``: by how many those of a pass
+    back that is beside it."""
+    if segment.mirror >= 0:
+        return replace(segment, mirror=segment.mirror + layers)
+    paired = segment.paired + layers + back if segment.paired >= 0 else -1
+    return replace(segment, first=segment.first + layers, paired=paired)
 
 
 def rank_schedule(pieces: Pieces, rank: int) -> Schedule:
@@ -129,6 +139,7 @@ def rank_schedule(pieces: Pieces, rank: int) -> Schedule:
     parts = [
         Repeat(segments=pieces.schedule(piece).parts[0].segments, count=count)
         for piece, count in pieces.counts(rank).items()
+        if not (piece.beside and piece.part == "backward")
     ]
     parts += [part for schedule in pieces.step(rank) for part in schedule.parts]
     launch_order = pieces.whole.launch_order

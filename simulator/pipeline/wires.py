@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from simulator.pipeline.orders import ORDERS, Action
+from simulator.pipeline.orders import Action, orders_of
 from simulator.specs import PipelineSchedule
 
 Ints = npt.NDArray[np.int64]
@@ -96,29 +96,32 @@ class Wiring:
 
     @cached_property
     def kinds(self) -> Kinds:
-        """Tasks by rank, chunk, kind, and whether they are the first of these that the rank
-        plays."""
-        numbers: dict[tuple[int, str, int, bool], int] = {}
+        """Tasks by rank, chunk, kind, what runs beside them, and whether they are the first of
+        these that the rank plays."""
+        numbers: dict[tuple[object, ...], int] = {}
         firsts, of_task = [], []
         for rank, tasks in enumerate(self.ranks):
             seen: set[tuple[str, int]] = set()
-            for kind, micro, chunk in (one.action for one in tasks):
-                key = rank, kind, chunk, (kind, chunk) not in seen
+            for kind, micro, chunk, beside in (one.action for one in tasks):
+                partner = beside and (beside.chunk, beside.micro == 0)
+                key = rank, kind, chunk, (kind, chunk) not in seen, partner
                 seen.add((kind, chunk))
                 if key not in numbers:
                     numbers[key] = len(numbers)
-                    firsts.append((rank, Action(kind, micro, chunk)))
+                    firsts.append((rank, Action(kind, micro, chunk, beside)))
                 of_task.append(numbers[key])
         return Kinds(tuple(firsts), np.array(of_task, np.int64))
 
 
 @lru_cache(maxsize=64)
-def wiring(schedule: PipelineSchedule, pp: int, vpp: int, micros: int) -> Wiring:
+def wiring(
+    schedule: PipelineSchedule, pp: int, vpp: int, micros: int, *, pairs: bool = False
+) -> Wiring:
     """Return the wires of a schedule, in the order of their first use."""
     wires = _Wires(pp, pp * vpp)
     ranks = tuple(
         tuple(_wired(rank, actions, wires))
-        for rank, actions in enumerate(ORDERS[schedule](pp, vpp, micros))
+        for rank, actions in enumerate(orders_of(schedule, pp, vpp, micros, pairs=pairs))
     )
     return Wiring(ranks, tuple(wires.messages))
 

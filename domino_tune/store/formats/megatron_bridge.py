@@ -18,6 +18,7 @@ from domino_tune.store.formats.megatron_experts import (
     expert_notes,
     expert_settings,
     latent_settings,
+    pairing_settings,
     prediction_settings,
 )
 from domino_tune.store.formats.te_userbuffers import (
@@ -265,7 +266,7 @@ def _overlap(plan_file: PlanFile) -> Code:
         told |= {
             "overlap_p2p_comm": workload.overlap_p2p, "batch_p2p_comm": not workload.overlap_p2p,
         }  # fmt: skip
-    return _call("comm_overlap.CommOverlapConfig", told)
+    return _call("comm_overlap.CommOverlapConfig", {**told, **pairing_settings(plan)})
 
 
 GEMM_FIELDS: Final = tuple(

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from simulator.overlap import EP_OVERLAP
+from simulator.plan import SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 Settings = dict[str, object]
@@ -79,6 +81,21 @@ def expert_arguments(model: ModelSpec, workload: Workload, cluster: ClusterSpec)
         **prediction_settings(model),
     }  # fmt: skip
     return [_option(field, value) for field, value in settings.items()]
+
+
+def pairing_settings(plan: SlicePlan) -> Settings:
+    """Return the fields of two micro-batches beside each other; {} for another strategy."""
+    if plan.strategy != EP_OVERLAP:
+        return {}
+    settings: Settings = {"overlap_moe_expert_parallel_comm": True}
+    if plan.wgrad == "deferred":
+        settings["delay_wgrad_compute"] = True
+    return settings
+
+
+def pairing_arguments(plan: SlicePlan) -> list[str]:
+    """Return the options of it."""
+    return [f"--{field.replace('_', '-')}" for field in pairing_settings(plan)]
 
 
 def expert_notes(model: ModelSpec, workload: Workload) -> list[str]:
