@@ -46,7 +46,7 @@ from simulator.issue_order import (
     backward_fragments,
 )
 from simulator.ops import Signature
-from simulator.overlap import RIVALS
+from simulator.overlap import EP_OVERLAP, RIVALS
 from simulator.plan import SlicePlan
 from simulator.recipes import Recipe, Recipes, Window, mode_of, step_key
 from simulator.schedule import EP, TP
@@ -305,8 +305,9 @@ class ClosedForm:
 
     def _has_windows(self, plan: SlicePlan) -> bool:
         """Whether the bound of a plan is that of its windows: a rival's, and with experts that of
-        any plan without slices."""
-        experts = self.case.model.num_experts > 0 and plan.strategy != "domino"
+        any plan without slices whose passes run alone."""
+        alone = plan.strategy not in ("domino", EP_OVERLAP)
+        experts = self.case.model.num_experts > 0 and alone
         return plan.strategy in RIVALS or experts
 
     def _waited(self, plan: SlicePlan, which: Pass) -> float:

@@ -277,9 +277,6 @@ def check_pairs(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> N
         "there is one micro-batch a step: a larger --grad-accumulation": (
             workload.grad_accumulation == 1
         ),
-        "it is simulated without FSDP: --data-parallel replicas": (
-            workload.data_parallel == "fsdp" and cluster.dp > 1
-        ),
     }
     for reason, found in wrong.items():
         if found:
