@@ -17,6 +17,8 @@ from domino_tune.store.formats.launcher_marks import Line, by_rank, unknown_mark
 from domino_tune.store.formats.megatron_arguments import (
     FLASH,
     FSDP,
+    FUSED_LOSS,
+    FUSED_LOSS_BY,
     GRAPHS,
     KERNELS,
     KINDS,
@@ -161,6 +163,11 @@ def _note(arguments: Mapping[str, str], source: str) -> str:
             f"{source}: transformer_impl is {arguments.get('transformer_impl', 'not printed')}, "
             "read as --implementation megatron-2022."
         )
+    if _is(arguments, FUSED_LOSS) and arguments.get(FUSED_LOSS_BY, "native") == "native":
+        notes.append(
+            f"{source}: the loss that Megatron-LM fuses itself ({FUSED_LOSS_BY} = native) is "
+            "predicted as TransformerEngine's, which is faster and copies no logits to fp32."
+        )
     balanced = expert_note(arguments, source)
     return " ".join([*notes, *([balanced] if balanced else [])])
 
@@ -271,6 +278,8 @@ def _implementation(arguments: Mapping[str, str], source: str) -> dict[str, str]
         for argument, key in KERNELS.items()
         if arguments.get(argument) in ("True", "False")
     }
+    if IMPLEMENTATIONS[name].cross_entropy_loss_fusion:
+        changes.setdefault(FUSED_LOSS, "false")
     flash = str(_has_flash(arguments, source)).lower()
     if flash != str(IMPLEMENTATIONS[name].flash_attention).lower():
         changes["flash_attention"] = flash
