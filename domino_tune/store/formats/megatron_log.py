@@ -163,10 +163,11 @@ def _note(arguments: Mapping[str, str], source: str) -> str:
             f"{source}: transformer_impl is {arguments.get('transformer_impl', 'not printed')}, "
             "read as --implementation megatron-2022."
         )
-    if _is(arguments, FUSED_LOSS) and arguments.get(FUSED_LOSS_BY, "native") == "native":
+    by = arguments.get(FUSED_LOSS_BY, "native")
+    if _is(arguments, FUSED_LOSS) and by != "te":
         notes.append(
-            f"{source}: the loss that Megatron-LM fuses itself ({FUSED_LOSS_BY} = native) is "
-            "predicted as TransformerEngine's, which is faster and copies no logits to fp32."
+            f"{source}: {FUSED_LOSS_BY} = {by[:LONGEST_VALUE]} is predicted as te, one kernel of "
+            "TransformerEngine that copies no logits to fp32."
         )
     balanced = expert_note(arguments, source)
     return " ".join([*notes, *([balanced] if balanced else [])])

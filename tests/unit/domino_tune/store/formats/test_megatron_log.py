@@ -141,7 +141,7 @@ def test_a_loss_is_one_kernel_only_if_the_log_says_so(
 )
 def test_megatrons_own_fused_loss_is_told(told: dict[str, Any], noted: bool) -> None:
     note = read_megatron_log(log({**GPT, **told}), "run.log").note
-    assert ("predicted as TransformerEngine's" in note) is noted
+    assert ("native is predicted as te" in note) is noted
 
 
 def test_a_llama_with_grouped_queries_is_read_as_it_ran() -> None:
