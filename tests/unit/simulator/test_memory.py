@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,8 +15,9 @@ from simulator.ordering import order_of
 from simulator.peak import peak_bytes, peak_memory, static_memory
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.presets import MODELS
+from simulator.schedule import Schedule
 from simulator.sharding import padded_vocab_size
-from simulator.specs import ClusterSpec, Dtype, Workload
+from simulator.specs import ClusterSpec, Dtype, Recompute, Workload
 from tests.unit.simulator.cases import bundled_profile, cost_model, with_cost
 from tests.unit.simulator.memory_checks import check_peak_is_brute_force
 
@@ -115,3 +117,32 @@ def test_a_logit_takes_what_the_loss_of_the_implementation_makes_of_it(
     )
     logits = 4096 * padded_vocab_size(case.model, case.cluster) // tp
     assert peak_memory(case, MEGATRON).logits == bytes_each * logits
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_torch_gathers_once_and_keeps_all_tokens(recompute: Recompute) -> None:
+    """DTensor's wgrads read what forward gathered; Megatron-LM keeps shares and gathers again."""
+    kept, gathered = {}, {}
+    for name in ("megatron-te", "torch"):
+        less, more = (
+            gpt_schedule(layers, implementation=IMPLEMENTATIONS[name], recompute=recompute)
+            for layers in (40, 41)
+        )
+        kept[name] = live_peaks(more)[1].whole - live_peaks(less)[1].whole  # at the loss
+        gathered[name] = {op.role for op in more.templates() if op.role.endswith(".ag_bwd")}
+    assert gathered["torch"] == set()
+    assert gathered["megatron-te"] == {"attn.norm.ag_bwd", "mlp.norm.ag_bwd", "head.norm.ag_bwd"}
+    whole = gpt_case().workload.tokens * gpt_case().model.hidden_size * 2
+    shares = whole // 8
+    assert kept["torch"] - kept["megatron-te"] == (
+        2 * (whole - shares) if recompute == "none" else 0
+    )
+
+
+def gpt_schedule(layers: int, **changes: Any) -> Schedule:
+    """Return the schedule of Megatron-LM's plan with sequence parallelism."""
+    case = gpt_case()
+    return build_schedule(
+        replace(case.model, num_hidden_layers=layers), replace(case.workload, **changes),
+        case.cluster, replace(MEGATRON, sequence_parallel=True),
+    )  # fmt: skip
