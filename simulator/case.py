@@ -28,6 +28,8 @@ class Case:
 
     ``sequence_parallel``: the plans that are asked for; None means both with and without.
     ``memory_margin``: what of a GPU's memory to leave free.
+    ``loss_assumed``: nobody said whether the loss is one kernel, so it is as the implementation's
+    name has it.
     ``chunk``: the part of a model that a rank of a pipeline has, with ``model`` and ``workload`` as
     it has them; None means all of it.
     Raise InputError if the model does not shard over ``cluster.tp`` ranks, or its sequences do not
@@ -42,6 +44,7 @@ class Case:
     notes: tuple[str, ...] = ()
     sequence_parallel: bool | None = None
     memory_margin: Margin = NO_MARGIN
+    loss_assumed: bool = False
     chunk: Chunk | None = None
 
     def __post_init__(self) -> None:

@@ -24,10 +24,14 @@ from simulator.templates import Templates
 
 LOSS_BYTES: Final = 4
 """Bytes of one loss term: cross-entropy is computed in fp32."""
-PLAIN_GRADS: Final = 2
-"""Gradients of all logits in fp32 that PyTorch's loss makes in backward, beside what it saved: of
-the negative log-likelihood and of the log-softmax (ATen's nll_loss_backward and
-_log_softmax_backward_data). Megatron-LM's loss overwrites what it saved."""
+PLAIN_LOSS: Final = 12
+"""Bytes of one logit at the peak of PyTorch's own loss, in backward: its log-softmax, which was
+kept, the gradient of the negative log-likelihood and that of the log-softmax, all in fp32 (ATen's
+nll_loss_backward and _log_softmax_backward_data). The logits are gone: torchtitan deletes them, and
+Hugging Face's Trainer has no name for them. Megatron-LM's loss overwrites what it kept."""
+PARALLEL_LOSS: Final = 16
+"""The same of logits that are divided over ranks (torch/distributed/tensor/parallel/loss.py): the
+log-softmax, zeros with the targets, the exponential, and the sum of both."""
 UNFUSED_LOSS: Final = {
     "cross_entropy_max": (2, 6, 4),
     "cross_entropy_sum": (4, 16, 12),
@@ -272,13 +276,19 @@ class Edges:
         ops = [f.op("loss.grad", row, signature, reads, f"d.s{row}.logits", 0)]
         if self._plain_loss:
             name = f"d.s{row}.fp32.logits"
-            f.value_bytes[name] = PLAIN_GRADS * LOSS_BYTES * s.tokens(row) * self._vocab()
+            whole = PLAIN_LOSS if s.cluster.tp == 1 else PARALLEL_LOSS
+            there = (
+                s.element + LOSS_BYTES * self._own_logits
+            )  # the gradient takes the logits' place
+            f.value_bytes[name] = (whole - there) * s.tokens(row) * self._vocab()
             ops[0] = ops[0]._replace(writes=(*ops[0].writes, Ref(0, name)))
         if self._capped:
             signature = s.pointwise("softcap_bwd", 2 * logits_bytes, logits_bytes)
             sources = (*ops[0].writes, Ref(0, f"s{row}.uncapped"))
             ops.append(f.op("head.softcap_bwd", row, signature, sources, f"d.s{row}.uncapped", 0))
         norm = f"s{row}.head.norm"
+        if f.keeps_gathered:
+            return ops
         return [*ops, *f.gathered(row, "head.norm.ag_bwd", Ref(0, norm), f"{norm}.ag_bwd")]
 
     def logits_dgrad(self, row: int) -> list[OpTemplate]:
@@ -290,7 +300,7 @@ class Edges:
     @_once
     def _logits_dgrad(self, row: int) -> list[OpTemplate]:
         s, f, norm = self.shapes, self.templates, f"s{row}.head.norm"
-        again = f.gathered_ref(Ref(0, norm), f"{norm}.ag_bwd")
+        again = f.gathered_ref(Ref(0, norm), self._whole_input(row))
         waits = (again,) if f.waits_for_sums and s.shards_tokens else ()
         signature = s.gemm(s.tokens(row), s.model.hidden_size, self._vocab(), "dgrad")
         dgrad = f.op(
@@ -302,6 +312,10 @@ class Edges:
     @property
     def _capped(self) -> bool:
         return self.shapes.model.final_logit_softcapping > 0
+
+    def _whole_input(self, row: int) -> str:
+        """Return the name of the head's input of all tokens that its wgrad reads."""
+        return f"s{row}.head.norm.{'ag' if self.templates.keeps_gathered else 'ag_bwd'}"
 
     def _logits_grad(self, row: int) -> Ref:
         return Ref(0, f"d.s{row}.uncapped" if self._capped else f"d.s{row}.logits")
@@ -334,7 +348,7 @@ class Edges:
         s, f, norm = self.shapes, self.templates, f"s{row}.head.norm"
         signature = s.gemm(self._vocab(), s.model.hidden_size, s.tokens(row), "wgrad")
         waits = (f.summed_ref(0, f"d.{norm}"),) if f.waits_for_sums else ()
-        whole = f.gathered_ref(Ref(0, norm), f"{norm}.ag_bwd")
+        whole = f.gathered_ref(Ref(0, norm), self._whole_input(row))
         reads = (self._logits_grad(row), whole, *waits)
         ops = f.accumulated("head.logits_wgrad", row, signature, reads, name, before)
         if s.workload.implementation.dummy_wgrads:

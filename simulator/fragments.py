@@ -6,7 +6,7 @@ output of that GEMM, ``s0.attn.proj.1`` a column piece, ``….ar`` the same piec
 With sequence parallelism ``s0.x``, ``s0.y`` and the norms' outputs are this rank's share of the
 tokens; ``….ag`` is the same value gathered from all ranks, ``….rs`` a sum scattered over them.
 ``s0.attn.qk`` are normalised queries and keys; values are still read from ``s0.attn.qkv``.
-Backward gathers a norm's output again for the wgrad (``….ag_bwd``), instead of keeping it whole.
+Backward gathers a norm's output again for the wgrad (``….ag_bwd``), unless it was kept whole.
 ``grad.attn.qkv.s1`` is the main gradient after slice 1 was added to it: the chain of writers fixes
 the order of accumulation. ``again.s0.attn.norm`` is a value that backward recomputed.
 """
@@ -325,11 +325,12 @@ class Fragments(Quantized):
     def _column_parallel_dgrad(self, block: str, row: int, piece: int) -> list[OpTemplate]:
         s, first = self.shapes, COLUMN_PARALLEL[block]
         if self._is_latent(block):
-            return [*self._regathered(block, row), *latent_dgrad(self, row)]
+            again = [] if self._gathers_once else self._regathered(block, row)
+            return [*again, *latent_dgrad(self, row)]
         count = getattr(s.plan, f"{block}_dgrad_slices")
         width = s.model.hidden_size // count
         norm = f"s{row}.{block}.norm"
-        regathers = s.shards_tokens and not self.recomputation.per_op
+        regathers = s.shards_tokens and not self._gathers_once
         waits = (Ref(0, f"{norm}.ag_bwd"),) if self.waits_for_sums and regathers else ()
         how = self.overlap(first, "dgrad")
         linear = Linear(
@@ -343,6 +344,15 @@ class Fragments(Quantized):
             again = [op._replace(signature=reserved(op.signature, how.num_sm)) for op in again]
         reads = (self.rows_of(Ref(0, f"d.s{row}.{block}.{first}")), *waits)
         return [*again, *self._summing(how, linear, reads)]
+
+    @property
+    def _gathers_once(self) -> bool:
+        """Whether what was gathered for a GEMM serves its wgrad, too."""
+        return self.keeps_gathered or self.recomputation.per_op
+
+    def _whole_input(self, block: str, row: int) -> str:
+        """Return the name of a norm's output of all tokens that a wgrad reads."""
+        return f"s{row}.{block}.norm.{'ag' if self._gathers_once else 'ag_bwd'}"
 
     def _regathered(self, block: str, row: int) -> list[OpTemplate]:
         """Return the gather of a norm's output for the wgrad that reads it."""
@@ -371,7 +381,7 @@ class Fragments(Quantized):
             return expert_wgrad(self, token, name, chained)
         if linear == "qkv" and s.model.kv_lora_rank:
             kept, turned = self._kept_input(block, token.slice), list[OpTemplate]()
-            x = self.gathered_ref(kept, f"s{token.slice}.{block}.norm.ag_bwd")
+            x = self.gathered_ref(kept, self._whole_input(block, token.slice))
             if self.gathers or self.norm_casts:
                 x = self._turned(x, token.slice, turned)
             return [*turned, *latent_wgrad(self, token, name, chained, x)]
@@ -380,10 +390,9 @@ class Fragments(Quantized):
         moved: list[OpTemplate] = []
         if linear == COLUMN_PARALLEL[block]:
             m, n = s.width(linear), hidden
-            gathered = "ag" if self.recomputation.per_op else "ag_bwd"
             dys = [self.across_of(Ref(0, f"d.s{i}.{block}.{linear}")) for i in rows]
             xs = [
-                self.gathered_ref(self._kept_input(block, i), f"s{i}.{block}.norm.{gathered}")
+                self.gathered_ref(self._kept_input(block, i), self._whole_input(block, i))
                 for i in rows
             ]
             if self.gathers or self.norm_casts:

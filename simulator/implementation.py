@@ -140,6 +140,12 @@ class Implementation:
         return made
 
     @property
+    def keeps_gathered(self) -> bool:
+        """Whether autograd keeps the gathered input of a column-parallel GEMM for its wgrad:
+        DTensor gathers before the GEMM (torch/distributed/tensor/parallel/style.py)."""
+        return self.name == "torch"
+
+    @property
     def label(self) -> str:
         """The name, and the keys that differ from it: ``megatron-te, nccl_algo=ring``."""
         usual = IMPLEMENTATIONS[self.name]

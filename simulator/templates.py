@@ -136,6 +136,13 @@ class Templates:
         return self.shapes.shards_tokens and self.shapes.communicates
 
     @property
+    def keeps_gathered(self) -> bool:
+        """Whether the gathered input of a GEMM stays whole until its wgrad; else each rank keeps
+        its share, and backward gathers it again."""
+        workload = self.shapes.workload
+        return workload.implementation.keeps_gathered and workload.fp8_recipe == "none"
+
+    @property
     def waits_for_sums(self) -> bool:
         """Whether backward's gathers and sums run beside no compute of their own layer."""
         s = self.shapes

@@ -77,6 +77,7 @@ def resolve(
         model=model, workload=workload, cluster=cluster, profile=profile, notes=tuple(notes),
         sequence_parallel=request.sequence_parallel,
         memory_margin=memory_margin("--memory-margin", request.memory_margin),
+        loss_assumed=plan_file is None and not _tells(request, "cross_entropy_loss_fusion"),
     )  # fmt: skip
     return replace(case, notes=(*notes, *_changed_values(plan_file, case))) if plan_file else case
 
@@ -391,7 +392,7 @@ def _implementation(
     if request.tp_backward_overlap is not None:
         found = replace(found, tp_backward_overlap=request.tp_backward_overlap)
     if found.tf32 and profile.machine.backend != "nccl":
-        if any(change.startswith("tf32=") for change in request.implementation_set):
+        if _tells(request, "tf32"):
             raise InputError("tf32 is of GPUs, and the profile is of CPUs; leave it out.")
         found = replace(found, tf32=False)
     if found.name != DOMINO_TUNE.name and not profile.times_other_kernels:
@@ -401,6 +402,11 @@ def _implementation(
             "its pointwise section a law named 'default'."
         )
     return found
+
+
+def _tells(request: WorkloadFields, key: str) -> bool:
+    """Return whether the request sets a key of the implementation."""
+    return any(change.startswith(f"{key}=") for change in request.implementation_set)
 
 
 def _cluster(request: WorkloadFields, plan_file: PlanFile | None, profile: Profile) -> ClusterSpec:

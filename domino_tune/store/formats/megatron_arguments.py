@@ -82,6 +82,11 @@ KERNELS: Final = {
     "log_params_norm": "log_params_norm",
 }
 """Argument that is True or False -> key of the implementation."""
+FUSED_LOSS: Final = "cross_entropy_loss_fusion"
+"""Argument and key of a loss in one kernel; versions that do not print it have none."""
+FUSED_LOSS_BY: Final = "cross_entropy_fusion_impl"
+"""Argument of who fuses it: TransformerEngine (te), or Megatron-LM itself (native), by compiling
+the passes of its own loss, which keep their copy of the logits in fp32."""
 FLASH: Final = (
     "use_flash_attn", "use_flash_attn_v1", "use_flash_attn_v2", "use_flash_attn_triton",
     "use_flash_attn_builder",
@@ -109,7 +114,7 @@ PRICED: Final = frozenset(
         *NEEDED, *MORE_SHAPE, *KINDS, *SWITCHES, *KERNELS, *FLASH, *FSDP, *GRAPHS, *RECOMPUTATION,
         "accumulate_allreduce_grads_in_fp32", "attention_backend", "bf16", "clip_grad",
         "context_parallel_size", "cp_comm_type", "data_parallel_sharding_strategy", "fp16",
-        "group_query_attention",
+        FUSED_LOSS_BY, "group_query_attention",
         "num_key_value_heads", "num_layers_per_virtual_pipeline_stage", "num_query_groups",
         "num_virtual_stages_per_pipeline_rank", "overlap_p2p_comm", "swiglu", "tp_comm_overlap",
         "transformer_impl", "use_distributed_optimizer", "virtual_pipeline_model_parallel_size",
@@ -211,7 +216,7 @@ DOES_NOT_MATTER: Final[Mapping[str, tuple[str, ...]]] = {
         "rl_*", "swin_*", "titles_data_path", "use_one_sent_docs", "vision_*",
     ),
     "another word for what other arguments say": (
-        "apply_query_key_layer_scaling", "batch_p2p_comm", "cross_entropy_fusion_impl",
+        "apply_query_key_layer_scaling", "batch_p2p_comm",
         "cuda_graph_warmup_steps", "data_parallel_size", "deallocate_pipeline_outputs",
         "deepscale*", "deepspeed_activation_checkpointing", "deepspeed_config", "deepspeed_mpi",
         "deprecated_use_mcore_models", "distributed_backend", "ds_pipeline_enabled",

@@ -287,6 +287,7 @@ def _kernels(how: Implementation) -> Settings:
         **({} if how.flash_attention else {"attention_backend": Code("AttnBackend.unfused")}),
         "gradient_accumulation_fusion": how.gradient_accumulation_fusion,
         "cross_entropy_loss_fusion": how.cross_entropy_loss_fusion,
+        **({"cross_entropy_fusion_impl": "te"} if how.cross_entropy_loss_fusion else {}),
         "apply_rope_fusion": how.rope_fusion,
         "bias_activation_fusion": how.swiglu_fusion,
         "bias_dropout_fusion": how.bias_dropout_fusion,

@@ -17,6 +17,8 @@ from domino_tune.store.formats.launcher_marks import Line, by_rank, unknown_mark
 from domino_tune.store.formats.megatron_arguments import (
     FLASH,
     FSDP,
+    FUSED_LOSS,
+    FUSED_LOSS_BY,
     GRAPHS,
     KERNELS,
     KINDS,
@@ -161,6 +163,12 @@ def _note(arguments: Mapping[str, str], source: str) -> str:
             f"{source}: transformer_impl is {arguments.get('transformer_impl', 'not printed')}, "
             "read as --implementation megatron-2022."
         )
+    by = arguments.get(FUSED_LOSS_BY, "native")
+    if _is(arguments, FUSED_LOSS) and by != "te":
+        notes.append(
+            f"{source}: {FUSED_LOSS_BY} = {by[:LONGEST_VALUE]} is predicted as te, one kernel of "
+            "TransformerEngine that copies no logits to fp32."
+        )
     balanced = expert_note(arguments, source)
     return " ".join([*notes, *([balanced] if balanced else [])])
 
@@ -271,6 +279,8 @@ def _implementation(arguments: Mapping[str, str], source: str) -> dict[str, str]
         for argument, key in KERNELS.items()
         if arguments.get(argument) in ("True", "False")
     }
+    if IMPLEMENTATIONS[name].cross_entropy_loss_fusion:
+        changes.setdefault(FUSED_LOSS, "false")
     flash = str(_has_flash(arguments, source)).lower()
     if flash != str(IMPLEMENTATIONS[name].flash_attention).lower():
         changes["flash_attention"] = flash

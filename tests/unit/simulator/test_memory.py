@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,8 +15,9 @@ from simulator.ordering import order_of
 from simulator.peak import peak_bytes, peak_memory, static_memory
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.presets import MODELS
+from simulator.schedule import Schedule
 from simulator.sharding import padded_vocab_size
-from simulator.specs import ClusterSpec, Dtype, Workload
+from simulator.specs import ClusterSpec, Dtype, Recompute, Workload
 from tests.unit.simulator.cases import bundled_profile, cost_model, with_cost
 from tests.unit.simulator.memory_checks import check_peak_is_brute_force
 
@@ -88,18 +90,19 @@ def backward_peak(plan: SlicePlan) -> int:
 
 
 @pytest.mark.parametrize(
-    ("implementation", "change", "bytes_each"),
+    ("implementation", "change", "tp", "bytes_each"),
     [
-        ("megatron-te", "true", 2),
-        ("megatron-te", "false", 6),
-        ("torch", "false", 14),
+        ("megatron-te", "true", 8, 2),
+        ("megatron-te", "false", 8, 6),
+        ("torch", "false", 1, 12),
+        ("torch", "false", 8, 16),
     ],
 )
 def test_a_logit_takes_what_the_loss_of_the_implementation_makes_of_it(
-    implementation: str, change: str, bytes_each: int
+    implementation: str, change: str, tp: int, bytes_each: int
 ) -> None:
     """Fused: the logit alone. Megatron-LM's own: an fp32 copy, overwritten in backward. PyTorch's:
-    that, and two gradients in fp32."""
+    three tensors in fp32, four where ranks share the vocabulary, without the logits."""
     workload = Workload(
         seq_length=4096, micro_batch_size=1, recompute="full",
         implementation=changed(
@@ -109,8 +112,37 @@ def test_a_logit_takes_what_the_loss_of_the_implementation_makes_of_it(
     case = Case(
         model=replace(MODELS["llama3-8b"], num_hidden_layers=2),
         workload=workload,
-        cluster=ClusterSpec(tp=8),
+        cluster=ClusterSpec(tp=tp),
         profile=bundled_profile(),
     )
-    logits = 4096 * padded_vocab_size(case.model, case.cluster) // 8
+    logits = 4096 * padded_vocab_size(case.model, case.cluster) // tp
     assert peak_memory(case, MEGATRON).logits == bytes_each * logits
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_torch_gathers_once_and_keeps_all_tokens(recompute: Recompute) -> None:
+    """DTensor's wgrads read what forward gathered; Megatron-LM keeps shares and gathers again."""
+    kept, gathered = {}, {}
+    for name in ("megatron-te", "torch"):
+        less, more = (
+            gpt_schedule(layers, implementation=IMPLEMENTATIONS[name], recompute=recompute)
+            for layers in (40, 41)
+        )
+        kept[name] = live_peaks(more)[1].whole - live_peaks(less)[1].whole  # at the loss
+        gathered[name] = {op.role for op in more.templates() if op.role.endswith(".ag_bwd")}
+    assert gathered["torch"] == set()
+    assert gathered["megatron-te"] == {"attn.norm.ag_bwd", "mlp.norm.ag_bwd", "head.norm.ag_bwd"}
+    whole = gpt_case().workload.tokens * gpt_case().model.hidden_size * 2
+    shares = whole // 8
+    assert kept["torch"] - kept["megatron-te"] == (
+        2 * (whole - shares) if recompute == "none" else 0
+    )
+
+
+def gpt_schedule(layers: int, **changes: Any) -> Schedule:
+    """Return the schedule of Megatron-LM's plan with sequence parallelism."""
+    case = gpt_case()
+    return build_schedule(
+        replace(case.model, num_hidden_layers=layers), replace(case.workload, **changes),
+        case.cluster, replace(MEGATRON, sequence_parallel=True),
+    )  # fmt: skip

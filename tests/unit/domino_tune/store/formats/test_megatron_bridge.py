@@ -21,6 +21,7 @@ from tests.support.plans import (
     SHARDED,
     USERBUFFERS,
     WORKLOAD,
+    on,
     plan_file,
     told,
 )
@@ -29,7 +30,8 @@ FIELDS: Final = {
     "model": {
         "activation_func", "add_bias_linear", "add_qkv_bias", "apply_rope_fusion",
         "attention_backend", "attention_dropout", "bias_activation_fusion", "bias_dropout_fusion",
-        "context_parallel_size", "cp_comm_type", "cross_entropy_loss_fusion", "ffn_hidden_size",
+        "context_parallel_size", "cp_comm_type", "cross_entropy_fusion_impl",
+        "cross_entropy_loss_fusion", "ffn_hidden_size",
         "gated_linear_unit", "gradient_accumulation_fusion", "hidden_dropout", "hidden_size",
         "kv_channels", "layernorm_epsilon", "normalization", "num_attention_heads", "num_layers",
         "num_query_groups", "pipeline_model_parallel_layout", "pipeline_model_parallel_size",
@@ -85,6 +87,13 @@ def test_every_preset(name: str) -> None:
     assert found["model.qk_layernorm"] == str(model.qk_norm or model.kv_lora_rank > 0)
     assert found["model.activation_func"].endswith("silu" if model.gated_mlp else "gelu")
     assert found["comm_overlap"] == "comm_overlap.CommOverlapConfig(tp_comm_overlap=False)"
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_fused_loss_is_that_of_transformer_engine(fused: bool) -> None:
+    found = settings(workload=on("megatron-te", cross_entropy_loss_fusion=fused))
+    assert found["model.cross_entropy_loss_fusion"] == str(fused)
+    assert found.get("model.cross_entropy_fusion_impl") == ("'te'" if fused else None)
 
 
 def test_llama_31_scales_its_rotary_angles() -> None:

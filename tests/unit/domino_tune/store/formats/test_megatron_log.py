@@ -113,6 +113,37 @@ def test_a_gpt_is_read_as_it_ran() -> None:
     assert not work.implementation.cross_entropy_loss_fusion
 
 
+@pytest.mark.parametrize(
+    ("told", "fused"),
+    [
+        ({}, False),  # versions before the argument
+        ({"cross_entropy_loss_fusion": False}, False),
+        ({"cross_entropy_loss_fusion": True}, True),
+    ],
+)
+@pytest.mark.parametrize("layers", ["transformer_engine", "local"])
+def test_a_loss_is_one_kernel_only_if_the_log_says_so(
+    told: dict[str, Any], fused: bool, layers: str
+) -> None:
+    left = {key: value for key, value in GPT.items() if key != "cross_entropy_loss_fusion"}
+    case = case_of(log({**left, "transformer_impl": layers, **told}))
+    assert case.workload.implementation.cross_entropy_loss_fusion is fused
+
+
+@pytest.mark.parametrize(
+    ("told", "noted"),
+    [
+        ({"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}, False),
+        ({"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "native"}, True),
+        ({"cross_entropy_loss_fusion": True}, True),
+        ({"cross_entropy_loss_fusion": False, "cross_entropy_fusion_impl": "native"}, False),
+    ],
+)
+def test_megatrons_own_fused_loss_is_told(told: dict[str, Any], noted: bool) -> None:
+    note = read_megatron_log(log({**GPT, **told}), "run.log").note
+    assert ("native is predicted as te" in note) is noted
+
+
 def test_a_llama_with_grouped_queries_is_read_as_it_ran() -> None:
     model = case_of(log(LLAMA, padded=128256)).model
     assert (model.hidden_act, model.gated_mlp, model.norm) == ("silu", True, "rmsnorm")
