@@ -13,6 +13,7 @@ from simulator.errors import InfeasiblePlanError, InputError
 from simulator.host_costs import Hosts, hosts_of
 from simulator.plan import SlicePlan, check_plan_fits
 from simulator.power import PowerSection
+from simulator.price import Cost, Price, cost_of
 from simulator.profile import Profile
 from simulator.shapes import Shapes
 from simulator.sharding import check_context, check_pipeline, check_shardable
@@ -27,7 +28,7 @@ class Case:
     """Input of a prediction, except the plan. ``notes`` are remarks for the user.
 
     ``sequence_parallel``: the plans that are asked for; None means both with and without.
-    ``memory_margin``: what of a GPU's memory to leave free.
+    ``memory_margin``: what of a GPU's memory to leave free. ``price``: of its time, if known.
     ``loss_assumed``: nobody said whether the loss is one kernel, so it is as the implementation's
     name has it.
     ``chunk``: the part of a model that a rank of a pipeline has, with ``model`` and ``workload`` as
@@ -44,6 +45,7 @@ class Case:
     notes: tuple[str, ...] = ()
     sequence_parallel: bool | None = None
     memory_margin: Margin = NO_MARGIN
+    price: Price | None = None
     loss_assumed: bool = False
     chunk: Chunk | None = None
 
@@ -62,6 +64,10 @@ class Case:
                 "tp × cp" if self.cluster.cp > 1 else "tp", self.cluster.tp * self.cluster.cp,
             )  # fmt: skip
         check_limits(self.profile, self.cluster)
+
+    def priced(self, iteration_ms: float) -> Cost | None:
+        """Return what iterations of this time cost; None without a price."""
+        return cost_of(self.price, 1e-3 * iteration_ms, self.cluster.world_size, self.tokens)
 
     @property
     def shards_tokens(self) -> bool:

@@ -111,6 +111,12 @@ class JobFields(Request):
     clock_mhz: Annotated[Count | None, machine(
         "Clock that the GPUs are locked to; under the power limit it may be lower.",
         metavar="MHZ")] = None  # fmt: skip
+    gpu_hour: Annotated[Text | None, machine(
+        "Price of a GPU for an hour, in any currency: answers then have costs.",
+        metavar="PRICE")] = None  # fmt: skip
+    run_tokens: Annotated[Text | None, machine(
+        "Tokens of a whole run, like 15e12, whose cost is asked for with --gpu-hour.",
+        metavar="TOKENS", rare=True)] = None  # fmt: skip
     memory_margin: Annotated[Text | None, machine(
         "Memory of each GPU to leave free, like 4GiB or 5% (default 0).",
         metavar="SIZE")] = None  # fmt: skip

@@ -15,6 +15,7 @@ from domino_tune.results.simulate import Simulated, SimulateResult
 from domino_tune.results.texts import ms, named, plan_words, share
 from domino_tune.results.tune import stopped_words
 from simulator.overlap import RIVAL_NAMES
+from simulator.price import Cost
 from simulator.usable import percent
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class LayoutResult:
     mfu: float | None
     peak_memory_gib: float
     fits_chance: float
+    cost: Cost | None
     domino_gain: float | None
     domino_gain_here: float | None
 

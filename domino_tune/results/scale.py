@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from domino_tune.base.tables import Table
 from domino_tune.results.layouts import LayoutResult
 from domino_tune.results.shown import Shown, frame
-from domino_tune.results.texts import factor, ms, share
+from domino_tune.results.texts import factor, money, ms, share
 from domino_tune.store.plans import ProfileRef
 from simulator.specs import ModelSpec
 from simulator.usable import percent
@@ -140,5 +140,19 @@ def _notes(result: ScaleResult) -> Iterator[str]:
         f"efficiency: tokens/s/GPU over those at {first:,} GPUs; gain: over the best layout "
         "without Domino at the same number."
     )
+    yield from _cheapest(result)
     kinds = {point.optimality for point, _ in result.found}
     yield f"{', '.join(sorted(kind for kind in kinds if kind))}; {result.seconds:.1f} s."
+
+
+def _cheapest(result: ScaleResult) -> Iterator[str]:
+    """Yield the numbers of GPUs by cost, the cheapest first, where a price is known."""
+    costs = [(one.cost, point.gpus) for point, one in result.found if one.cost]
+    if costs:
+        ranked = sorted(costs, key=lambda item: item[0].trillion_tokens)
+        told = ", ".join(
+            f"{money(cost.trillion_tokens)} on {gpus:,} GPUs"
+            + (f" ({cost.run_days:,.1f} days for the run)" if cost.run_days is not None else "")
+            for cost, gpus in ranked
+        )
+        yield f"1e12 tokens cost, at {ranked[0][0].gpu_hour:g} a GPU hour: {told}."

@@ -12,12 +12,13 @@ from domino_tune.results.json_form import HIDDEN, LabelledPlan
 from domino_tune.results.memory import UsableMemory
 from domino_tune.results.pipeline import Pipeline, stages_table
 from domino_tune.results.shown import Shown, frame
-from domino_tune.results.texts import ms, share
+from domino_tune.results.texts import cost_line, ms, share
 from domino_tune.results.verdict import Verdict
 from domino_tune.store.plans import PlanFile, Predicted, ProfileRef
 from simulator.case import Case
 from simulator.issue_order import LayerOrder
 from simulator.plan import SlicePlan
+from simulator.price import Cost
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 from simulator.timeline import Timeline
 from simulator.usable import percent
@@ -76,8 +77,9 @@ class Simulated(Shown):
     ``fits`` and ``fits_chance`` are the chosen plan's, ``usable_memory`` is the memory that it must
     fit in. ``confidence`` is high, medium or low. ``confidence_shares``: share of the time by the
     source of its look-ups. ``verdict``: a comparison of the strategies, and how sure it is; None if
-    it was not asked for. ``bubble_ms``: how long the busiest stage of a pipeline waits for others.
-    ``pipeline`` is None without one; ``stage_memory_gib``: the peak of each stage.
+    it was not asked for. ``cost``: None without a price of a GPU hour. ``bubble_ms``: how long the
+    busiest stage of a pipeline waits for others. ``pipeline`` is None without one;
+    ``stage_memory_gib``: the peak of each stage.
     """
 
     iteration_ms: float
@@ -100,6 +102,7 @@ class Simulated(Shown):
     clock_mhz: int | None
     power_w: float | None
     joules_per_token: float | None
+    cost: Cost | None
     interval_ms: Interval
     confidence: str
     confidence_shares: dict[str, float]
@@ -132,7 +135,7 @@ class Simulated(Shown):
             marked=(list(self.variants).index("chosen"),),
             notes=(
                 _memory_line(self), self.usable_memory.text, *_power_line(self),
-                _confidence_line(self),
+                *cost_line(self.cost), _confidence_line(self),
             ),
             narrow=(
                 "plan", "idle", "compute", "comm", "TFLOP/s/GPU", "hidden", "exposed",

@@ -6,6 +6,7 @@ from typing import Final
 
 from simulator.overlap import EP_OVERLAP
 from simulator.plan import SlicePlan
+from simulator.price import Cost
 
 NONE: Final = "–"
 ORDER_WORDS: Final = {
@@ -47,6 +48,21 @@ def share(value: float | None) -> str:
 def memory(gib: float) -> str:
     """Return an amount of memory in GiB as text."""
     return f"{gib:.2f} GiB" if gib >= 1 else f"{1024 * gib:,.1f} MiB"
+
+
+def money(amount: float) -> str:
+    """Return an amount with as many digits as matter."""
+    return f"{amount:,.0f}" if amount >= 100 else f"{amount:.3g}"
+
+
+def cost_line(cost: Cost | None) -> tuple[str, ...]:
+    """Return what training costs, in one line; none without a price."""
+    if cost is None:
+        return ()
+    told = f"{money(cost.step)} a step, {money(cost.trillion_tokens)} for 1e12 tokens"
+    if cost.run is not None and cost.run_tokens is not None:
+        told += f", {money(cost.run)} for {cost.run_tokens:.3g} tokens in {cost.run_days:,.1f} days"
+    return (f"Cost at {cost.gpu_hour:g} a GPU hour: {told}, if nothing fails.",)
 
 
 def plan_words(plan: SlicePlan) -> str:

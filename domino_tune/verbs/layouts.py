@@ -327,6 +327,7 @@ def _result(one: Candidate, found: Timed | None, rival_ns: int | None) -> Layout
         tokens_per_second_per_gpu=case.tokens / seconds / cluster.world_size,
         mfu=mfu(case, found.iteration_ns), peak_memory_gib=found.peak_bytes / GIB,
         fits_chance=case.memory.chance(found.peak_bytes),
+        cost=case.priced(found.iteration_ns * MS_PER_NS),
         domino_gain=rival_ns / found.iteration_ns if rival_ns else None,
         domino_gain_here=here.iteration_ns / found.iteration_ns if here else None,
     )  # fmt: skip

@@ -24,6 +24,7 @@ from simulator.ordering import order_of
 from simulator.overlap import EP_OVERLAP, RIVALS
 from simulator.plan import MEGATRON, SlicePlan, row_problem
 from simulator.predict import predict
+from simulator.price import Price
 from simulator.profile import Profile
 from simulator.specs import MATH_OF, ClusterSpec, ModelSpec, Workload
 from simulator.usable import NO_MARGIN, Margin
@@ -77,6 +78,7 @@ def resolve(
         model=model, workload=workload, cluster=cluster, profile=profile, notes=tuple(notes),
         sequence_parallel=request.sequence_parallel,
         memory_margin=memory_margin("--memory-margin", request.memory_margin),
+        price=price_of(request),
         loss_assumed=plan_file is None and not _tells(request, "cross_entropy_loss_fusion"),
     )  # fmt: skip
     return replace(case, notes=(*notes, *_changed_values(plan_file, case))) if plan_file else case
@@ -454,6 +456,28 @@ def memory_margin(name: str, text: str | None) -> Margin:
     raise QuantityError(
         f"{name} must be a size or less than 100 %, got {text!r}; write it like 4GiB or 5%."
     )
+
+
+def price_of(request: JobFields) -> Price | None:
+    """Return the price that the request gives; raise InputError for one that is no number above 0,
+    and for a run without a price."""
+    if request.gpu_hour is None:
+        if request.run_tokens is not None:
+            raise InputError("run_tokens are priced with --gpu-hour; give it, or leave them out.")
+        return None
+    run = positive("run_tokens", request.run_tokens) if request.run_tokens is not None else 0.0
+    return Price(positive("--gpu-hour", request.gpu_hour), run)
+
+
+def positive(name: str, text: str) -> float:
+    """Return a number above 0; raise InputError for any other text."""
+    if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,9})?(e[0-9]{1,2})?", text.strip()) or not float(
+        text
+    ):
+        raise InputError(
+            f"{name} must be a number above 0, got {text!r}; write it like 2.5 or 15e12."
+        )
+    return float(text)
 
 
 def how_tokens_move(request: JobFields) -> dict[str, Any]:

@@ -227,6 +227,7 @@ def _result(
         clock_mhz=mine.clock_mhz,
         power_w=mine.power_w,
         joules_per_token=mine.joules_per_token,
+        cost=case.priced(mine.iteration_ms),
         interval_ms=_interval_ms(mine.iteration_ms, confidence, longer, unknown),
         confidence=confidence.level,
         confidence_shares=confidence.shares,

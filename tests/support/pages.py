@@ -93,7 +93,7 @@ def layout(rate: float, plan: SlicePlan = SLICED, **changes: object) -> LayoutRe
         grad_accumulation=8,
         recompute="none", recompute_layers=0, plan=plan, iteration_ms=1e6 / rate,
         tokens_per_second_per_gpu=rate, mfu=0.5, peak_memory_gib=60.0, fits_chance=0.97,
-        domino_gain=1.02, domino_gain_here=1.05,
+        cost=None, domino_gain=1.02, domino_gain_here=1.05,
     )  # fmt: skip
     return replace(made, **changes)  # type: ignore[arg-type]
 
