@@ -34,8 +34,8 @@ BENCHES: Final[dict[str, tuple[str, ...]]] = {
         "accuracy.accuracy", "accuracy.contention", "accuracy.constants",
     ),
     "experts": (
-        "errors of laws of mixture-of-experts layers on what was withheld from them",
-        "experts.grouped", "experts.others",
+        "errors of laws of experts on what was withheld; what hides their exchange",
+        "experts.grouped", "experts.others", "hiding.hiding",
     ),
     "published": (
         "published runs beside predictions: times, intervals, memory, FP8 over BF16, 2022's hosts",
