@@ -224,6 +224,8 @@ class ClosedForm:
         """Return the least time of ``layers`` equal passes."""
         if self._has_windows(plan):
             return layers * (one.compute_ns + one.waited_ns)
+        if plan.strategy == EP_OVERLAP:  # another pass may hide all collectives
+            return float(layers * one.compute_ns)
         slow, waits = self._slowdowns(plan, which), waits_for_gathers(plan)
         waits &= not self.case.workload.moe_shared_expert_overlap
         return least_ns(one, *slow, waits=waits, layers=layers, edges_ns=beside)

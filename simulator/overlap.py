@@ -109,7 +109,7 @@ while the other's tokens are on their way to experts (``simulator.paired``)."""
 RIVAL_NAMES: Final = MappingProxyType(
     {
         "userbuffers": "userbuffers", "async-tp": "async-TP", "fused": "tile fusion",
-        EP_OVERLAP: "two micro-batches beside each other",
+        EP_OVERLAP: "EP overlap",
     }
 )  # fmt: skip
 """Strategy -> its name in a sentence."""

@@ -25,7 +25,7 @@ export const asked = request => {
   return parts.filter(Boolean).join(' · ');
 };
 
-const STRATEGIES = { megatron: 'Megatron-LM’s own schedule', userbuffers: 'userbuffers', 'async-tp': 'async-TP', fused: 'tile fusion', 'ep-overlap': 'two micro-batches beside each other' };
+const STRATEGIES = { megatron: 'Megatron-LM’s own schedule', userbuffers: 'userbuffers', 'async-tp': 'async-TP', fused: 'tile fusion', 'ep-overlap': 'EP overlap' };
 const slices = (number, what) => `${number} ${what} slice${number === 1 ? '' : 's'}`;
 
 /** Return how a plan cuts the batch, in words: `2 row slices × 4 column slices`. */

@@ -94,8 +94,9 @@ def size_text(size_bytes: float) -> str:
 
 
 def ms_text(value_ms: float) -> str:
-    """Return milliseconds with three or four digits: ``369.7``, ``4.18``, ``0.738``."""
-    digits = 1 if value_ms >= 100 else 2 if value_ms >= 1 else 3
+    """Return milliseconds with three or four digits, or all before the point: ``19,107``,
+    ``369.7``, ``4.18``, ``0.738``."""
+    digits = sum(value_ms < limit for limit in (10_000, 100, 1))
     return f"{value_ms:,.{digits}f}" if value_ms else "0"
 
 

@@ -103,6 +103,9 @@ class MeasureRequest(SearchFields, RanksFields):
         "File of every measured run; given again, the search continues.",
         metavar="FILE")] = None  # fmt: skip
     force: Annotated[bool, machine("Allow a profile of another machine.")] = False
+    gpu_hour: Annotated[Text | None, machine(
+        "Price of a GPU for an hour, in any currency: answers then have costs.",
+        metavar="PRICE", rare=True)] = None  # fmt: skip
 
 
 class LayoutRequest(JobFields):

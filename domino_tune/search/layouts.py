@@ -22,6 +22,7 @@ from simulator.clocked_form import ClockedForm, Layers, closed_form
 from simulator.closed_form import ClosedForm
 from simulator.issue_order import LayerOrder
 from simulator.ordering import order_of
+from simulator.overlap import EP_OVERLAP
 from simulator.peak import peak_bytes
 from simulator.pipeline.closed_form import PipelineForm
 from simulator.pipeline.memory import KeptBytes
@@ -211,8 +212,10 @@ class Candidate:
         )
 
     def _fewest(self, plan: SlicePlan, limit_bytes: int) -> Held:
-        """Return what ``plan`` holds with the fewest recomputed layers that keep the limit."""
-        again = fewest(self.again, lambda again: self._peak_bytes(plan, again), limit_bytes)
+        """Return what ``plan`` holds with the fewest recomputed layers that keep the limit; EP
+        overlap recomputes none."""
+        choices = self.again[:1] if plan.strategy == EP_OVERLAP else self.again
+        again = fewest(choices, lambda again: self._peak_bytes(plan, again), limit_bytes)
         return Held(self._peak_bytes(plan, again), again)
 
     def _peak_bytes(self, plan: SlicePlan, again: int) -> int:

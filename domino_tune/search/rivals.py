@@ -25,15 +25,18 @@ def has_rivals(case: Case) -> bool:
 
 def usual_rivals(case: Case) -> tuple[SlicePlan, ...]:
     """Return each rival's plan with the methods that its framework has unless told otherwise, as
-    far as they divide the tokens; none where ``has_rivals`` is false."""
+    far as they divide the tokens; of those that hide a GEMM's collective none where ``has_rivals``
+    is false."""
+    pairs = _pairs(case)[:1]
     if not has_rivals(case):
-        return ()
+        return pairs
     tokens = case.workload.tokens // case.cluster.cp
-    return tuple(
+    usual = (
         _usual(strategy)
         for strategy, methods in RIVALS.items()
         if all(tokens % (max(1, how.num_splits) * case.cluster.tp) == 0 for how in methods.values())
     )
+    return (*usual, *pairs)
 
 
 def _usual(strategy: str) -> SlicePlan:
@@ -55,15 +58,19 @@ def rival_plans(case: Case) -> dict[str, SlicePlan]:
 def paired_plans(case: Case) -> list[SlicePlan]:
     """Return the plans of two micro-batches beside each other, the fastest first; none where they
     cannot run."""
+    return sorted(_pairs(case), key=lambda one: predict(case, one).makespan_ns)
+
+
+def _pairs(case: Case) -> tuple[SlicePlan, ...]:
+    """Return the same, the usual one first."""
     if case.profile.machine.backend != "nccl":
-        return []
+        return ()
     try:
         check_pairs(case.model, case.workload, case.cluster)
     except InfeasiblePlanError:
-        return []
-    sharded = replace(MEGATRON, strategy=EP_OVERLAP, sequence_parallel=case.modes[0])
-    plans = [replace(sharded, wgrad=wgrad) for wgrad in ("eager", "deferred")]
-    return sorted(plans, key=lambda one: predict(case, one).makespan_ns)
+        return ()
+    usual = replace(MEGATRON, strategy=EP_OVERLAP, sequence_parallel=case.modes[0])
+    return usual, replace(usual, wgrad="deferred")
 
 
 def tuned_rival(case: Case, strategy: str) -> SlicePlan:

@@ -124,12 +124,13 @@ def _candidate(case: Case, again: range, layers: Layers, kept: KeptBytes) -> Can
         some = recomputing(case, again, count)
         return min(kept.least_bytes(some, plan) for plan in unsliced_plans(some))
 
+    usual = recomputing(case, again, fewest(again, least_bytes, case.memory.sure_bytes))
     return Candidate(
-        case=recomputing(case, again, fewest(again, least_bytes, case.memory.sure_bytes)),
+        case=usual,
         again=again[fewest(again, least_bytes, case.memory.usable_bytes) :],
         sliced=tuple(_cuts(case)),
         unsliced=unsliced_plans(case),
-        rivals=usual_rivals(case),
+        rivals=usual_rivals(usual),
         layers=layers,
         kept=kept,
     )
