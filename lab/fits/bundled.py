@@ -26,7 +26,13 @@ from lab.fits.experts import with_experts
 from lab.fits.gemm import gemm_section
 from lab.fits.grouped import Trainer, trainer_on
 from lab.fits.measured import GPU as H200
-from lab.fits.measured import attained_gb_s, attention_section, h200_ops, launch_section
+from lab.fits.measured import (
+    attained_gb_s,
+    attention_section,
+    h200_ops,
+    launch_section,
+    rewritten_rows,
+)
 from lab.fits.pointwise import as_assumed, transferred
 from lab.fits.power import capped_section
 from lab.fits.quantized import with_quantized
@@ -93,7 +99,8 @@ def a100_profile(sources: Sources) -> Profile:
 def h100_profile(sources: Sources) -> Profile:
     """Return DGX H100 nodes, one or several over 8×400 Gb/s InfiniBand."""
     h200, overlapped = h200_ops(sources), a100_overlap(sources)
-    attention, pointwise = _h100_attention(sources), transferred(h200, H100.machine)
+    attention, own = _h100_attention(sources), rewritten_rows(H100, sources)
+    pointwise = transferred(h200, H100.machine, own=own)
     fitted = [fit.error for fit in pointwise if fit.kind == "fitted"]
     met = collective_slowdown(sources.ours("contention"))
     contention = overlap_law(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, Final
@@ -30,23 +30,50 @@ BEYOND_L2_BYTES: Final = 1.5e9
 def h200_ops(sources: Sources) -> Profile:
     """Return the profile with the sections of compute ops only: of each op the row with the most
     samples, with the provenance of the rows and of the laws."""
-    best: dict[str, Mapping[str, Any]] = {}
-    for row in (row for message in sources.ours("ops") for row in message["ops"]):
-        known = best.setdefault(str(row["signature"]), row)
-        if known["samples"] <= row["samples"]:
-            best[str(row["signature"])] = row
-    profile = add_ops(GPU.profile(), best.values())
+    rewritten = GPU.told["pointwise"]["rewritten"]
+    first = [row for row in _played(sources, "ops") if row["signature"][1] not in rewritten]
+    profile = add_ops(GPU.profile(), _of_most_samples(first))
+    moved = _moved_only((*profile.section("pointwise").rows, *rewritten_rows(GPU, sources)))
     measured = GPU.words("gemm")
-    gemm, attention, pointwise = (
-        replace(profile.section(name), provenance=measured)
-        for name in ("gemm", "attention", "pointwise")
+    gemm, attention = (
+        replace(profile.section(name), provenance=measured) for name in ("gemm", "attention")
     )
     rows = _possible(gemm.rows)
     fits = tuple(layout_fit(rows, layout, GPU.machine.sm_count) for layout in LAYOUTS)
     return replace(
         profile, gemm=replace(gemm, rows=rows, fits=fits), attention=attention,
-        pointwise=_rewritten(replace(pointwise, rows=_moved_only(pointwise.rows))),
+        pointwise=_pointwise(moved),
     )  # fmt: skip
+
+
+def rewritten_rows(gpu: Gpu, sources: Sources) -> tuple[PointwiseRow, ...]:
+    """Return what later records tell of ops that became one kernel each after the first one."""
+    names = GPU.told["pointwise"]["rewritten"]
+    rows = [
+        row
+        for stage in gpu.told["pointwise"]["rewritten_in"]
+        for row in _played(sources, stage, gpu.name)
+        if row["signature"][:2] in [["pointwise", name] for name in names]
+    ]
+    profile = add_ops(gpu.profile(), _of_most_samples(rows))
+    found: tuple[PointwiseRow, ...] = profile.section("pointwise").rows
+    return found
+
+
+def _played(sources: Sources, stage: str, gpu: str = GPU.name) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of ops that a stage recorded."""
+    for message in sources.ours(stage, gpu):
+        yield from message.get("ops", ())
+
+
+def _of_most_samples(rows: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
+    """Return of each op the row with the most samples."""
+    best: dict[str, Mapping[str, Any]] = {}
+    for row in rows:
+        known = best.setdefault(str(row["signature"]), row)
+        if known["samples"] <= row["samples"]:
+            best[str(row["signature"])] = row
+    return best.values()
 
 
 LAYOUTS: Final = ("dgrad", "forward", "wgrad")
@@ -91,19 +118,15 @@ def _moved_only(rows: Sequence[PointwiseRow]) -> tuple[PointwiseRow, ...]:
     return tuple(found[key] for key in sorted(found))
 
 
-def _rewritten(section: PointwiseSection) -> PointwiseSection:
-    """Replace the rows of ops whose kernels have changed by assumed laws."""
+def _pointwise(rows: tuple[PointwiseRow, ...]) -> PointwiseSection:
+    """Return the rows, and assumed laws of ops that were never measured."""
     told = GPU.told["pointwise"]
     rewritten, alike = told["rewritten"], told["alike"]
-    return replace(
-        section,
-        rows=tuple(row for row in section.rows if row.name not in rewritten),
-        fits=tuple(
-            like(section.rows, name, other, factor)
-            for name, (other, factor) in {**alike, **rewritten}.items()
-        ),
+    return PointwiseSection(
+        rows=rows,
+        fits=tuple(like(rows, name, other, factor) for name, (other, factor) in alike.items()),
         provenance=GPU.words(
-            "pointwise", rewritten=", ".join(sorted(rewritten)), alike=", ".join(sorted(alike))
+            "pointwise", rewritten=", ".join(rewritten), alike=", ".join(sorted(alike))
         ),
     )
 
