@@ -11,9 +11,9 @@ from typing import Final
 
 from domino_tune.measure.importers.tables import attention_csv, attention_pair_csv, gemm_csv
 from lab.fits import blackwell
-from lab.fits.attention import assumed_on, fit_attention
+from lab.fits.attention import assumed_on, fit_attention, small_heads
 from lab.fits.collectives import collective_section, multimem_collectives, node_collectives
-from lab.fits.common import ASSUMED_ERROR, Gpu, Sources, rounded
+from lab.fits.common import ASSUMED_ERROR, TRANSFER_ERROR, Gpu, Sources, rounded
 from lab.fits.contention import (
     ASSUMED_SLOWDOWN,
     NVLS_CTAS,
@@ -28,6 +28,7 @@ from lab.fits.grouped import Trainer, trainer_on
 from lab.fits.measured import GPU as H200
 from lab.fits.measured import (
     attained_gb_s,
+    attention_law,
     attention_section,
     h200_ops,
     launch_section,
@@ -111,7 +112,9 @@ def h100_profile(sources: Sources) -> Profile:
     made = H100.profile(
         gemm=gemm_section(H100, sources, h200),
         attention=AttentionSection(
-            fit=attention, provenance=H100.words("attention", attention.error)
+            fit=attention,
+            others=(small_heads(attention_law(h200), sources, transfer=True),),
+            provenance=H100.words("attention", attention.error, transfer=TRANSFER_ERROR),
         ),
         pointwise=PointwiseSection(
             fits=tuple(pointwise),
@@ -142,7 +145,7 @@ def h200_profile(sources: Sources) -> Profile:
     )  # fmt: skip
     made = replace(
         ops,
-        attention=attention_section(ops),
+        attention=attention_section(ops, sources),
         collectives=replace(collectives, provenance=taken),
         contention=ContentionSection(fit=fit, provenance=contention),
         launch=launch_section(H200, sources.ours("launch")),

@@ -11,10 +11,11 @@ from functools import cache
 from typing import Any, Final
 
 from domino_tune.measure.op_rows import add_ops
-from lab.fits.attention import fit_attention
+from lab.fits.attention import fit_attention, our_rows, small_heads
 from lab.fits.common import Description, Gpu, Sources, rounded
 from lab.fits.gemm import layout_fit
 from lab.fits.pointwise import like
+from simulator.lookup.attention import AttentionFit
 from simulator.lookup.gemm import GemmRow
 from simulator.lookup.pointwise import PointwiseRow
 from simulator.profile import AttentionSection, LaunchSection, PointwiseSection, Profile
@@ -22,6 +23,8 @@ from simulator.profile import AttentionSection, LaunchSection, PointwiseSection,
 GPU: Final = Gpu("h200-sxm")
 ANY: Final = Description("any")
 LAW_HEAD_DIM: Final = 128
+OTHER_HEADS: Final = ((64, 64), (192, 128))
+"""Elements of keys and of values that stage ``attention`` timed."""
 BEYOND_L2_BYTES: Final = 1.5e9
 """An op that moves more finds at most 3 % of it in the L2."""
 
@@ -34,9 +37,8 @@ def h200_ops(sources: Sources) -> Profile:
     first = [row for row in _played(sources, "ops") if row["signature"][1] not in rewritten]
     profile = add_ops(GPU.profile(), _of_most_samples(first))
     moved = _moved_only((*profile.section("pointwise").rows, *rewritten_rows(GPU, sources)))
-    measured = GPU.words("gemm")
     gemm, attention = (
-        replace(profile.section(name), provenance=measured) for name in ("gemm", "attention")
+        replace(profile.section(name), provenance=GPU.words(name)) for name in ("gemm", "attention")
     )
     rows = _possible(gemm.rows)
     fits = tuple(layout_fit(rows, layout, GPU.machine.sm_count) for layout in LAYOUTS)
@@ -79,12 +81,23 @@ def _of_most_samples(rows: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str,
 LAYOUTS: Final = ("dgrad", "forward", "wgrad")
 
 
-def attention_section(ops: Profile) -> AttentionSection:
-    """Return the measured section with the law of its rows of one head size."""
+def attention_section(ops: Profile, sources: Sources) -> AttentionSection:
+    """Return the measured section with the rows of other heads, the law of its rows of one head
+    size, and that of heads of 64."""
     section: AttentionSection = ops.section("attention")
-    rows = [row for row in section.rows if row.head_dim == LAW_HEAD_DIM]
+    more = (row for dims in OTHER_HEADS for row in our_rows(sources, dims))
+    fit = attention_law(ops)
+    return replace(
+        section, rows=tuple(sorted((*section.rows, *more), key=lambda row: row.key)), fit=fit,
+        others=(small_heads(fit, sources),),
+    )  # fmt: skip
+
+
+def attention_law(ops: Profile) -> AttentionFit:
+    """Return the law of the measured rows of one head size."""
+    rows = [row for row in ops.section("attention").rows if row.head_dim == LAW_HEAD_DIM]
     forward = [row for row in rows if row.direction == "forward"]
-    return replace(section, fit=fit_attention(forward, rows, sm_count=GPU.machine.sm_count))
+    return fit_attention(forward, rows, sm_count=GPU.machine.sm_count)
 
 
 def attained_gb_s(ops: Profile) -> float:
