@@ -235,13 +235,13 @@ BUNDLED: Final[dict[str, Callable[[Sources], Profile]]] = {
 
 
 def _with_experts(profile: Profile, sources: Sources) -> Profile:
-    like = H100 if "H" in profile.machine.gpu.split()[0] else B200
-    return with_experts(profile, sources, lambda: _trainer(like.name, sources))
+    like = B200.name if profile.machine.fp8_any_layout else profile.name
+    return with_experts(profile, sources, lambda: _trainer(like, sources))
 
 
 @cache
 def _trainer(name: str, sources: Sources) -> Trainer:
-    return trainer_on(name.partition("-")[0], Gpu(name).machine, sources)
+    return trainer_on(name, Gpu(name).machine, sources)
 
 
 def _gemms(gpu: Gpu, sources: Sources) -> tuple[GemmRow, ...]:

@@ -61,8 +61,9 @@ def with_experts(profile: Profile, sources: Sources, there: Callable[[], Trainer
         return made
     trainer, attention = there(), profile.section("attention")
     forward, dgrad, wgrad = (trainer.times[x] for x in ("forward", "dgrad", "wgrad"))
+    told = "grouped_hopper" if gpu in HOPPER else "grouped"
     words = WORDS.words(
-        "grouped", trainer.error, forward=forward.flops, dgrad=dgrad.flops / forward.flops,
+        told, trainer.error, forward=forward.flops, dgrad=dgrad.flops / forward.flops,
         wgrad=wgrad.flops / forward.flops, memory=wgrad.memory, apart=trainer.error,
     )  # fmt: skip
     return replace(

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from lab.fits.common import TRANSFER_ERROR, Sources, records, rounded
-from lab.linear import sizes_of
+from lab.fits.common import TRANSFER_ERROR, Gpu, Sources, rounded
+from lab.linear import Shape, sizes_of
 from simulator.lookup.gemm import BACKWARD, Backward, GemmFit
 from simulator.lookup.gemm_law import make_law
 from simulator.lookup.gemm_stored import StoredCurves
@@ -46,9 +46,9 @@ class Beside(NamedTuple):
         return rounded(statistics.fmean(abs(one / times - 1) for one in self.ratios), 2)
 
 
-def fp8_records(sources: Sources) -> list[dict[str, Any]]:
-    """Return what stage ``fp8`` recorded on our H100."""
-    return records(sources.measurements / "h100-dgx" / "fp8.jsonl.gz")
+def fp8_records(sources: Sources, gpu: str = "h100-dgx") -> list[dict[str, Any]]:
+    """Return what stage ``fp8`` recorded on our GPU."""
+    return sources.ours("fp8", gpu)
 
 
 def beside(fit: GemmFit, machine: Machine, rows: Sequence[Row]) -> Iterator[Beside]:
@@ -61,11 +61,32 @@ def beside(fit: GemmFit, machine: Machine, rows: Sequence[Row]) -> Iterator[Besi
             ns = row.get("ns", {}).get(f"{RECIPES[fit.dtype]} {layout}")
             if ns is None:
                 continue
-            m, n, k = sizes_of(layout, row["shape"])
-            wider = WIDER_SUM * m * n if layout == "wgrad" else 0
-            us = 1e-3 * (ns - wider / machine.memory_bandwidth_gb_s)
-            ratios.append(us / table.predict(m, n, k)[0])
+            us = 1e-3 * ns - _wider_us(layout, row["shape"], machine)
+            ratios.append(us / table.predict(*sizes_of(layout, row["shape"]))[0])
         yield Beside(layout, ratios)
+
+
+def over_rowwise(dtype: str, sources: Sources) -> Iterator[Beside]:
+    """Yield what our H200's GEMMs in ``dtype`` take over those with a scale a row, by layout. These
+    write weight gradients in BF16, the others in fp32, which is taken off."""
+    h200 = Gpu("h200-sxm")
+    rows = [row for row in fp8_records(sources, h200.name) if "ns" in row]
+    for layout in LAYOUTS:
+        ways = f"{RECIPES[dtype]} {layout}", f"rowwise {layout}"
+        ratios = []
+        for row in rows:
+            if row["ns"].keys() >= set(ways):
+                us, rowwise_us = (1e-3 * row["ns"][way] for way in ways)
+                us -= _wider_us(layout, row["shape"], h200.machine)
+                ratios.append(us / rowwise_us)
+        yield Beside(layout, ratios)
+
+
+def _wider_us(layout: Layout, shape: Shape, machine: Machine) -> float:
+    """Return what sums in fp32 cost more than those in BF16."""
+    m, n, _ = sizes_of(layout, shape)
+    wider = WIDER_SUM * m * n if layout == "wgrad" else 0
+    return 1e-3 * wider / machine.memory_bandwidth_gb_s
 
 
 def with_backward(fit: GemmFit, machine: Machine, sources: Sources) -> GemmFit:

@@ -12,7 +12,8 @@ from lab.fits.attention import our_rows
 from lab.fits.common import Sources
 from lab.fits.exchange import all_to_alls, copies, deepep, hybridep
 from lab.fits.experts import latent_attention, permutations
-from lab.fits.grouped import Layer, fit_of, layers, served, trained_rows, trainer
+from lab.fits.grouped import Layer, fit_of, layers, served, trainer
+from lab.fits.grouped_rows import quantized_rows, trained_rows
 from lab.fits.measured import OTHER_HEADS
 from simulator.lookup.grouped import GroupedLaw, Times
 from simulator.ops import Attention, Gemm, Pointwise
@@ -81,6 +82,22 @@ def test_a_trainers_level_is_what_rows_take_over_the_law() -> None:
     assert found.times["forward"] == found.times["dgrad"] == Times(2.0, 2.0)
     assert found.times["wgrad"] == pytest.approx((2.0, 2.0), rel=0.05)
     assert found.error < 0.02
+
+
+@pytest.mark.parametrize("dtype", ["fp8_tensor", "fp8_block"])
+@pytest.mark.parametrize("name", ["h100-dgx", "h200-sxm"])
+def test_fp8_on_hopper_is_at_the_level_of_our_rows(name: str, dtype: str) -> None:
+    profile = load_profile(name)
+    fit = next(x for x in profile.section("gemm").grouped.fits if x.dtype == dtype)
+    law, rows = GroupedLaw(fit, profile.machine.sm_count), quantized_rows(dtype, SOURCES)
+    assert len(rows) == 72
+    assert fit.kind == "fitted"
+    off = [abs(law.parts(row.signature).total_us / row.median_us - 1) for row in rows]
+    assert np.mean(off) < fit.error
+    for layout in ("forward", "dgrad", "wgrad"):
+        mine = [row for row in rows if row.layout == layout]
+        over = [row.median_us / law.parts(row.signature).total_us for row in mine]
+        assert np.exp(np.mean(np.log(over))) == pytest.approx(1, abs=0.08)
 
 
 @pytest.mark.parametrize("name", GPUS)
