@@ -1,9 +1,9 @@
-"""FP8 on Hopper by our H100's records (measurements/h100-dgx, stage ``fp8``): products of backward
-beside published forward ones, and what GEMMs that last draw beside BF16's.
+"""FP8 on Hopper by our records of an H100 and an H200 (stage ``fp8``): products of backward beside
+published forward ones, and what GEMMs that last draw beside BF16's.
 
 Hopper's FP8 operands all lie alike, so that layouts differ in other things: backward has no fast
 accumulation, weight gradients come out in fp32, and by blocks both their operands have scales of
-1 × 128. What an H200's records would show is taken from here: it is the same chip.
+1 × 128.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Beside(NamedTuple):
         return rounded(statistics.fmean(abs(one / times - 1) for one in self.ratios), 2)
 
 
-def fp8_records(sources: Sources, gpu: str = "h100-dgx") -> list[dict[str, Any]]:
-    """Return what stage ``fp8`` recorded on our GPU."""
+def fp8_records(sources: Sources, gpu: str) -> list[dict[str, Any]]:
+    """Return what stage ``fp8`` recorded on our GPU of this profile."""
     return sources.ours("fp8", gpu)
 
 
@@ -89,13 +89,13 @@ def _wider_us(layout: Layout, shape: Shape, machine: Machine) -> float:
     return 1e-3 * wider / machine.memory_bandwidth_gb_s
 
 
-def with_backward(fit: GemmFit, machine: Machine, sources: Sources) -> GemmFit:
-    """Return the law of an H100's table with what our H100 shows beside it: products of backward,
-    and how far forward ones of our library are from it.
+def with_backward(fit: GemmFit, machine: Machine, rows: Sequence[Row]) -> GemmFit:
+    """Return the law of a GPU's table with what our ``rows`` of that GPU show beside it: products
+    of backward, and how far forward ones of our library are from it.
 
-    The ratios carry over to the table's GPUs and libraries as they do from GPU to GPU.
+    The ratios carry over to the table's libraries as they do from GPU to GPU.
     """
-    forward, *others = beside(fit, machine, fp8_records(sources))
+    forward, *others = beside(fit, machine, rows)
     known = (
         Backward(one.layout, one.times, rounded(one.error(one.times) + TRANSFER_ERROR, 2))
         for one in others
@@ -103,18 +103,12 @@ def with_backward(fit: GemmFit, machine: Machine, sources: Sources) -> GemmFit:
     return replace(fit, backward=tuple(known), error=max(fit.error, forward.error(1.0)))
 
 
-def taken_over(fit: GemmFit, there: GemmFit) -> GemmFit:
-    """Return an H200's law with what ``there``, an H100's, has of our H100."""
-    return replace(fit, backward=there.backward, error=max(fit.error, there.error))
-
-
-def with_lasting(law: PowerSection, sources: Sources) -> PowerSection:
-    """Return the law with what GEMMs in FP8 draw, and the clock of their bursts.
+def with_lasting(law: PowerSection, rows: Sequence[Row]) -> PowerSection:
+    """Return the law with what GEMMs in FP8 draw, and the clock of their bursts, by a GPU's rows.
 
     All loads that last run at the cap, so what a kind draws at one clock follows from the clock
     that it kept. Bursts ran as much above it as they were faster.
     """
-    rows = fp8_records(sources)
     lasting = {row["case"].removeprefix("lasting "): row for row in rows if "lasting_ns" in row}
     bf16, draws, clocks = lasting["bf16"], {}, {}
     for math, recipe in RECIPES.items():
