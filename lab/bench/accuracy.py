@@ -16,7 +16,7 @@ from domino_tune.store.profiles import load_profile
 from lab.bench.facts import SOURCES, errors, facts_dir, read_measured
 from lab.fits.collectives import fit_collectives
 from lab.fits.gemm import leave_out_error
-from lab.fits.grouped import trained_rows
+from lab.fits.grouped_rows import trained_rows
 from lab.fits.unshipped import fitted_overlap
 from lab.verdict import Check, at_most, check_table, equal, reported
 from simulator.lookup import expected

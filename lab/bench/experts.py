@@ -9,7 +9,8 @@ from domino_tune.base.tables import Table
 from domino_tune.store.profiles import load_profile
 from lab.bench.facts import SOURCES
 from lab.fits.bundled import BUNDLED
-from lab.fits.grouped import COLUMNS, layers, served, trained_rows
+from lab.fits.grouped import COLUMNS, layers, served
+from lab.fits.grouped_rows import trained_rows
 from lab.verdict import at_most, check_table, reported
 from simulator.lookup.grouped import GroupedLaw
 from simulator.profile import GemmSection, Profile

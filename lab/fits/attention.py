@@ -1,21 +1,33 @@
-"""Attention: the law of ``simulator.lookup.attention``, fitted to timings."""
+"""Attention: the law of ``simulator.lookup.attention``, fitted to timings, or set to the level of
+a few."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from statistics import fmean, median
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from lab.fits.common import ASSUMED_ERROR, Floats, robust, rounded, withheld
+from lab.fits.common import (
+    ASSUMED_ERROR,
+    TRANSFER_ERROR,
+    Floats,
+    Sources,
+    robust,
+    rounded,
+    withheld,
+)
 from simulator.errors import InputError
-from simulator.lookup.attention import AttentionFit, AttentionRow
+from simulator.lookup.attention import DIRECTIONS, AttentionFit, AttentionRow
 from simulator.profile import Machine
 
 _START: Final = (14.0, 0.56, 630.0, 3000.0, 1.2)
 """Fixed µs, ns a row, TFLOP/s, TFLOP/s of a tile, blend."""
 _BOUNDS: Final = ((0.0, 0.0, 1.0, 1.0, 1.0), (1e3, 1e3, 1e4, 1e5, 20.0))
+SMALL: Final = 64
+"""Elements of the smaller heads that models have."""
 _LINEAR_ABOVE: Final = 0.05
 _FOLDS: Final = 5
 
@@ -69,6 +81,71 @@ def assumed_on(fit: AttentionFit, of: Machine, machine: Machine) -> AttentionFit
         fit, kind="assumed", sm_count=machine.sm_count, tflops=rounded(fit.tflops * flops),
         tile_tflops=rounded(fit.tile_tflops * flops), row_ns=rounded(fit.row_ns / memory),
         error=ASSUMED_ERROR,
+    )  # fmt: skip
+
+
+class Level(NamedTuple):
+    """What few rows take over a law forward, and backward over forward, each with its spread."""
+
+    times: float
+    error: float
+    backward_ratio: float
+    backward_error: float
+
+    def of(self, law: AttentionFit, *, transfer: float = 0.0) -> AttentionFit:
+        """Return the law at this level, ``transfer`` less sure: what another GPU's rows are."""
+        return replace(
+            _scaled(law, self.times), backward_ratio=self.backward_ratio,
+            error=rounded(law.error + self.error + transfer, 2),
+            backward_error=self.backward_error,
+        )  # fmt: skip
+
+
+def level(law: AttentionFit, rows: Sequence[AttentionRow]) -> Level:
+    """Return the level of rows of the law's head size, timed both ways."""
+    over = [
+        row.median_us / sum(law.shares_us(row.signature))
+        for row in rows
+        if row.direction == "forward"
+    ]
+    times, (ratio, spread) = median(over), _backward_ratio(rows)
+    off = fmean(abs(one / times - 1) for one in over)
+    return Level(times, off, rounded(ratio, 3), rounded(spread, 2))
+
+
+def our_rows(sources: Sources, dims: tuple[int, int]) -> list[AttentionRow]:
+    """Return our H200's rows of heads with these elements of a key and of a value, both ways, by
+    the faster one of torch's libraries."""
+    keys, values = dims
+    return [
+        AttentionRow(
+            batch=row["batch"], heads=row["queries"], kv_heads=row["keys"], seq=row["seq"],
+            head_dim=keys, v_head_dim=values if values != keys else 0, direction=direction,
+            median_us=rounded(min(
+                ns for way, ns in row["ns"].items() if way.endswith(direction)
+            ) / 1e3, 5),
+        )
+        for row in sources.ours("attention")
+        if (row["key_size"], row["value_size"]) == dims
+        for direction in DIRECTIONS
+    ]  # fmt: skip
+
+
+def small_heads(ours: AttentionFit, sources: Sources, *, transfer: bool = False) -> AttentionFit:
+    """Return the law of heads of 64 on Hopper: ``ours``, our H200's law of larger ones, as they
+    follow from it, at the level of our rows; with ``transfer`` on an H100, the same chip."""
+    share = SMALL / ours.head_dim
+    law = replace(ours, head_dim=SMALL, row_ns=rounded(ours.row_ns * share),
+                  tflops=rounded(ours.tflops * share**0.5),
+                  tile_tflops=rounded(ours.tile_tflops * share**0.5))  # fmt: skip
+    found = level(law, our_rows(sources, (SMALL, SMALL)))
+    return found.of(law, transfer=TRANSFER_ERROR if transfer else 0.0)
+
+
+def _scaled(law: AttentionFit, times: float) -> AttentionFit:
+    return replace(
+        law, fixed_us=rounded(law.fixed_us * times), row_ns=rounded(law.row_ns * times),
+        tflops=rounded(law.tflops / times), tile_tflops=rounded(law.tile_tflops / times),
     )  # fmt: skip
 
 

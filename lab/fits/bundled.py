@@ -11,9 +11,9 @@ from typing import Final
 
 from domino_tune.measure.importers.tables import attention_csv, attention_pair_csv, gemm_csv
 from lab.fits import blackwell
-from lab.fits.attention import assumed_on, fit_attention
+from lab.fits.attention import assumed_on, fit_attention, small_heads
 from lab.fits.collectives import collective_section, multimem_collectives, node_collectives
-from lab.fits.common import ASSUMED_ERROR, Gpu, Sources, rounded
+from lab.fits.common import ASSUMED_ERROR, TRANSFER_ERROR, Gpu, Sources, rounded
 from lab.fits.contention import (
     ASSUMED_SLOWDOWN,
     NVLS_CTAS,
@@ -26,7 +26,14 @@ from lab.fits.experts import with_experts
 from lab.fits.gemm import gemm_section
 from lab.fits.grouped import Trainer, trainer_on
 from lab.fits.measured import GPU as H200
-from lab.fits.measured import attained_gb_s, attention_section, h200_ops, launch_section
+from lab.fits.measured import (
+    attained_gb_s,
+    attention_law,
+    attention_section,
+    h200_ops,
+    launch_section,
+    rewritten_rows,
+)
 from lab.fits.pointwise import as_assumed, transferred
 from lab.fits.power import capped_section
 from lab.fits.quantized import with_quantized
@@ -93,7 +100,8 @@ def a100_profile(sources: Sources) -> Profile:
 def h100_profile(sources: Sources) -> Profile:
     """Return DGX H100 nodes, one or several over 8×400 Gb/s InfiniBand."""
     h200, overlapped = h200_ops(sources), a100_overlap(sources)
-    attention, pointwise = _h100_attention(sources), transferred(h200, H100.machine)
+    attention, own = _h100_attention(sources), rewritten_rows(H100, sources)
+    pointwise = transferred(h200, H100.machine, own=own)
     fitted = [fit.error for fit in pointwise if fit.kind == "fitted"]
     met = collective_slowdown(sources.ours("contention"))
     contention = overlap_law(
@@ -104,7 +112,9 @@ def h100_profile(sources: Sources) -> Profile:
     made = H100.profile(
         gemm=gemm_section(H100, sources, h200),
         attention=AttentionSection(
-            fit=attention, provenance=H100.words("attention", attention.error)
+            fit=attention,
+            others=(small_heads(attention_law(h200), sources, transfer=True),),
+            provenance=H100.words("attention", attention.error, transfer=TRANSFER_ERROR),
         ),
         pointwise=PointwiseSection(
             fits=tuple(pointwise),
@@ -135,7 +145,7 @@ def h200_profile(sources: Sources) -> Profile:
     )  # fmt: skip
     made = replace(
         ops,
-        attention=attention_section(ops),
+        attention=attention_section(ops, sources),
         collectives=replace(collectives, provenance=taken),
         contention=ContentionSection(fit=fit, provenance=contention),
         launch=launch_section(H200, sources.ours("launch")),
@@ -225,13 +235,13 @@ BUNDLED: Final[dict[str, Callable[[Sources], Profile]]] = {
 
 
 def _with_experts(profile: Profile, sources: Sources) -> Profile:
-    like = H100 if "H" in profile.machine.gpu.split()[0] else B200
-    return with_experts(profile, sources, lambda: _trainer(like.name, sources))
+    like = B200.name if profile.machine.fp8_any_layout else profile.name
+    return with_experts(profile, sources, lambda: _trainer(like, sources))
 
 
 @cache
 def _trainer(name: str, sources: Sources) -> Trainer:
-    return trainer_on(name.partition("-")[0], Gpu(name).machine, sources)
+    return trainer_on(name, Gpu(name).machine, sources)
 
 
 def _gemms(gpu: Gpu, sources: Sources) -> tuple[GemmRow, ...]:

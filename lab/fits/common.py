@@ -81,9 +81,9 @@ class Sources(NamedTuple):
         lines = (line for line in text.splitlines() if not line.startswith("#"))
         yield from csv.DictReader(lines)
 
-    def ours(self, stage: str) -> list[dict[str, Any]]:
-        """Return what a stage recorded on our H200."""
-        return records(self.measurements / "h200-sxm" / f"{stage}.jsonl.gz")
+    def ours(self, stage: str, gpu: str = "h200-sxm") -> list[dict[str, Any]]:
+        """Return what a stage recorded on our GPU that has this profile."""
+        return records(self.measurements / gpu / f"{stage}.jsonl.gz")
 
 
 def records(path: Path) -> list[dict[str, Any]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from operator import attrgetter
 from typing import Final
 
-from lab.fits.attention import fit_forward
-from lab.fits.common import Description, Sources, rounded
+from lab.fits.attention import fit_forward, level, our_rows
+from lab.fits.common import TRANSFER_ERROR, Description, Sources, rounded
 from lab.fits.exchange import exchanges
 from lab.fits.grouped import Trainer, grouped_gemms
 from lab.fits.simumax import rates_gb_s
@@ -21,8 +22,11 @@ from simulator.provenance import Provenance
 WORDS: Final = Description("experts")
 LATENT: Final = (192, 128)
 """Elements of a key and of a value of DeepSeek's latent attention."""
-LATENT_BACKWARD: Final = (3.0, 0.2)
-"""Its backward over its forward, assumed, and the error of that."""
+LATENT_BACKWARD_ERROR: Final = 0.2
+"""Expected error of its backward on a GPU that takes it from Hopper."""
+HOPPER: Final = ("h100", "h200")
+OURS: Final = "h200"
+HOPPER_SMS: Final = 132
 LEAST_ROWS: Final = 16384
 """Query rows of all heads, below which a launch is most of the time."""
 SORT: Final = "moe_sort"
@@ -57,8 +61,9 @@ def with_experts(profile: Profile, sources: Sources, there: Callable[[], Trainer
         return made
     trainer, attention = there(), profile.section("attention")
     forward, dgrad, wgrad = (trainer.times[x] for x in ("forward", "dgrad", "wgrad"))
+    told = "grouped_hopper" if gpu in HOPPER else "grouped"
     words = WORDS.words(
-        "grouped", trainer.error, forward=forward.flops, dgrad=dgrad.flops / forward.flops,
+        told, trainer.error, forward=forward.flops, dgrad=dgrad.flops / forward.flops,
         wgrad=wgrad.flops / forward.flops, memory=wgrad.memory, apart=trainer.error,
     )  # fmt: skip
     return replace(
@@ -67,8 +72,11 @@ def with_experts(profile: Profile, sources: Sources, there: Callable[[], Trainer
             profile.section("gemm"), grouped=grouped_gemms(profile, sources, trainer, words)
         ),
         attention=replace(
-            attention, others=(latent_attention(gpu, sources, machine),),
-            provenance=_noted(attention.provenance, "attention"),
+            attention, others=(*attention.others, latent_attention(gpu, sources, machine)),
+            provenance=_noted(
+                attention.provenance, "attention_hopper" if gpu in HOPPER else "attention",
+                **_told_of_latent(sources),
+            ),
         ),
     )  # fmt: skip
 
@@ -80,7 +88,35 @@ def _noted(words: Provenance, section: str, **facts: object) -> Provenance:
 
 
 def latent_attention(gpu: str, sources: Sources, machine: Machine) -> AttentionFit:
-    """Return the law of a GPU's latent attention."""
+    """Return the law of a GPU's latent attention: the table's forward, on Hopper at the level of
+    our H200's rows; elsewhere backward takes as many times the table's forward as there."""
+    law = _served_latent(gpu, sources, machine.sm_count)
+    rows, there = our_rows(sources, LATENT), _served_latent(OURS, sources, HOPPER_SMS)
+    if gpu in HOPPER:
+        return level(there, rows).of(law, transfer=0.0 if gpu == OURS else TRANSFER_ERROR)
+    return replace(
+        law, backward_ratio=_over_table(there, rows), backward_error=LATENT_BACKWARD_ERROR
+    )
+
+
+def _over_table(law: AttentionFit, rows: Sequence[AttentionRow]) -> float:
+    """Return what our rows take backward over the table's law forward."""
+    found = level(law, rows)
+    return rounded(found.times * found.backward_ratio, 2)
+
+
+def _told_of_latent(sources: Sources) -> dict[str, str]:
+    there, rows = _served_latent(OURS, sources, HOPPER_SMS), our_rows(sources, LATENT)
+    found = level(there, rows)
+    return {
+        "level": f"{found.times:.2f}", "ratio": f"{found.backward_ratio:.2f}",
+        "apart": f"{found.backward_error:.0%}", "over": f"{_over_table(there, rows):.1f}",
+    }  # fmt: skip
+
+
+@cache
+def _served_latent(gpu: str, sources: Sources, sm_count: int) -> AttentionFit:
+    """Return the forward law of an inference server's latent attention."""
     table = "moe" if gpu in ("h100", "h200", "b200") else "blackwell"
     keys, values = LATENT
     rows = [
@@ -92,9 +128,7 @@ def latent_attention(gpu: str, sources: Sources, machine: Machine) -> AttentionF
         if row["gpu"] == gpu
     ]  # fmt: skip
     rows = [row for row in rows if row.batch * row.heads * row.seq >= LEAST_ROWS]
-    ratio, error = LATENT_BACKWARD
-    law = fit_forward(rows, sm_count=machine.sm_count)
-    return replace(law, backward_ratio=ratio, backward_error=error)
+    return fit_forward(rows, sm_count=sm_count)
 
 
 def permutations(profile: Profile, sources: Sources) -> tuple[list[PointwiseFit], float]:

@@ -3,15 +3,16 @@
 The tables time the routed experts of one rank: both grouped GEMMs, with gather, activation and sum
 around them, which a byte each costs at a rate that is fitted beside the law. Of a server's searched
 kernels those are left out that take longer than the same layer with more to do. What a trainer's
-calls take over the law is TransformerEngine's on a B200, and that of PyTorch's grouped GEMMs on our
-H100. In other formats and on other GPUs it is that of a single GEMM an expert, as both agree.
+calls take over the law is TransformerEngine's on a B200 in BF16, and that of PyTorch's grouped
+GEMMs on our H100 and H200. In other formats and on other GPUs of Blackwell it is that of a single
+GEMM an expert, with which a B200's agrees.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean, geometric_mean, median
 from typing import Final, NamedTuple
@@ -19,8 +20,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
-from lab.fits.common import Floats, Sources, mape, records, rounded, withheld
+from lab.fits.common import TRANSFER_ERROR, Floats, Sources, mape, rounded, withheld
 from lab.fits.gemm import law_of, params_of, starts
+from lab.fits.grouped_rows import QUANTIZED_ON, SPREAD, our_rows, quantized_rows, trained_rows
+from lab.fits.hopper import over_rowwise
 from simulator.lookup import FitKind
 from simulator.lookup.gemm import GemmTable
 from simulator.lookup.gemm_law import TiledLaw
@@ -32,6 +35,8 @@ from simulator.specs import MATH_BYTES
 
 COLUMNS: Final = {"bf16": "bf16", "fp8_block": "fp8_block", "fp8_tensor": "fp8", "nvfp4": "nvfp4"}
 """Math -> its name in the tables."""
+OWN: Final = ("b200", "h100", "h200")
+"""GPUs that have rows of a trainer's calls."""
 LEAST_ROWS: Final = 16
 MOST_EP: Final = 8
 """Beyond, most of a layer's time is of tokens that the rank does not compute."""
@@ -50,14 +55,14 @@ _FIXED_US: Final = 30.0
 _EFFORT: Final = (15, 60, 20)
 """Steps from each start, of the best one's fit, and of those with models withheld from there."""
 _LINEAR_ABOVE: Final = 0.03
+_HELD: Final = 1e-9
+"""Width of the bounds of a number that is held."""
 _MORE: Final = ((2.0, 0.1, 50.0), (2.0, 0.1, 50.0), (2.0, 0.1, 50.0), (0.01, 1e-4, 10.0))
 """Start and bounds of TB/s of gather, activation and sum, and of us a group."""
 ROWS: Final = (512, 1024, 2048, 4096)
 EXPERTS: Final = (8, 16, 32)
 SIZES: Final = ((2048, 768), (4096, 1536), (7168, 2048), (5120, 1536), (4096, 14336))
 """Hidden size and an expert's: Qwen3, DeepSeek V2 and V3, Mixtral."""
-SPREAD: Final = 0.05
-"""Of a row that was timed once."""
 
 
 class Layer(NamedTuple):
@@ -187,64 +192,10 @@ def _fit(known: _Arrays, start: Floats, bounds: tuple[Floats, Floats], steps: in
     return np.asarray(found.x, dtype=np.float64)
 
 
-def trained_rows(sources: Sources) -> tuple[GroupedRow, ...]:
-    """Return TransformerEngine's rows on a B200, sorted.
-
-    Weight gradients were timed twice: those that add to fp32 move 4 bytes an element more, and
-    with few rows an expert they take longer by just that. The longer one of a shape is taken for
-    that, and a single one, too.
-    """
-    timed: dict[Gemm, list[float]] = {}
-    for row in sources.rows("moe/b200_grouped_gemm_bf16.csv"):
-        groups, m, n, k = (int(row[x]) for x in ("groups", "m", "n", "k"))
-        made = {
-            "fwd": Gemm(m, n, k, groups=groups), "dgrad": Gemm(m, k, n, "dgrad", groups=groups),
-            "wgrad": Gemm(n, k, m, "wgrad", groups=groups),
-        }[row["stage"]]  # fmt: skip
-        timed.setdefault(made, []).append(float(row["us"]))
-    return tuple(sorted(_rows(timed.items()), key=lambda row: row.signature))
-
-
-def _rows(timed: Iterable[tuple[Gemm, list[float]]]) -> Iterator[GroupedRow]:
-    for gemm, times in timed:
-        parts: dict[bool, list[float]] = {False: times}
-        if gemm.layout == "wgrad":
-            parts = {True: [max(times)], False: [min(times)] if len(times) > 1 else []}
-        for adds, mine in parts.items():
-            if mine:
-                us = fmean(mine)
-                apart_us = max(SPREAD * us, max(mine) - min(mine))
-                yield GroupedRow(
-                    gemm.groups, gemm.m, gemm.n, gemm.k, gemm.layout, gemm.dtype, adds,
-                    rounded(us, 5), rounded(apart_us), 2,
-                )  # fmt: skip
-
-
-def our_rows(sources: Sources) -> tuple[GroupedRow, ...]:
-    """Return our H100's rows of experts with as many rows each; their sums overwrite in BF16."""
-    found = []
-    for record in records(sources.measurements / "h100-dgx" / "grouped.jsonl.gz"):
-        for cell in record.get("cells", ()):
-            groups, rows, out, into = len(cell["rows"]), cell["rows"][0], cell["out"], cell["in"]
-            ops = (
-                Gemm(rows, out, into, groups=groups), Gemm(rows, into, out, "dgrad", groups=groups),
-                Gemm(out, into, rows, "wgrad", groups=groups),
-            )  # fmt: skip
-            found += [
-                GroupedRow(
-                    groups, *one[:3], one.layout, one.dtype, False,
-                    rounded(cell["ns"][one.layout] / 1e3), 0.0, 1,
-                )
-                for one in ops
-                if cell["even"] and one.layout in cell["ns"]
-            ]  # fmt: skip
-    return tuple(sorted(found, key=lambda row: row.signature))
-
-
-def trainer(law: GroupedLaw, rows: Sequence[GroupedRow]) -> Trainer:
+def trainer(law: GroupedLaw, rows: Sequence[GroupedRow], *, moved: float | None = None) -> Trainer:
     """Return what the rows take over the law: forward and dgrad in the mean, multiplying and moving
     alike; in wgrad, whose sums in fp32 are most of its bytes, each apart, bytes at most as fast as
-    the law says."""
+    the law says, or ``moved`` times its time, where rows have no such sums."""
     forward = geometric_mean(_over(law, [row for row in rows if row.layout == "forward"], ALIKE))
     dgrad = geometric_mean(_over(law, [row for row in rows if row.layout == "dgrad"], ALIKE))
     every = [row for row in rows if row.layout == "wgrad"]
@@ -254,8 +205,9 @@ def trainer(law: GroupedLaw, rows: Sequence[GroupedRow]) -> Trainer:
         times = Times(*map(float, np.exp(point)))
         return np.asarray(np.log(_over(law, last, times)), dtype=np.float64)
 
-    bounds = ([-np.inf, 0.0], [np.inf, np.inf])
-    start = np.log([forward, 1.0 + SPREAD])
+    least = math.log(moved or 1.0)
+    bounds = ([-np.inf, least], [np.inf, least + _HELD if moved else np.inf])
+    start = [math.log(forward), least + (_HELD / 2 if moved else math.log(1.0 + SPREAD))]
     flops, memory = np.exp(least_squares(off, start, bounds=bounds, loss="soft_l1").x)
     times: dict[str, Times] = {
         "forward": _times(forward, forward), "dgrad": _times(dgrad, dgrad),
@@ -313,8 +265,8 @@ def fit_of(one: Served, dtype: str, found: Sequence[Layer]) -> GroupedFit:
 def grouped_gemms(
     profile: Profile, sources: Sources, there: Trainer, words: Provenance
 ) -> GroupedGemms:
-    """Return the laws of the GPU's table, at the level of a trainer's calls; ``there`` is that of
-    the B200 in BF16, or of the H100."""
+    """Return the laws of the GPU's table, at the level of a trainer's calls; ``there`` is that in
+    BF16 of the GPU, or of the B200."""
     gpu, machine = profile.name.partition("-")[0], profile.machine
     single, fits = profile.gemm_table(), []
     for dtype in COLUMNS:
@@ -323,18 +275,37 @@ def grouped_gemms(
         found = layers(gpu, dtype, sources)
         made = fit_of(served(found, dtype, machine.sm_count), dtype, found)
         law = GroupedLaw(made, machine.sm_count)
-        if dtype == "bf16" and gpu in ("b200", "h100"):
+        if dtype == "bf16" and gpu in OWN:
             fits.append(_at(made, there.times, there.error, "fitted"))
+        elif gpu in OWN and not machine.fp8_any_layout:
+            mine = quantized_trainer(law, dtype, profile.name, there, sources)
+            fits.append(_at(made, mine.times, mine.error, "fitted"))
         else:
             times = _carried(there, level(law, single, dtype))
             fits.append(_at(made, times, there.error, "assumed"))
     tensor = next((one for one in fits if one.dtype == "fp8_tensor"), None)
     if tensor and "mxfp8" in machine.peak_tflops:
         fits.append(replace(tensor, dtype="mxfp8"))
-    rows = {"b200": trained_rows, "h100": our_rows}.get(gpu, lambda _: ())(sources)
+    rows = _rows_of(profile.name, sources) if gpu in OWN else ()
     return GroupedGemms(
         rows=rows, fits=tuple(sorted(fits, key=lambda fit: fit.dtype)), provenance=words
     )
+
+
+def quantized_trainer(
+    law: GroupedLaw, dtype: str, gpu: str, there: Trainer, sources: Sources
+) -> Trainer:
+    """Return a trainer's level in FP8 on Hopper: that of our H200's rows, also on an H100; what
+    moves bytes in wgrad as ``there``, in BF16."""
+    moved = there.times["wgrad"].memory
+    found = trainer(law, quantized_rows(dtype, sources), moved=moved)
+    apart = fmean(one.error(one.times) for one in over_rowwise(dtype, sources))
+    transfer = 0.0 if gpu == QUANTIZED_ON else TRANSFER_ERROR
+    return found._replace(error=found.error + apart + transfer)
+
+
+def _rows_of(gpu: str, sources: Sources) -> tuple[GroupedRow, ...]:
+    return trained_rows(sources) if gpu.startswith("b200") else our_rows(gpu, sources)
 
 
 def _at(fit: GroupedFit, times: dict[str, Times], apart: float, kind: FitKind) -> GroupedFit:
@@ -355,8 +326,8 @@ def _carried(there: Trainer, forward: float) -> dict[str, Times]:
 
 
 def trainer_on(gpu: str, machine: Machine, sources: Sources) -> Trainer:
-    """Return a trainer's level on a B200 or an H100."""
-    found = layers(gpu, "bf16", sources)
+    """Return a trainer's level in BF16 on a GPU that has a profile and rows of its own."""
+    table = gpu.partition("-")[0]
+    found = layers(table, "bf16", sources)
     made = fit_of(served(found, "bf16", machine.sm_count), "bf16", found)
-    rows = trained_rows(sources) if gpu == "b200" else our_rows(sources)
-    return trainer(GroupedLaw(made, machine.sm_count), rows)
+    return trainer(GroupedLaw(made, machine.sm_count), _rows_of(gpu, sources))

@@ -1,9 +1,9 @@
-"""FP8 on Hopper by our H100's records (measurements/h100-dgx, stage ``fp8``): products of backward
-beside published forward ones, and what GEMMs that last draw beside BF16's.
+"""FP8 on Hopper by our records of an H100 and an H200 (stage ``fp8``): products of backward beside
+published forward ones, and what GEMMs that last draw beside BF16's.
 
 Hopper's FP8 operands all lie alike, so that layouts differ in other things: backward has no fast
 accumulation, weight gradients come out in fp32, and by blocks both their operands have scales of
-1 × 128. What an H200's records would show is taken from here: it is the same chip.
+1 × 128.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from lab.fits.common import TRANSFER_ERROR, Sources, records, rounded
-from lab.linear import sizes_of
+from lab.fits.common import TRANSFER_ERROR, Gpu, Sources, rounded
+from lab.linear import Shape, sizes_of
 from simulator.lookup.gemm import BACKWARD, Backward, GemmFit
 from simulator.lookup.gemm_law import make_law
 from simulator.lookup.gemm_stored import StoredCurves
@@ -46,9 +46,9 @@ class Beside(NamedTuple):
         return rounded(statistics.fmean(abs(one / times - 1) for one in self.ratios), 2)
 
 
-def fp8_records(sources: Sources) -> list[dict[str, Any]]:
-    """Return what stage ``fp8`` recorded on our H100."""
-    return records(sources.measurements / "h100-dgx" / "fp8.jsonl.gz")
+def fp8_records(sources: Sources, gpu: str) -> list[dict[str, Any]]:
+    """Return what stage ``fp8`` recorded on our GPU of this profile."""
+    return sources.ours("fp8", gpu)
 
 
 def beside(fit: GemmFit, machine: Machine, rows: Sequence[Row]) -> Iterator[Beside]:
@@ -61,20 +61,41 @@ def beside(fit: GemmFit, machine: Machine, rows: Sequence[Row]) -> Iterator[Besi
             ns = row.get("ns", {}).get(f"{RECIPES[fit.dtype]} {layout}")
             if ns is None:
                 continue
-            m, n, k = sizes_of(layout, row["shape"])
-            wider = WIDER_SUM * m * n if layout == "wgrad" else 0
-            us = 1e-3 * (ns - wider / machine.memory_bandwidth_gb_s)
-            ratios.append(us / table.predict(m, n, k)[0])
+            us = 1e-3 * ns - _wider_us(layout, row["shape"], machine)
+            ratios.append(us / table.predict(*sizes_of(layout, row["shape"]))[0])
         yield Beside(layout, ratios)
 
 
-def with_backward(fit: GemmFit, machine: Machine, sources: Sources) -> GemmFit:
-    """Return the law of an H100's table with what our H100 shows beside it: products of backward,
-    and how far forward ones of our library are from it.
+def over_rowwise(dtype: str, sources: Sources) -> Iterator[Beside]:
+    """Yield what our H200's GEMMs in ``dtype`` take over those with a scale a row, by layout. These
+    write weight gradients in BF16, the others in fp32, which is taken off."""
+    h200 = Gpu("h200-sxm")
+    rows = [row for row in fp8_records(sources, h200.name) if "ns" in row]
+    for layout in LAYOUTS:
+        ways = f"{RECIPES[dtype]} {layout}", f"rowwise {layout}"
+        ratios = []
+        for row in rows:
+            if row["ns"].keys() >= set(ways):
+                us, rowwise_us = (1e-3 * row["ns"][way] for way in ways)
+                us -= _wider_us(layout, row["shape"], h200.machine)
+                ratios.append(us / rowwise_us)
+        yield Beside(layout, ratios)
 
-    The ratios carry over to the table's GPUs and libraries as they do from GPU to GPU.
+
+def _wider_us(layout: Layout, shape: Shape, machine: Machine) -> float:
+    """Return what sums in fp32 cost more than those in BF16."""
+    m, n, _ = sizes_of(layout, shape)
+    wider = WIDER_SUM * m * n if layout == "wgrad" else 0
+    return 1e-3 * wider / machine.memory_bandwidth_gb_s
+
+
+def with_backward(fit: GemmFit, machine: Machine, rows: Sequence[Row]) -> GemmFit:
+    """Return the law of a GPU's table with what our ``rows`` of that GPU show beside it: products
+    of backward, and how far forward ones of our library are from it.
+
+    The ratios carry over to the table's libraries as they do from GPU to GPU.
     """
-    forward, *others = beside(fit, machine, fp8_records(sources))
+    forward, *others = beside(fit, machine, rows)
     known = (
         Backward(one.layout, one.times, rounded(one.error(one.times) + TRANSFER_ERROR, 2))
         for one in others
@@ -82,18 +103,12 @@ def with_backward(fit: GemmFit, machine: Machine, sources: Sources) -> GemmFit:
     return replace(fit, backward=tuple(known), error=max(fit.error, forward.error(1.0)))
 
 
-def taken_over(fit: GemmFit, there: GemmFit) -> GemmFit:
-    """Return an H200's law with what ``there``, an H100's, has of our H100."""
-    return replace(fit, backward=there.backward, error=max(fit.error, there.error))
-
-
-def with_lasting(law: PowerSection, sources: Sources) -> PowerSection:
-    """Return the law with what GEMMs in FP8 draw, and the clock of their bursts.
+def with_lasting(law: PowerSection, rows: Sequence[Row]) -> PowerSection:
+    """Return the law with what GEMMs in FP8 draw, and the clock of their bursts, by a GPU's rows.
 
     All loads that last run at the cap, so what a kind draws at one clock follows from the clock
     that it kept. Bursts ran as much above it as they were faster.
     """
-    rows = fp8_records(sources)
     lasting = {row["case"].removeprefix("lasting "): row for row in rows if "lasting_ns" in row}
     bf16, draws, clocks = lasting["bf16"], {}, {}
     for math, recipe in RECIPES.items():

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
 from domino_tune.measure.op_rows import add_ops
-from lab.fits.attention import fit_attention
+from lab.fits.attention import fit_attention, our_rows, small_heads
 from lab.fits.common import Description, Gpu, Sources, rounded
 from lab.fits.gemm import layout_fit
 from lab.fits.pointwise import like
+from simulator.lookup.attention import AttentionFit
 from simulator.lookup.gemm import GemmRow
 from simulator.lookup.pointwise import PointwiseRow
 from simulator.profile import AttentionSection, LaunchSection, PointwiseSection, Profile
@@ -22,6 +23,8 @@ from simulator.profile import AttentionSection, LaunchSection, PointwiseSection,
 GPU: Final = Gpu("h200-sxm")
 ANY: Final = Description("any")
 LAW_HEAD_DIM: Final = 128
+OTHER_HEADS: Final = ((64, 64), (192, 128))
+"""Elements of keys and of values that stage ``attention`` timed."""
 BEYOND_L2_BYTES: Final = 1.5e9
 """An op that moves more finds at most 3 % of it in the L2."""
 
@@ -30,34 +33,71 @@ BEYOND_L2_BYTES: Final = 1.5e9
 def h200_ops(sources: Sources) -> Profile:
     """Return the profile with the sections of compute ops only: of each op the row with the most
     samples, with the provenance of the rows and of the laws."""
-    best: dict[str, Mapping[str, Any]] = {}
-    for row in (row for message in sources.ours("ops") for row in message["ops"]):
-        known = best.setdefault(str(row["signature"]), row)
-        if known["samples"] <= row["samples"]:
-            best[str(row["signature"])] = row
-    profile = add_ops(GPU.profile(), best.values())
-    measured = GPU.words("gemm")
-    gemm, attention, pointwise = (
-        replace(profile.section(name), provenance=measured)
-        for name in ("gemm", "attention", "pointwise")
+    rewritten = GPU.told["pointwise"]["rewritten"]
+    first = [row for row in _played(sources, "ops") if row["signature"][1] not in rewritten]
+    profile = add_ops(GPU.profile(), _of_most_samples(first))
+    moved = _moved_only((*profile.section("pointwise").rows, *rewritten_rows(GPU, sources)))
+    gemm, attention = (
+        replace(profile.section(name), provenance=GPU.words(name)) for name in ("gemm", "attention")
     )
     rows = _possible(gemm.rows)
     fits = tuple(layout_fit(rows, layout, GPU.machine.sm_count) for layout in LAYOUTS)
     return replace(
         profile, gemm=replace(gemm, rows=rows, fits=fits), attention=attention,
-        pointwise=_rewritten(replace(pointwise, rows=_moved_only(pointwise.rows))),
+        pointwise=_pointwise(moved),
     )  # fmt: skip
+
+
+def rewritten_rows(gpu: Gpu, sources: Sources) -> tuple[PointwiseRow, ...]:
+    """Return what later records tell of ops that became one kernel each after the first one."""
+    names = GPU.told["pointwise"]["rewritten"]
+    rows = [
+        row
+        for stage in gpu.told["pointwise"]["rewritten_in"]
+        for row in _played(sources, stage, gpu.name)
+        if row["signature"][:2] in [["pointwise", name] for name in names]
+    ]
+    profile = add_ops(gpu.profile(), _of_most_samples(rows))
+    found: tuple[PointwiseRow, ...] = profile.section("pointwise").rows
+    return found
+
+
+def _played(sources: Sources, stage: str, gpu: str = GPU.name) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of ops that a stage recorded."""
+    for message in sources.ours(stage, gpu):
+        yield from message.get("ops", ())
+
+
+def _of_most_samples(rows: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
+    """Return of each op the row with the most samples."""
+    best: dict[str, Mapping[str, Any]] = {}
+    for row in rows:
+        known = best.setdefault(str(row["signature"]), row)
+        if known["samples"] <= row["samples"]:
+            best[str(row["signature"])] = row
+    return best.values()
 
 
 LAYOUTS: Final = ("dgrad", "forward", "wgrad")
 
 
-def attention_section(ops: Profile) -> AttentionSection:
-    """Return the measured section with the law of its rows of one head size."""
+def attention_section(ops: Profile, sources: Sources) -> AttentionSection:
+    """Return the measured section with the rows of other heads, the law of its rows of one head
+    size, and that of heads of 64."""
     section: AttentionSection = ops.section("attention")
-    rows = [row for row in section.rows if row.head_dim == LAW_HEAD_DIM]
+    more = (row for dims in OTHER_HEADS for row in our_rows(sources, dims))
+    fit = attention_law(ops)
+    return replace(
+        section, rows=tuple(sorted((*section.rows, *more), key=lambda row: row.key)), fit=fit,
+        others=(small_heads(fit, sources),),
+    )  # fmt: skip
+
+
+def attention_law(ops: Profile) -> AttentionFit:
+    """Return the law of the measured rows of one head size."""
+    rows = [row for row in ops.section("attention").rows if row.head_dim == LAW_HEAD_DIM]
     forward = [row for row in rows if row.direction == "forward"]
-    return replace(section, fit=fit_attention(forward, rows, sm_count=GPU.machine.sm_count))
+    return fit_attention(forward, rows, sm_count=GPU.machine.sm_count)
 
 
 def attained_gb_s(ops: Profile) -> float:
@@ -91,19 +131,15 @@ def _moved_only(rows: Sequence[PointwiseRow]) -> tuple[PointwiseRow, ...]:
     return tuple(found[key] for key in sorted(found))
 
 
-def _rewritten(section: PointwiseSection) -> PointwiseSection:
-    """Replace the rows of ops whose kernels have changed by assumed laws."""
+def _pointwise(rows: tuple[PointwiseRow, ...]) -> PointwiseSection:
+    """Return the rows, and assumed laws of ops that were never measured."""
     told = GPU.told["pointwise"]
     rewritten, alike = told["rewritten"], told["alike"]
-    return replace(
-        section,
-        rows=tuple(row for row in section.rows if row.name not in rewritten),
-        fits=tuple(
-            like(section.rows, name, other, factor)
-            for name, (other, factor) in {**alike, **rewritten}.items()
-        ),
+    return PointwiseSection(
+        rows=rows,
+        fits=tuple(like(rows, name, other, factor) for name, (other, factor) in alike.items()),
         provenance=GPU.words(
-            "pointwise", rewritten=", ".join(sorted(rewritten)), alike=", ".join(sorted(alike))
+            "pointwise", rewritten=", ".join(rewritten), alike=", ".join(sorted(alike))
         ),
     )
 

@@ -14,37 +14,63 @@ from simulator.lookup.pointwise import PointwiseFit, PointwiseRow
 from simulator.profile import Machine, Profile
 
 MB: Final = 1_000_000
+LEAST_ROWS: Final = 8
+"""Twice as many as a law has numbers."""
 KNEES_MB: Final = (10, 15, 20, 25, 30, 35, 40, 50, 60, 80)
 _RESOLUTION_US: Final = 1.0  # tables have whole microseconds: reduces the weight of short times
 _LIKE_ERROR: Final = 0.3
 """Expected error of an op that is taken to be like another."""
 
 
-def transferred(other: Profile, machine: Machine, *, least_error: float = 0) -> list[PointwiseFit]:
+def transferred(
+    other: Profile, machine: Machine, *, own: Sequence[PointwiseRow] = (), least_error: float = 0
+) -> list[PointwiseFit]:
     """Return a law by name: those that the ``other`` GPU timed, fitted; those that it assumes,
-    assumed. Rates within the L2 stay, beyond it they follow the memory bandwidth; with a
-    ``least_error`` all are assumed."""
+    assumed. Rates within the L2 stay, beyond it they follow the memory bandwidth. Ops that have
+    ``own`` rows get the law of these, if it is surer. With a ``least_error`` all are assumed."""
     section = other.section("pointwise")
     faster = machine.memory_bandwidth_gb_s / other.machine.memory_bandwidth_gb_s
     rows = [row for row in section.rows if row.pieces == 1 and row.bytes_written]
-    timed = [
-        fit_pointwise([row for row in rows if row.name == name], (name,))
-        for name in sorted({row.name for row in rows})
-    ]
-    laws = [
-        replace(
-            fit, large_gb_s=rounded(fit.large_gb_s * faster),
-            error=max(least_error, rounded(fit.error + TRANSFER_ERROR, 2)),
+    timed = []
+    for name in sorted({row.name for row in rows}):
+        mine, there = (
+            [row for row in known if (row.name, row.pieces) == (name, 1)] for known in (own, rows)
         )
-        for fit in sorted((*timed, *section.fits), key=lambda fit: fit.names)
-    ]  # fmt: skip
+        law = _at_bandwidth(fit_pointwise(there, (name,)), faster)
+        timed.append(_surer(law, mine, there, faster) if mine else law)
+    assumed = (_at_bandwidth(fit, faster) for fit in section.fits)
+    laws = [
+        replace(fit, error=max(least_error, rounded(fit.error + TRANSFER_ERROR, 2)))
+        for fit in sorted((*timed, *assumed), key=lambda fit: fit.names)
+    ]
     return [replace(law, kind="assumed") for law in laws] if least_error else laws
+
+
+def _surer(
+    law: PointwiseFit, own: Sequence[PointwiseRow], other: Sequence[PointwiseRow], faster: float
+) -> PointwiseFit:
+    """Return ``law``, another GPU's, with its error on ``own`` rows where that is more; or the law
+    of these, continued by the other's rows of more bytes by memory bandwidth."""
+    times = np.array([row.median_us for row in own])
+    found = np.array([law.fixed_us + law.memory_us(_moved(row)) for row in own])
+    checked = replace(law, error=max(law.error, rounded(mape(found, times), 2)))
+    most = max(map(_moved, own))
+    larger = (row for row in other if _moved(row) > most)
+    continued = [*own, *(replace(row, median_us=row.median_us / faster) for row in larger)]
+    return min(checked, fit_pointwise(continued, law.names), key=lambda fit: fit.error)
+
+
+def _moved(row: PointwiseRow) -> int:
+    return row.bytes_read + row.bytes_written
+
+
+def _at_bandwidth(fit: PointwiseFit, faster: float) -> PointwiseFit:
+    return replace(fit, large_gb_s=rounded(fit.large_gb_s * faster))
 
 
 def as_assumed(fit: PointwiseFit, faster: float) -> PointwiseFit:
     """Return the law of a GPU for one whose memory is ``faster`` times as fast."""
-    large = rounded(fit.large_gb_s * faster)
-    return replace(fit, kind="assumed", large_gb_s=large)
+    return replace(_at_bandwidth(fit, faster), kind="assumed")
 
 
 def like(rows: Sequence[PointwiseRow], name: str, other: str, factor: float) -> PointwiseFit:
@@ -60,10 +86,10 @@ def like(rows: Sequence[PointwiseRow], name: str, other: str, factor: float) -> 
 
 def fit_pointwise(rows: Sequence[PointwiseRow], names: tuple[str, ...]) -> PointwiseFit:
     """Fit the law for ``names`` to rows of one op; ``error`` is of withheld sizes, five folds."""
-    if len(rows) < 10:
-        raise InputError(f"A law for {names} needs at least 10 timings, got {len(rows)}.")
-    rows = sorted(rows, key=lambda row: (row.bytes_read + row.bytes_written, row.key))
-    sizes = np.array([row.bytes_read + row.bytes_written for row in rows], dtype=np.float64)
+    if len(rows) < LEAST_ROWS:
+        raise InputError(f"A law for {names} needs at least {LEAST_ROWS} timings, got {len(rows)}.")
+    rows = sorted(rows, key=lambda row: (_moved(row), row.key))
+    sizes = np.array([_moved(row) for row in rows], dtype=np.float64)
     return law_of_sizes(names, sizes, np.array([row.median_us for row in rows]))
 
 

@@ -3,8 +3,8 @@
 The tables time a linear layer of an inference server: the cast of its input and the GEMM. What the
 cast takes is timed apart, so a GEMM's row is the difference. No table has a transposed copy: it is
 taken to cost, by the byte, what a cast does (0.99 to 1.01 times that in our H100's records, 1.12 to
-1.18 by blocks). Products of backward are forward ones of their shape: on Hopper times what our H100
-shows (``hopper``), on Blackwell as they are.
+1.18 by blocks). Products of backward are forward ones of their shape: on Hopper times what our GPU
+of its kind shows (``hopper``), on Blackwell as they are.
 
 Nobody timed MXFP8. It is taken for FP8 with a scale a tensor: Blackwell's tensor cores scale the
 blocks themselves, at the same rate (NVIDIA's data sheets give one peak for both).
@@ -22,7 +22,7 @@ from scipy.interpolate import RegularGridInterpolator
 
 from lab.fits.common import Floats, Sources, rounded
 from lab.fits.gemm import Shape, fit_curves
-from lab.fits.hopper import taken_over, with_backward, with_lasting
+from lab.fits.hopper import fp8_records, with_backward, with_lasting
 from lab.fits.pointwise import law_of_sizes
 from simulator.lookup.gemm import GemmFit
 from simulator.lookup.pointwise import PointwiseFit
@@ -39,8 +39,6 @@ MOVED: Final = {"nvfp4": (2 + 0.5 + 1 / 16) / CAST_BYTES}
 """Math -> bytes of its cast over those of the one that was timed, where they differ."""
 SEARCHED: Final = frozenset({"nvfp4"})
 """Maths whose kernels the servers chose by short trials, which now and then take a slow one."""
-OWN: Final = "h100"
-"""The GPU that our records are of; an H200 is the same chip."""
 MXFP8_ERROR: Final = 0.1
 LEAST_US: Final = 1.0
 """A difference below this is of two timings that do not belong together."""
@@ -70,14 +68,13 @@ class Casts:
         return us + (float(self._amax_us(at)[0]) if dtype == "fp8_tensor" else 0.0)
 
 
-def quantized_fits(gpu: str, sources: Sources, machine: Machine) -> list[GemmFit]:
-    """Return the law of each math of the GPU's table, with the rows' curves."""
+def quantized_fits(name: str, sources: Sources, machine: Machine) -> list[GemmFit]:
+    """Return the law of each math of the table of a profile's GPU, with the rows' curves."""
+    gpu = name.partition("-")[0]
     if not machine.fp8_any_layout:
+        rows = fp8_records(sources, name)
         found = _with_curves(gpu, sources, machine, WAYS)
-        if gpu == OWN:
-            return [with_backward(fit, machine, sources) for fit in found]
-        there = quantized_fits(OWN, sources, machine)
-        return [taken_over(fit, other) for fit, other in zip(found, there, strict=True)]
+        return [with_backward(fit, machine, rows) for fit in found]
     found = _with_curves(gpu, sources, machine, BLACKWELL)
     tensor = next(fit for fit in found if fit.dtype == "fp8_tensor")
     error = max(MXFP8_ERROR, tensor.error)
@@ -161,10 +158,10 @@ def with_quantized(profile: Profile, sources: Sources) -> Profile:
     """Return the profile with the laws of FP8 of its GPU's tables, ``h100`` for ``h100-dgx``."""
     gpu = profile.name.partition("-")[0]
     gemm, pointwise, power = map(profile.section, ("gemm", "pointwise", "power"))
-    gemms = quantized_fits(gpu, sources, profile.machine)
+    gemms = quantized_fits(profile.name, sources, profile.machine)
     order = attrgetter("layout", "dtype", "accumulate")
     if not profile.machine.fp8_any_layout:
-        power = with_lasting(power, sources)
+        power = with_lasting(power, fp8_records(sources, profile.name))
     return replace(
         profile,
         power=power,

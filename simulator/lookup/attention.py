@@ -96,8 +96,8 @@ class AttentionFit:
     ``tflops``: rate of the whole GPU at saturation; ``row_ns``: cost of one query row of one head;
     ``tile_tflops``: rate of the whole GPU if each SM ran like one with a single tile; ``blend``: p
     of the norm. Other head sizes have a row cost ∝ head_dim and, below the fitted one, a rate ×
-    √(head_dim/fitted), 0.71 for heads of 64. No table here times them: these are assumed, and so
-    are dtypes other than bf16 and fp16.
+    √(head_dim/fitted), 0.71 for heads of 64: these are assumed, and so are dtypes other than bf16
+    and fp16.
     """
 
     kind: FitKind = "fitted"

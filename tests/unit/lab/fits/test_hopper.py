@@ -40,16 +40,16 @@ def test_a_pair_that_was_withheld_is_looked_up(name: str, math: str) -> None:
     assert StoredCurves(fit.curves, law).leave_out_error < WITHHELD
 
 
-def test_products_of_backward_are_those_of_our_records() -> None:
-    profile = load_profile("h100-dgx")
-    for math, fit in fits_of("h100-dgx").items():
-        found = list(beside(fit, profile.machine, fp8_records(SOURCES)))
+@pytest.mark.parametrize("name", HOPPER)
+def test_products_of_backward_are_those_of_our_records(name: str) -> None:
+    profile = load_profile(name)
+    for math, fit in fits_of(name).items():
+        found = list(beside(fit, profile.machine, fp8_records(SOURCES, name)))
         assert [one.layout for one in found] == list(LAYOUTS)
         assert {one.layout: one.times for one in fit.backward} == {
             one.layout: one.times for one in found[1:]
         }
         assert fit.error >= found[0].error(1.0), math
-        assert fits_of("h200-sxm")[math].backward == fit.backward
 
 
 def test_a_backward_gemm_is_fitted_and_takes_its_times_as_long() -> None:
@@ -67,26 +67,30 @@ def test_a_backward_gemm_is_fitted_and_takes_its_times_as_long() -> None:
 def test_the_law_of_power_is_that_of_the_lasting_loads() -> None:
     for name in HOPPER:
         stored = power_of(name)
-        found = with_lasting(stored, SOURCES)
+        found = with_lasting(stored, fp8_records(SOURCES, name))
         assert (found.gemm_draw, found.gemm_mhz) == (stored.gemm_draw, stored.gemm_mhz)
 
 
-def test_loads_that_last_keep_the_clocks_that_were_recorded_beside_bf16s() -> None:
-    law = power_of("h100-dgx")
+@pytest.mark.parametrize("name", HOPPER)
+def test_loads_that_last_keep_the_clocks_that_were_recorded_beside_bf16s(name: str) -> None:
+    law = power_of(name)
 
     def kept_mhz(math: str) -> int:
         most = law.cap_w - law.idle_w
         return next(mhz for mhz in law.clocks() if law.draw_w("gemm", mhz, mhz, math) <= most)
 
-    clocks = {row["case"]: row["clock_mhz"] for row in fp8_records(SOURCES) if "lasting_ns" in row}
+    clocks = {
+        row["case"]: row["clock_mhz"] for row in fp8_records(SOURCES, name) if "lasting_ns" in row
+    }
     for math, recipe in (("fp8_tensor", "tensorwise"), ("fp8_block", "blockwise")):
         measured = clocks[f"lasting {recipe}"] / clocks["lasting bf16"]
         assert kept_mhz(math) / kept_mhz("bf16") == pytest.approx(measured, rel=0.02)
 
 
-def test_a_lasting_load_takes_as_long_as_it_was_recorded() -> None:
-    law, table = power_of("h100-dgx"), load_profile("h100-dgx").gemm_table()
-    row = next(one for one in fp8_records(SOURCES) if one["case"] == "lasting tensorwise")
+@pytest.mark.parametrize("name", HOPPER)
+def test_a_lasting_load_takes_as_long_as_it_was_recorded(name: str) -> None:
+    law, table = power_of(name), load_profile(name).gemm_table()
+    row = next(one for one in fp8_records(SOURCES, name) if one["case"] == "lasting tensorwise")
     tokens, out, wide = row["shape"]
     each = (
         table.estimate(Gemm(tokens, out, wide, "forward", "fp8_tensor")),
