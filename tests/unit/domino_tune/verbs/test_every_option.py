@@ -39,7 +39,7 @@ VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "attn_col_slices": (2,), "mlp_col_slices": (2,), "attn_dgrad_slices": (2,),
     "mlp_dgrad_slices": (2,), "comm_ctas": (0,), "change": (("tp=4",),), "retune": (True,),
     "sweep": ("link_bandwidth=1x,2x",), "trials": (1,), "seed": (3,),
-    "tp_comm_overlap": (("fc2_fprop=none",),),
+    "tp_comm_overlap": (("fc2_fprop=none",),), "gpu_hour": ("2.5",), "run_tokens": ("15e12",),
 }  # fmt: skip
 """Values of options that have neither choices nor a switch."""
 _EXPERTS: Final = {"model": "mixtral-8x7b", "tp": 1, "dp": 2, "ep": 2}
@@ -53,7 +53,7 @@ SUITS: Final[dict[str, dict[str, Any]]] = {
     "num_layers_at_end_in_bf16": {"fp8_recipe": "tensorwise"},
     "fp8_param_gather": {"fp8_recipe": "tensorwise"},
     "tp_comm_overlap": {"strategy": "userbuffers"},
-    "seed": {"search": "random"},
+    "seed": {"search": "random"}, "run_tokens": {"gpu_hour": "2.5"},
 }  # fmt: skip
 """Further options that an option needs, as its help says."""
 LACKS: Final = ("mxfp8", "nvfp4")
@@ -85,6 +85,8 @@ def _job(asked: dict[str, Any], **more: Any) -> dict[str, Any]:
     suits = dict(SUITS.get(name, {}))
     if name == "wgrad":
         suits["order"] = "greedy" if value == "fill" else "intra"
+    if value == "ep-overlap":
+        suits = {**_EXPERTS, "grad_accumulation": 2}
     if value == "zero-bubble":
         suits["vpp"] = 1
     if (name, value) == ("slice_balance", "balanced"):
