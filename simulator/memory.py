@@ -2,7 +2,8 @@
 
 A value lives from the op that writes it to the last op that reads it, in issue order. A value
 written in place takes no extra memory. Weights, main gradients and optimizer state always exist.
-The values of one micro-batch are counted: ``kernels.lives`` goes through all its ops.
+The values of the last micro-batch are counted, and those of the optimizer's step after it:
+``kernels.lives`` goes through all their ops.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ from simulator.slicing import SEQUENCE_ROW_SLICES, searched_slicings
 from simulator.templates import Templates
 
 TURN: Final = 1
-"""Index of the loss's sums among the phases: forward, these, backward, backward that recomputes."""
-PHASES: Final = 4
+"""Index of the loss's sums among the phases: forward, these, backward, backward that recomputes,
+the optimizer's step."""
+PHASES: Final = 5
 WORKSPACE_BYTES: Final = 32 << 20
 """cuBLAS's workspace on Hopper and later, as PyTorch sets it (ATen/cuda/CublasHandlePool.cpp)."""
 GATHERED_LAYERS: Final = 2
@@ -127,19 +129,20 @@ def unpiped_memory(case: Case, plan: SlicePlan, order: LayerOrder | None = None)
     pairs = plan.strategy == EP_OVERLAP
     alone = replace(plan, strategy="megatron") if pairs else plan
     schedule = _schedule(case, alone, order or order_of(case, alone))
-    live, more = max(live_peaks(schedule)), 0
+    *passes, step = live_peaks(schedule)
+    live = max(passes)
     if pairs:
         more = SHARE_OF_LAYER * kept_bytes(schedule) // case.model.stacked_layers
+        live = live._replace(whole=live.whole + more)
+    live = max(live, step)
     return held_parameters(case, case.shapes(plan))._replace(
-        activations=live.whole - live.logits + more, logits=live.logits
+        activations=live.whole - live.logits, logits=live.logits
     )
 
 
 def kept_bytes(schedule: Schedule) -> int:
     """Return what a micro-batch's pass forward leaves for backward."""
-    listing = listing_of(schedule)
-    phases = _phases(listing, len(schedule.parts[0].segments))
-    return lifetimes(listing, phases, PHASES)[0].held.whole
+    return _phases(schedule)[0].held.whole
 
 
 def head_bytes(case: Case) -> Iterator[int]:
@@ -199,13 +202,11 @@ def _schedule(case: Case, plan: SlicePlan, order: LayerOrder) -> Schedule:
 
 
 def live_peaks(schedule: Schedule) -> tuple[Live, ...]:
-    """Return one micro-batch's peaks of live values: before, in and after the loss's sums, and from
-    the first recomputed layer on."""
+    """Return one micro-batch's peaks of live values: before, in and after the loss's sums, from the
+    first recomputed layer on, and in the optimizer's step."""
     found = schedule.programs.get(Live)
     if found is None:
-        listing = listing_of(schedule)
-        phases = _phases(listing, len(schedule.parts[0].segments))
-        peaks = tuple(one.peak for one in lifetimes(listing, phases, PHASES))
+        peaks = tuple(one.peak for one in _phases(schedule))
         found = schedule.programs[Live] = peaks
     made: tuple[Live, ...] = found
     return made
@@ -219,10 +220,11 @@ class Phase(NamedTuple):
 
 
 def lifetimes(listing: Listing, phases: list[int], count: int) -> list[Phase]:
-    """Return the live values of each of ``count`` phases, those of a part's segments."""
+    """Return the live values of each of ``count`` phases, those of the last part's segments."""
     ops, refs, storages = listing.with_refs(lives.R_STORAGE)
-    lowest, layers = listing.layers(0, ops, refs)
-    segments = listing.segments[: len(phases)]
+    begin, end, _ = listing.parts[-1]
+    lowest, layers = listing.layers(len(listing.parts) - 1, ops, refs)
+    segments = listing.segments[begin:end]
     played = (segments[:, lives.G_OPS_END] - segments[:, lives.G_OPS]) @ segments[:, lives.G_COUNT]
     found = np.zeros((count, lives.PHASE_COLUMNS), np.int64)
     call(
@@ -232,15 +234,24 @@ def lifetimes(listing: Listing, phases: list[int], count: int) -> list[Phase]:
     return [Phase(Live(*row[:2]), Live(*row[2:])) for row in found.tolist()]
 
 
-def _phases(listing: Listing, segments: int) -> list[int]:
-    """Return the phase of each of a micro-batch's segments."""
+def _phases(schedule: Schedule) -> list[Phase]:
+    """Return the phases of the last micro-batch, with which the iteration ends."""
+    listing = listing_of(schedule)
+    return lifetimes(listing, _phase_numbers(listing), PHASES)
+
+
+def _phase_numbers(listing: Listing) -> list[int]:
+    """Return the phase of each of the last part's segments."""
     phase, found = 0, []
     marks = listing.ops[listing.listed, lives.O_MARK]
-    for begin, end in listing.segments[:segments, : lives.G_COUNT].tolist():
+    first, last, _ = listing.parts[-1]
+    for begin, end in listing.segments[first:last, : lives.G_COUNT].tolist():
         if marks[begin] == lives.SUMS:
             phase = TURN
-        elif (marks[begin:end] == lives.RECOMPUTES).any():
+        elif marks[begin] == lives.UPDATES:
             phase = PHASES - 1
+        elif (marks[begin:end] == lives.RECOMPUTES).any():
+            phase = TURN + 2
         elif phase == TURN:
             phase = TURN + 1
         found.append(phase)

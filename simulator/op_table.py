@@ -106,6 +106,7 @@ class OpTable:
         self._refs += [self._ref(ref, sizes.get(ref.name, 0)) for ref in template.writes]
         mark = lives.SUMS if role == "loss.sum" else 0
         mark = lives.RECOMPUTES if RECOMPUTED_SUFFIX in role else mark
+        mark = lives.UPDATES if played.in_step else mark
         self._entered.append(template)
         self._ops.append((
             template.lane, number, template.offset, begin, reads_end, reads_end, len(self._refs),

@@ -18,8 +18,8 @@ G_OPS, G_OPS_END, G_COUNT, G_FIRST, G_STRIDE, G_MIRROR = range(6)
 OP_COLUMNS: Final = 8
 REF_COLUMNS: Final = 5
 SEGMENT_COLUMNS: Final = 6
-SUMS, RECOMPUTES = 1, 2
-"""Marks of ops: the loss's sums, and what backward computes again."""
+SUMS, RECOMPUTES, UPDATES = 1, 2, 3
+"""Marks of ops: the loss's sums, what backward computes again, and the optimizer's step."""
 PEAK, PEAK_LOGITS, HELD, HELD_LOGITS = range(4)
 PHASE_COLUMNS: Final = 4
 NOTHING: Final = -1

@@ -1,4 +1,5 @@
-"""Peak memory of each rank of a pipeline: what its chunks hold for the micro-batches in flight."""
+"""Peak memory of each rank of a pipeline: what its chunks hold for the micro-batches in flight, or
+what the optimizer's step copies after them."""
 
 from __future__ import annotations
 
@@ -25,17 +26,25 @@ def piped_memory(case: Case, pieces: Pieces) -> tuple[Memory, ...]:
     """Return each rank's memory at its peak."""
     every = {chunk for rank in pieces.ranks for chunk in rank}
     chunks = {chunk: _held(pieces, chunk) for chunk in every}
-    return tuple(_rank_memory(case, pieces, rank, chunks) for rank in range(len(pieces.ranks)))
+    alike = {joined(rank): number for number, rank in enumerate(pieces.ranks)}
+    steps = {chunk: _step_peak(pieces, rank) for chunk, rank in alike.items()}
+    return tuple(
+        _rank_memory(case, pieces, number, chunks, steps[joined(rank)])
+        for number, rank in enumerate(pieces.ranks)
+    )
 
 
-def _rank_memory(case: Case, pieces: Pieces, rank: int, chunks: dict[Chunk, Phases]) -> Memory:
+def _rank_memory(
+    case: Case, pieces: Pieces, rank: int, chunks: dict[Chunk, Phases], step: Live
+) -> Memory:
+    """Return the memory of a rank, which holds nothing of a pass any more in its step."""
     changes = {
         (kind, number): _change(chunks[chunk], kind)
         for number, chunk in enumerate(pieces.ranks[rank])
         for kind in chunks[chunk]
     }
     whole = logits = 0
-    peak = 0, 0
+    peak = step.whole, step.logits
     for kind, _, number, _ in pieces.actions[rank]:
         change = changes[kind, number]
         peak = max(peak, (whole + change.at_peak.whole, logits + change.at_peak.logits))
@@ -124,6 +133,14 @@ def _held(pieces: Pieces, chunk: Chunk) -> Phases:
     if not chunk.head:
         phases["B"] = _more(phases["B"], received, 0)
     return phases
+
+
+def _step_peak(pieces: Pieces, rank: int) -> Live:
+    """Return the most live values of a rank's step."""
+    ahead, behind = pieces.step(rank)
+    segments = *ahead.parts[0].segments, *behind.parts[0].segments
+    whole = replace(ahead, parts=(Repeat(segments=segments),))
+    return lifetimes(listing_of(whole), [0] * len(segments), 1)[0].peak
 
 
 def _more(phase: Phase, at_peak: int, at_end: int) -> Phase:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 from simulator.build import build_schedule
 from simulator.case import Case
@@ -22,25 +21,25 @@ def random_case_and_kind(seed: int) -> tuple[Case, str]:
 
 
 def check_peak_is_brute_force(seed: int) -> None:
-    """A plan's peak equals that of one micro-batch, and that of the walk over names."""
+    """A plan's peak equals that of the walk over the names of all micro-batches and of the step."""
     case, kind = random_case_and_kind(seed)
     plan = random_plan(random.Random(seed), case, kind)
     order = order_of(case, plan)
-    one_micro = replace(case.workload, grad_accumulation=1)
-    schedule = build_schedule(case.model, one_micro, case.cluster, plan, order)
+    schedule = build_schedule(case.model, case.workload, case.cluster, plan, order)
     live = peak_bytes(case, plan, order) - sum(static_memory(case, plan))
     assert live == max(live_peaks(schedule)).whole
     assert live == named_peak_bytes(schedule)
 
 
 def named_peak_bytes(schedule: Schedule) -> int:
-    """Largest sum of the buffers that are written and still to be read, op by op."""
+    """Largest sum of the buffers that are written and still to be read, op by op, in all
+    micro-batches and the step."""
     ops = list(schedule.ops())
     buffer: dict[str, str] = {}
     size: dict[str, int] = {}
     for op in ops:
         for value in op.writes:
-            own = schedule.value_bytes[_within_layer(value)]
+            own = schedule.value_bytes[_within_layer(value, schedule.micros)]
             source = _overwritten(value, op.role, op.reads)
             buffer[value] = buffer[source] if not own and source else value
             size[value] = own
@@ -60,9 +59,9 @@ def named_peak_bytes(schedule: Schedule) -> int:
     return peak
 
 
-def _within_layer(value: str) -> str:
-    """``l3.s0.x`` → ``s0.x``."""
-    return value.partition(".")[2]
+def _within_layer(value: str, micros: int) -> str:
+    """``l3.s0.x`` → ``s0.x``, and so is ``m1.l3.s0.x`` where there are several micro-batches."""
+    return value.split(".", 2 if micros > 1 else 1)[-1]
 
 
 def _overwritten(value: str, role: str, reads: tuple[str, ...]) -> str | None:

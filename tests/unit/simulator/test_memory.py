@@ -12,7 +12,7 @@ from simulator.case import Case
 from simulator.implementation import IMPLEMENTATIONS, changed
 from simulator.memory import live_peaks
 from simulator.ordering import order_of
-from simulator.peak import peak_bytes, peak_memory, static_memory
+from simulator.peak import peak_bytes, peak_memory, stage_memory, static_memory
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.presets import MODELS
 from simulator.schedule import Schedule
@@ -74,6 +74,41 @@ def test_the_peak_by_category() -> None:
 
 def test_accumulation_keeps_no_activations() -> None:
     assert peak_bytes(gpt_case(grad_accumulation=4), MEGATRON) == peak_bytes(gpt_case(), MEGATRON)
+
+
+@pytest.mark.parametrize("micros", [2, 3, 7])
+def test_gradients_made_beside_their_sum_count_from_the_second_micro_batch_on(micros: int) -> None:
+    """Of few tokens the head's table takes most: its first gradient is the sum, the next is apart,
+    in bf16. Beside it are 41 inputs with their masks, the head's input, and its gradient."""
+    case = few_tokens(micros, "torch")
+    hidden, table = case.model.hidden_size, padded_vocab_size(case.model, case.cluster) // 8
+    found = peak_memory(case, MEGATRON)
+    assert found.activations == 2 * table * hidden + 8 * hidden * (41 * 3 + 2 + 2)
+    assert found.logits == 2 * table * 8
+    assert sum(peak_memory(few_tokens(1, "torch"), MEGATRON)[3:5]) < 8 * hidden * 41 * 4
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+@pytest.mark.parametrize("micros", [1, 2, 3])
+def test_the_step_counts_after_any_number_of_micro_batches(micros: int, pp: int) -> None:
+    """Of few tokens its copies take most, in fp32: of each layer's two norms, with a bias each, and
+    of two biases behind sums, of the last norm, and the norm of all gradients."""
+    case = few_tokens(micros, "domino-tune", pp=pp)
+    found = stage_memory(case, replace(MEGATRON, sequence_parallel=True))
+    vectors = [6 * 40 // pp] * pp
+    vectors[-1] += 2
+    held = [4 * case.model.hidden_size * count + 4 for count in vectors]
+    assert [stage.activations for stage in found] == held
+
+
+def few_tokens(micros: int, implementation: str, pp: int = 1) -> Case:
+    """Return a case of 8 tokens, whose layers are computed again."""
+    case = gpt_case()
+    workload = replace(
+        case.workload, seq_length=8, micro_batch_size=1, grad_accumulation=micros,
+        recompute="full", implementation=IMPLEMENTATIONS[implementation],
+    )  # fmt: skip
+    return replace(case, workload=workload, cluster=ClusterSpec(tp=8, pp=pp))
 
 
 def test_merged_weight_gradients_keep_more_in_backward() -> None:
