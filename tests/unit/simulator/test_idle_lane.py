@@ -35,10 +35,10 @@ def with_law(law: IdleLane | None, **changes: Any) -> CostModel:
 
 
 def case_with(law: IdleLane | None) -> Case:
-    """A small job whose tensor-parallel group spans two nodes."""
+    """A small job whose tensor-parallel group spans two nodes, and nothing slows anything."""
     case = small_case()
     split = replace(case, cluster=replace(case.cluster, ranks_per_node=case.cluster.tp // 2))
-    return with_cost(split, with_law(law))
+    return with_cost(split, with_law(law, contention=0.0))
 
 
 def test_a_bucket_saves_no_more_than_it_holds() -> None:
