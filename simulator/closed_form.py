@@ -224,8 +224,6 @@ class ClosedForm:
         """Return the least time of ``layers`` equal passes."""
         if self._has_windows(plan):
             return layers * (one.compute_ns + one.waited_ns)
-        if plan.strategy == EP_OVERLAP:  # another pass may hide all collectives
-            return float(layers * one.compute_ns)
         slow, waits = self._slowdowns(plan, which), waits_for_gathers(plan)
         waits &= not self.case.workload.moe_shared_expert_overlap
         return least_ns(one, *slow, waits=waits, layers=layers, edges_ns=beside)
@@ -302,8 +300,18 @@ class ClosedForm:
             made = stretch_of(plan, blocks, slices[:2], experts=experts)
             if self._has_windows(plan):
                 made = made._replace(waited_ns=self._waited(plan, which))
+            if plan.strategy == EP_OVERLAP:
+                made = made._replace(hiding_ns=made.hiding_ns | self._both_passes(plan))
             self._stretched[key] = made
         return self._stretched[key]
+
+    def _both_passes(self, plan: SlicePlan) -> Counter[str]:
+        """Return the compute of a layer's two passes by family: each may hide the other's
+        collectives."""
+        works = (
+            self._block(plan, block, self._fragments(which)) for which in PASSES for block in BLOCKS
+        )
+        return sum((work.family_ns for work in works), Counter[str]())
 
     def _has_windows(self, plan: SlicePlan) -> bool:
         """Whether the bound of a plan is that of its windows: a rival's, and with experts that of

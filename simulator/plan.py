@@ -240,7 +240,7 @@ def check_plan_fits(
             f"{most} rank{'s' * (most > 1)}, got tp = {cluster.tp}{fix}.",
             reason="strategy",
         )
-    if plan.strategy == EP_OVERLAP:
+    if plan.strategy == EP_OVERLAP and model.num_experts:  # the dense layers of a stack have none
         check_pairs(model, workload, cluster)
     for name in _COUNTS[1:]:
         pieces = getattr(plan, name)

@@ -48,24 +48,21 @@ def simulate(request: requests.SimulateRequest, outputs: PlanOutputs) -> None:
 
 def tune(request: requests.TuneRequest, outputs: SearchOutputs) -> None:
     """Find the best plan of a layout, on this machine or at a server."""
-    from domino_tune.verbs import report
     from domino_tune.verbs.tune import tune as run
 
-    _search("tune", request, outputs, run, report.report_tuning)
+    _search("tune", request, outputs, run)
 
 
 def layout(request: requests.LayoutRequest, outputs: SearchOutputs) -> None:
     """Find the best layouts, here or at a server; the files are of the best one."""
-    from domino_tune.verbs import report
     from domino_tune.verbs.layouts import tune_layouts
 
-    _search("layout", request, outputs, tune_layouts, report.report_layouts)
+    _search("layout", request, outputs, tune_layouts)
 
 
 def _search(
-    kind: str, request: Any, outputs: SearchOutputs, run: Callable[[Any, Progress], Any],
-    report: Callable[[str, Any, SearchOutputs, Any], None],
-) -> None:  # fmt: skip
+    kind: str, request: Any, outputs: SearchOutputs, run: Callable[[Any, Progress], Any]
+) -> None:
     from domino_tune.base.garbage import rare_collections
     from domino_tune.cli import service_actions, show
     from domino_tune.verbs.written import recommended
@@ -79,7 +76,10 @@ def _search(
             result = run(request, progress)
         _write_files(outputs, result.best, recommended(result.best, target))
         if outputs.report:
-            report(outputs.report, request, outputs, result)
+            from domino_tune.verbs import report
+
+            write = report.report_tuning if kind == "tune" else report.report_layouts
+            write(outputs.report, request, outputs, result)
     answer(result, outputs.as_json, show.tables)
 
 
@@ -87,7 +87,6 @@ def scale(request: requests.ScaleRequest, outputs: ScaleOutputs) -> None:
     """Find the best layout at each number of GPUs, on this machine or at a server."""
     from domino_tune.base.garbage import rare_collections
     from domino_tune.cli import service_actions, show
-    from domino_tune.verbs import report
     from domino_tune.verbs.scale import tune_scale
 
     check_places(outputs)
@@ -97,6 +96,8 @@ def scale(request: requests.ScaleRequest, outputs: ScaleOutputs) -> None:
         with show.progress() as progress, rare_collections():
             result = tune_scale(request, progress)
     if outputs.report:
+        from domino_tune.verbs import report
+
         report.report_scale(outputs.report, request, outputs, result)
     answer(result, outputs.as_json, show.tables)
 
@@ -107,7 +108,6 @@ def measure(request: requests.MeasureRequest, outputs: PlanOutputs) -> None:
     from domino_tune.base.garbage import rare_collections
     from domino_tune.base.tables import print_line
     from domino_tune.cli import show
-    from domino_tune.verbs import report
     from domino_tune.verbs.tune_measured import tune_measured
 
     check_places(outputs)
@@ -119,6 +119,8 @@ def measure(request: requests.MeasureRequest, outputs: PlanOutputs) -> None:
         raise
     _write_files(outputs, result.best, result.best.plan.strategy)
     if outputs.report:
+        from domino_tune.verbs import report
+
         report.report_tuning(outputs.report, request, outputs, result)
     answer(result, outputs.as_json, show.tables)
 

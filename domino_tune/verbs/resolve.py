@@ -22,7 +22,7 @@ from simulator.implementation import DOMINO_TUNE, IMPLEMENTATIONS, Implementatio
 from simulator.issue_order import LayerOrder
 from simulator.ordering import order_of
 from simulator.overlap import EP_OVERLAP, RIVALS
-from simulator.plan import MEGATRON, SlicePlan, row_problem
+from simulator.plan import MEGATRON, SlicePlan, check_pairs, row_problem
 from simulator.predict import predict
 from simulator.price import Price
 from simulator.profile import Profile
@@ -204,6 +204,8 @@ def plan_of(request: PlanFields, plan_file: PlanFile | None, case: Case) -> Slic
     and for a plan that the profile's machines cannot run.
     """
     plan = _asked_plan(request, plan_file, case)
+    if plan.strategy == EP_OVERLAP:
+        check_pairs(case.model, case.workload, case.cluster)
     if plan.strategy in (*RIVALS, EP_OVERLAP) and case.profile.machine.backend != "nccl":
         raise InputError(
             f"{plan.strategy} is of GPUs, and profile {case.profile.name!r} is of CPUs "

@@ -54,7 +54,7 @@ def test_export_env(run: Runner, plan: Path) -> None:
     assert done.out == "export CUDA_DEVICE_MAX_CONNECTIONS=1\nexport TORCH_NCCL_HIGH_PRIORITY=1\n"
 
 
-@pytest.mark.parametrize(("order", "said"), [("free", ""), ("comm_first", "priority of their stream")])
+@pytest.mark.parametrize(("order", "said"), [("free", ""), ("comm_first", "of their stream")])
 def test_one_hardware_queue_only_where_the_launch_order_needs_it(
     run: Runner, order: str, said: str
 ) -> None:
