@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from simulator.errors import InputError
 from simulator.shapes import Shapes
-from simulator.specs import ClusterSpec, ModelSpec, Workload
+from simulator.specs import ClusterSpec, ModelSpec, PipelineSchedule, Workload
 
 
 class Chunk(NamedTuple):
@@ -51,10 +51,7 @@ class Chunk(NamedTuple):
 def chunks_of_ranks(
     model: ModelSpec, workload: Workload, cluster: ClusterSpec
 ) -> tuple[tuple[Chunk, ...], ...]:
-    """Return the chunks of each rank of the pipeline, in the order of the model.
-
-    Virtual stage k is chunk k // pp of rank k % pp, as in Megatron-LM.
-    """
+    """Return the chunks of each rank of the pipeline, in the order of the model."""
     stages = cluster.pp * cluster.vpp
     layers = workload.pp_layers or (model.num_hidden_layers // stages,) * stages
     for end, count in (
@@ -73,7 +70,23 @@ def chunks_of_ranks(
         )
         for k, count in enumerate(layers)
     ]  # fmt: skip
-    return tuple(tuple(chunks[rank :: cluster.pp]) for rank in range(cluster.pp))
+    of_rank: list[list[Chunk]] = [[] for _ in range(cluster.pp)]
+    for stage, chunk in enumerate(chunks):
+        of_rank[place(stage, cluster.pp, workload.pp_schedule)[0]].append(chunk)
+    return tuple(map(tuple, of_rank))
+
+
+def place(stage: int, pp: int, schedule: PipelineSchedule) -> tuple[int, int]:
+    """Return the rank and the chunk there of a virtual stage: chunk k // pp of rank k % pp, as in
+    Megatron-LM; in a V the second chunks go back from the last rank to the first."""
+    chunk, rank = divmod(stage, pp)
+    turned = schedule == "dualpipev" and chunk == 1
+    return (pp - 1 - rank if turned else rank), chunk
+
+
+def stage_of(rank: int, chunk: int, pp: int, schedule: PipelineSchedule) -> int:
+    """Return the virtual stage of a rank's chunk."""
+    return chunk * pp + place(chunk * pp + rank, pp, schedule)[0]
 
 
 def joined(chunks: tuple[Chunk, ...]) -> Chunk:

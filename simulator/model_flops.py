@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from simulator.case import Case
+from simulator.chunks import place
 from simulator.model_sizes import MTP_NORMS
 from simulator.sharding import padded_vocab_size
 from simulator.specs import ModelSpec
@@ -72,7 +73,8 @@ def _layers_again(case: Case) -> tuple[int, int]:
     dense = experts = first = 0
     pp = len(case.chunks)
     for stage in range(pp * len(case.chunks[0])):
-        layers = case.chunks[stage % pp][stage // pp].layers
+        rank, number = place(stage, pp, case.workload.pp_schedule)
+        layers = case.chunks[rank][number].layers
         again = min(most, layers)
         found = min(again, max(0, model.dense_layers - first))
         dense, experts, first = dense + found, experts + again - found, first + layers

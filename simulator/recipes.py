@@ -32,6 +32,7 @@ from simulator.plan import SlicePlan
 from simulator.schedule import COMPUTE, CP, EP, TP, OpTemplate
 from simulator.schedules import fixed_order
 from simulator.shapes import Held
+from simulator.specs import WGRADS_APART
 from simulator.stack import LayerKind, is_uniform, kinds, own_kind
 from simulator.templates import Templates
 from simulator.windows import windows
@@ -145,7 +146,7 @@ class Recipes:
         builder = Fragments(shapes=self.case.shapes(plan))
         tokens = (order.forward if forward else order.backward).tokens
         ops = [op for token in tokens for op in builder.templates(token)]
-        apart = self.case.workload.pp_schedule == "zero-bubble"
+        apart = self.case.workload.pp_schedule in WGRADS_APART
         return tuple(
             Window(
                 tuple(self._ways(plan, op) for op in window if op.lane == COMPUTE),

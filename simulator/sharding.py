@@ -121,6 +121,19 @@ def padded_vocab_size(model: ModelSpec, cluster: ClusterSpec) -> int:
     return math.ceil(model.vocab_size / unit) * unit
 
 
+def _check_v(workload: Workload, cluster: ClusterSpec) -> None:
+    pp, micros = cluster.pp, workload.grad_accumulation
+    if cluster.vpp != 2:
+        raise InputError(
+            f"--pp-schedule dualpipev has two stages a rank, got vpp = {cluster.vpp}; use --vpp 2."
+        )
+    if micros < 2 * pp:
+        raise InputError(
+            f"--pp-schedule dualpipev needs a micro-batch or more for each of the {2 * pp} stages, "
+            f"got grad_accumulation = {micros}; use {2 * pp} or more, or --pp-schedule 1f1b."
+        )
+
+
 def check_pipeline(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> None:
     """Raise InputError unless the model and the micro-batches fit the pipeline."""
     pp, vpp, given = cluster.pp, cluster.vpp, workload.pp_layers
@@ -137,12 +150,14 @@ def check_pipeline(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -
             f"--pp-layers must give {pp * vpp} counts, each 1 or more, whose sum is the model's "
             f"{model.num_hidden_layers} layers; got {','.join(map(str, given))}."
         )
-    if vpp > 1 and workload.pp_schedule != "1f1b":
+    if workload.pp_schedule == "dualpipev":
+        _check_v(workload, cluster)
+    elif vpp > 1 and workload.pp_schedule != "1f1b":
         raise InputError(
             f"--pp-schedule {workload.pp_schedule} has one stage a rank, got vpp = {vpp}; use "
             "--vpp 1, or --pp-schedule 1f1b."
         )
-    if vpp > 1:
+    elif vpp > 1:
         require_divisible("With --vpp, grad_accumulation", workload.grad_accumulation, "pp", pp)
     if workload.data_parallel == "fsdp":
         raise InputError(

@@ -203,8 +203,10 @@ Recompute = Literal["none", "selective", "per-op", "full"]
 RECOMPUTE: Final[tuple[Recompute, ...]] = get_args(Recompute)
 DATA_PARALLEL: Final[tuple[DataParallel, ...]] = ("replicas", "distributed-optimizer", "fsdp")
 GRAD_DTYPES: Final[tuple[GradDtype, ...]] = ("fp32", "bf16")
-PipelineSchedule = Literal["1f1b", "gpipe", "zero-bubble"]
+PipelineSchedule = Literal["1f1b", "gpipe", "zero-bubble", "dualpipev"]
 PIPELINE_SCHEDULES: Final[tuple[PipelineSchedule, ...]] = get_args(PipelineSchedule)
+WGRADS_APART: Final[tuple[PipelineSchedule, ...]] = ("zero-bubble", "dualpipev")
+"""Schedules in which gradients of weights may be a pass of their own."""
 Fp8Recipe = Literal["none", "delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4"]
 FP8_RECIPES: Final[tuple[Fp8Recipe, ...]] = get_args(Fp8Recipe)
 """Megatron-LM's ``--fp8-recipe``, or ``--fp4-recipe``: how operands of linear layers are scaled."""
@@ -237,8 +239,9 @@ class Workload:
     ``implementation``: which kernels do it.
     ``tp_collectives``: NCCL's, or multimem kernels inside a node.
     ``pp_schedule``: the order of a pipeline's forwards and backwards; ``1f1b`` with several virtual
-    stages a rank is Megatron-LM's interleaved one. ``pp_layers``: layers of each (virtual) stage,
-    where they are not equal. ``overlap_p2p``: messages between stages run beside compute.
+    stages a rank is Megatron-LM's interleaved one, ``dualpipev`` DeepSeek's. ``pp_layers``: layers
+    of each (virtual) stage, where they are not equal. ``overlap_p2p``: messages between stages run
+    beside compute.
     ``cp_comm``: how ranks of a context-parallel group exchange keys and values.
     ``fp8_recipe``: the format in which the layers' linears multiply; attention, head and norms
     stay in ``dtype``. ``num_layers_at_start_in_bf16``, ``num_layers_at_end_in_bf16``: layers that

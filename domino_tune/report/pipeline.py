@@ -14,7 +14,12 @@ LEFT: Final = 30
 ROW: Final = 24
 LABELLED: Final = 15
 """Least width of a box that the number of its micro-batch fits in."""
-NAMES: Final = {"F": "forward", "B": "backward", "W": "gradients of weights"}
+NAMES: Final = {
+    "F": "forward",
+    "B": "backward",
+    "I": "gradients of activations",
+    "W": "gradients of weights",
+}
 
 
 def pipeline_picture(data: ReportData) -> Html:

@@ -68,7 +68,7 @@ class JobFields(Request):
     vpp: Annotated[Count | None, job(
         "Virtual pipeline stages of a rank, interleaved (default 1).")] = None  # fmt: skip
     pp_schedule: Annotated[PipelineSchedule | None, job(
-        "Order of a pipeline's passes (default 1f1b; interleaved with --vpp).",
+        "Order of a pipeline's passes (default 1f1b; interleaved with --vpp; dualpipev: --vpp 2).",
         rare=True)] = None  # fmt: skip
     overlap_p2p: Annotated[bool | None, job(
         "Messages between stages run alongside compute (default: as Megatron's schedule has it).",

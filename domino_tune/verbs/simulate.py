@@ -180,7 +180,8 @@ def micros_shown(pp: int, vpp: int) -> int:
 def shortened(case: Case) -> Case:
     """Return the case with about MICROS_PLAYED micro-batches: those in the middle are alike."""
     workload = case.workload
-    least = micros_shown(case.cluster.pp, case.cluster.vpp)
+    pp, vpp = case.cluster.pp, case.cluster.vpp
+    least = max(micros_shown(pp, vpp), 2 * pp * (workload.pp_schedule == "dualpipev"))
     if workload.grad_accumulation <= least:
         return case
     return replace(case, workload=replace(workload, grad_accumulation=least))

@@ -14,7 +14,7 @@ import numpy as np
 from simulator.buckets import gradient_passes, layers_per_bucket
 from simulator.build import Builder
 from simulator.case import Case
-from simulator.chunks import Chunk, chunks_of_ranks, joined
+from simulator.chunks import Chunk, chunks_of_ranks, joined, place, stage_of
 from simulator.cost import CostModel
 from simulator.issue_order import LayerOrder
 from simulator.ops import Collective
@@ -33,6 +33,7 @@ from simulator.templates import Templates
 from simulator.totals import Totals
 
 Pass = Literal["forward", "backward", "dgrad", "wgrad"]
+PASSES: Final[dict[str, Pass]] = {"F": "forward", "B": "backward", "I": "dgrad", "W": "wgrad"}
 NOTHING: Final = Totals(0, 0, 0, 0, (0,))
 NORMS: Final = (WORLD_NORM, "step.adam")
 """Roles of the first op that no rank begins before all others have come so far; without
@@ -110,15 +111,16 @@ class Pieces:
         return self.whole.plan.strategy != "no_comm"
 
     @cached_property
-    def splits_backward(self) -> bool:
-        """Whether gradients of weights are passes of their own."""
-        return any(action.kind == "W" for action in self.actions[0])
+    def ways(self) -> tuple[str, ...]:
+        """The kinds of passes that a micro-batch takes through a chunk, there and back."""
+        kinds = {action.kind for rank in self.actions for action in rank}
+        return tuple(way for way in ("FB", "FIW") if kinds.issuperset(way))
 
     def first_layer(self, rank: int, number: int) -> int:
         """Return how many layers of the model precede a rank's chunk."""
-        pp = len(self.ranks)
-        stages = [self.ranks[k % pp][k // pp] for k in range(number * pp + rank)]
-        return sum(stage.layers for stage in stages)
+        pp, schedule = len(self.ranks), self.whole.workload.pp_schedule
+        places = [place(k, pp, schedule) for k in range(stage_of(rank, number, pp, schedule))]
+        return sum(self.ranks[of][chunk].layers for of, chunk in places)
 
     @property
     def message_bytes(self) -> int:
@@ -128,10 +130,7 @@ class Pieces:
     def piece(self, rank: int, action: Action) -> Piece:
         """Return the pass that an action plays."""
         chunk = self.ranks[rank][action.chunk]
-        parts: dict[str, Pass] = {
-            "F": "forward", "B": "dgrad" if self.splits_backward else "backward", "W": "wgrad",
-        }  # fmt: skip
-        part = parts[action.kind]
+        part = PASSES[action.kind]
         differs = (part == "forward") == self._clears
         piece = Piece(chunk, part, differs and self.is_first(action))
         if action.beside is None:
@@ -231,7 +230,13 @@ class Pieces:
         key = self.ranks[rank][number], rank == number == 0
         if key not in self._buckets:
             self._buckets[key] = self._bucket_sizes(self.shapes(key[0]), several=key[1])
-        return self._buckets[key]
+        sizes, twice = self._buckets[key], self._tables_twice(rank) if key[0].head else 0
+        return [*sizes[:-1], sizes[-1] + Held(-twice)] if twice else sizes
+
+    def _tables_twice(self, rank: int) -> int:
+        """Return the parameters of tables that two chunks of a rank share."""
+        each = sum(self.shapes(chunk).held.rest for chunk in self.ranks[rank])
+        return each - self.step_shapes(rank).held.rest
 
     def _bucket_sizes(self, shapes: Shapes, *, several: bool) -> list[Held]:
         if not several:
@@ -380,8 +385,11 @@ class PipelineBuilder:
         return tuple(each_ns(self.cost, whole.dp_gather, held) for held in reversed(sizes))
 
     def _tied_ns(self) -> int:
-        """Return the time of the sum of a tied table's gradient over the first and last stage."""
+        """Return the time of the sum of a tied table's gradient over the ranks of the first and the
+        last stage."""
         whole = self.pieces.whole
+        if self.pieces.ranks[0][-1].head:  # one rank has both
+            return 0
         shared = whole.model.tie_word_embeddings or whole.model.num_nextn_predict_layers > 0
         if not (shared and self.pieces.communicates):
             return 0

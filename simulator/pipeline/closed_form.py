@@ -21,6 +21,7 @@ from simulator.pipeline.program import hosts_lead
 from simulator.plan import SlicePlan
 from simulator.recipes import Recipes
 from simulator.shapes import Shapes
+from simulator.specs import WGRADS_APART
 from simulator.stack import kinds
 
 
@@ -67,7 +68,7 @@ class PipelineForm:
         """Return an estimate (ns)."""
         cluster, micros = self.case.cluster, self.case.workload.grad_accumulation
         bubble = (cluster.pp - 1) / (cluster.vpp * micros)
-        if self.case.workload.pp_schedule == "zero-bubble":
+        if self.case.workload.pp_schedule in WGRADS_APART:
             bubble /= 3
         return self.rank.prior_ns(plan) * (1 + bubble)
 
@@ -85,7 +86,7 @@ class PipelineForm:
 
     def _fill_ns(self, plan: SlicePlan) -> float:
         forward, backward = self.rank.least_pass_ns(plan, self._kinds)
-        if self.case.workload.pp_schedule == "zero-bubble":
+        if self.case.workload.pp_schedule in WGRADS_APART:
             backward = 0.0
         way, back = (self._layers_before * one for one in (forward, backward))
         return way + max(back, self._summed_ns(plan))

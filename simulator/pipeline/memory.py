@@ -11,7 +11,7 @@ from simulator.case import Case
 from simulator.chunks import Chunk, joined
 from simulator.memory import Live, Memory, Phase, held_parameters, lifetimes
 from simulator.op_table import listing_of
-from simulator.pipeline.build import Pass, Piece, Pieces, pieces_of
+from simulator.pipeline.build import PASSES, Piece, Pieces, pieces_of
 from simulator.pipeline.orders import held_by_first
 from simulator.plan import SlicePlan
 from simulator.schedule import Repeat
@@ -19,7 +19,8 @@ from simulator.shapes import Shapes
 from simulator.stack import LayerKind, kinds
 
 Phases = dict[str, Phase]
-"""Live values of a chunk's passes: of ``F``, ``B`` and, where it is apart, ``W``."""
+"""Live values of a chunk's passes: of ``F`` and ``B``, and of ``I`` and ``W``
+where these are apart."""
 
 
 def piped_memory(case: Case, pieces: Pieces) -> tuple[Memory, ...]:
@@ -63,7 +64,7 @@ class _Change(NamedTuple):
 
 def _change(phases: Phases, kind: str) -> _Change:
     """Return the change of a pass, which takes over what the pass before it left."""
-    before = {"F": "", "B": "F", "W": "B"}[kind]
+    before = {"F": "", "B": "F", "I": "F", "W": "I"}[kind]
     own = phases[before].held if before else Live(0, 0)
     taken = Live(-own.whole, -own.logits)
     return _Change(_sum(taken, phases[kind].peak), _sum(taken, phases[kind].held))
@@ -113,11 +114,16 @@ def _sum(one: Live, other: Live) -> Live:
 def _held(pieces: Pieces, chunk: Chunk) -> Phases:
     """Return what a chunk holds during and after each pass; a received message lives as long as the
     values that it carries."""
-    parts: dict[str, Pass] = (
-        {"F": "forward", "B": "dgrad", "W": "wgrad"}
-        if pieces.splits_backward
-        else {"F": "forward", "B": "backward"}
-    )
+    return {
+        kind: phase
+        for kinds in pieces.ways
+        for kind, phase in _held_in(pieces, chunk, kinds).items()
+    }
+
+
+def _held_in(pieces: Pieces, chunk: Chunk, kinds: str) -> Phases:
+    """Return the same of passes that follow one another."""
+    parts = {kind: PASSES[kind] for kind in kinds}
     schedules = [pieces.schedule(Piece(chunk, part, False)) for part in parts.values()]
     segments = [one.parts[0].segments for one in schedules]
     sizes = {name: size for one in schedules for name, size in one.value_bytes.items()}
@@ -129,9 +135,9 @@ def _held(pieces: Pieces, chunk: Chunk) -> Phases:
     received = pieces.whole.residual_bytes(-1)
     if not chunk.embedding:
         phases["F"] = _more(phases["F"], received, received)
-        phases["B"] = _more(phases["B"], received, 0)
+        phases[kinds[1]] = _more(phases[kinds[1]], received, 0)
     if not chunk.head:
-        phases["B"] = _more(phases["B"], received, 0)
+        phases[kinds[1]] = _more(phases[kinds[1]], received, 0)
     return phases
 
 

@@ -1,17 +1,18 @@
 """Orders: which chunk's forward or backward pass each rank of a pipeline plays next.
 
-A generator returns one rank's actions. ``B`` is the whole backward pass, or only the gradients of
-activations where ``W``, the gradients of weights, is an action of its own.
+A generator returns one rank's actions: ``F``, a forward pass; ``B``, a whole backward pass; or in
+its place ``I``, the gradients of activations, and later ``W``, the gradients of weights.
 """
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Callable
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, cast
 
 from simulator.specs import ClusterSpec, PipelineSchedule, Workload
 
-ActionKind = Literal["F", "B", "W"]
+ActionKind = Literal["F", "B", "I", "W"]
 
 
 class Beside(NamedTuple):
@@ -54,8 +55,7 @@ def _with_partners(order: list[Action]) -> list[Action]:
     while index + 1 < len(made):
         one, other = made[index], made[index + 1]
         if (one.kind, other.kind) == ("F", "B"):
-            made[index] = one._replace(beside=Beside(other.micro, other.chunk))
-            made[index + 1] = other._replace(beside=Beside(one.micro, one.chunk))
+            made[index : index + 2] = _beside(one, other)
             index += 1
         index += 1
     return made
@@ -86,6 +86,8 @@ def held_by_first(workload: Workload, cluster: ClusterSpec) -> int:
     pp, vpp, micros = cluster.pp, cluster.vpp, workload.grad_accumulation
     if workload.pp_schedule == "gpipe" and pp > 1:
         return micros
+    if workload.pp_schedule == "dualpipev" and pp > 1:
+        return 2 * pp
     return min(micros * vpp, _warm_up(0, pp, vpp, micros) + 1)
 
 
@@ -121,7 +123,7 @@ def _with_weights(rank: int, order: list[Action]) -> list[Action]:
     forwards, backwards, weights = sum(action.kind == "F" for action in order), 0, 0
     made = []
     for action in order:
-        made.append(action)
+        made.append(action if action.kind == "F" else action._replace(kind="I"))
         forwards -= action.kind == "F"
         backwards += action.kind == "B"
         drains = action.kind == "B" and not forwards
@@ -131,14 +133,72 @@ def _with_weights(rank: int, order: list[Action]) -> list[Action]:
     return made + [Action("W", micro, 0) for micro in range(weights, backwards)]
 
 
+def dualpipev(pp: int, vpp: int, micros: int) -> Orders:
+    """Return DualPipeV, DualPipe (arXiv 2412.19437) folded to a V: each rank has a stage on the way
+    there and one on the way back, and forwards of one run beside backwards of the other.
+
+    It is the order of DeepSeek's DualPipe repository, and of torch.distributed.pipelining.
+    """
+    del vpp  # always 2
+    return [_folded(rank, pp, micros) for rank in range(pp)]
+
+
+def _folded(rank: int, pp: int, micros: int) -> list[Action]:
+    after = pp - 1 - rank
+    steady = micros - 2 * pp + rank + 1
+    alone = rank == pp - 1  # its first two passes are of one micro-batch's two neighbours
+    both = rank + 1
+    tail = [f"{kind}{chunk}" for kind in "BI" for chunk in "10" * both]
+    whole = tail[:both] + [one.replace("B", "I") for one in tail[both : 2 * both]]
+    words = [
+        *["F0"] * (2 * after), *["F0", "F1"] * both, *["I1", "W", "F1"] * after,
+        *(["F0", "B1", "F1+B0"] if alone else ["F0+B1", "F1+B0"]),
+        *["F0+B1", "F1+B0"] * (steady - 1),
+        *["B1", "F1+B0"] * after, *whole, *["W", "I0"] * after, *["W"] * both,
+    ]  # fmt: skip
+    return _numbered(words)
+
+
+def _numbered(words: list[str]) -> list[Action]:
+    """Return the passes of words such as F0, of chunk 0, and F0+B1, beside each other; each takes
+    its chunk's next micro-batch, and W the oldest gradients of weights that wait."""
+    counts, waiting = Counter[str](), deque[Action]()
+    made: list[Action] = []
+    for word in words:
+        passes = [waiting.popleft()] if word == "W" else []
+        for name in word.split("+") if word != "W" else ():
+            kind, chunk = cast(ActionKind, name[0]), int(name[1])
+            of = f"{'F' if kind == 'F' else 'B'}{chunk}"
+            passes.append(Action(kind, counts[of], chunk))
+            counts[of] += 1
+            if kind == "I":
+                waiting.append(Action("W", passes[-1].micro, chunk))
+        made += _beside(*passes) if len(passes) == 2 else passes
+    return made
+
+
+def _beside(one: Action, other: Action) -> list[Action]:
+    return [
+        one._replace(beside=Beside(other.micro, other.chunk)),
+        other._replace(beside=Beside(one.micro, one.chunk)),
+    ]
+
+
 ORDERS: Final[dict[PipelineSchedule, Callable[[int, int, int], Orders]]] = {
     "1f1b": one_forward_one_backward,
     "gpipe": gpipe,
     "zero-bubble": zero_bubble,
+    "dualpipev": dualpipev,
 }
 """Name of a schedule -> its generator: (pp, vpp, micro-batches) -> the actions of each rank."""
 
 
 def orders_of(schedule: PipelineSchedule, pp: int, vpp: int, micros: int, *, pairs: bool) -> Orders:
-    """Return the actions of each rank; ``pairs``: passes run beside each other, which 1F1B has."""
-    return (in_pairs if pairs else ORDERS[schedule])(pp, vpp, micros)
+    """Return the actions of each rank; ``pairs``: passes run beside each other, which 1F1B and
+    DualPipeV have."""
+    if pairs and schedule == "1f1b":
+        return in_pairs(pp, vpp, micros)
+    orders = ORDERS[schedule](pp, vpp, micros)
+    if pairs:
+        return orders
+    return [[action._replace(beside=None) for action in order] for order in orders]

@@ -28,7 +28,7 @@ from simulator.cost import CostModel
 from simulator.pipeline.orders import Action
 from simulator.pipeline.wires import Ints, Wiring
 from simulator.repriced import NEVER_NS
-from simulator.specs import Workload
+from simulator.specs import WGRADS_APART, Workload
 
 
 class Message(NamedTuple):
@@ -132,7 +132,7 @@ class PipelineProgram:
 
 def sends_beside(workload: Workload) -> bool:
     """Return whether messages run beside compute, and no host waits for one."""
-    return workload.overlap_p2p or workload.pp_schedule == "zero-bubble"
+    return workload.overlap_p2p or workload.pp_schedule in WGRADS_APART
 
 
 def hosts_lead(workload: Workload, cost: CostModel) -> bool:

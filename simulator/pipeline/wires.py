@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from simulator.chunks import place, stage_of
 from simulator.pipeline.orders import Action, orders_of
 from simulator.specs import PipelineSchedule
 
@@ -118,7 +119,7 @@ def wiring(
     schedule: PipelineSchedule, pp: int, vpp: int, micros: int, *, pairs: bool = False
 ) -> Wiring:
     """Return the wires of a schedule, in the order of their first use."""
-    wires = _Wires(pp, pp * vpp)
+    wires = _Wires(schedule, pp, pp * vpp)
     ranks = tuple(
         tuple(_wired(rank, actions, wires))
         for rank, actions in enumerate(orders_of(schedule, pp, vpp, micros, pairs=pairs))
@@ -139,7 +140,8 @@ def _wired(rank: int, actions: list[Action], wires: _Wires) -> list[Wired]:
 
 
 class _Wires:
-    def __init__(self, pp: int, stages: int) -> None:
+    def __init__(self, schedule: PipelineSchedule, pp: int, stages: int) -> None:
+        self.schedule: PipelineSchedule = schedule
         self.pp, self.stages = pp, stages
         self.messages: list[Wire] = []
         self._numbers: dict[tuple[str, int, int], int] = {}
@@ -147,20 +149,26 @@ class _Wires:
 
     def ends(self, rank: int, action: Action) -> tuple[int, int]:
         """Return the numbers of the messages that the action reads and sends."""
-        kind, micro, stage = action.kind, action.micro, action.chunk * self.pp + rank
-        if kind == "W":
+        if action.kind == "W":
             return -1, -1
+        kind, micro = "F" if action.kind == "F" else "B", action.micro
+        stage = stage_of(rank, action.chunk, self.pp, self.schedule)
         step, first, last = (1, 0, self.stages - 1) if kind == "F" else (-1, self.stages - 1, 0)
         reads = -1 if stage == first else self._number(kind, stage - step, step, micro)
         return reads, -1 if stage == last else self._number(kind, stage, step, micro)
 
     def _number(self, kind: str, stage: int, step: int, micro: int) -> int:
-        """Return the number of the message that virtual ``stage`` sends; add it if it is new."""
+        """Return the number of the message that virtual ``stage`` sends; add it if it is new. A
+        rank sends itself none."""
         key = kind, stage, micro
+        sender, receiver = (place(one, self.pp, self.schedule)[0] for one in (stage, stage + step))
+        if sender == receiver:
+            return -1
         if key not in self._numbers:
             self._numbers[key] = len(self.messages)
-            sender, receiver = stage % self.pp, (stage + step) % self.pp
             link = self._links.setdefault((sender, receiver), len(self._links))
             lower = sender if kind == "F" else receiver
+            if self.schedule == "dualpipev":
+                lower = min(sender, receiver)
             self.messages.append(Wire(link, sender, receiver, lower))
         return self._numbers[key]

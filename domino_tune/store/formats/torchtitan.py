@@ -44,11 +44,6 @@ def torchtitan_sections(plan_file: PlanFile) -> Sections:
     """Return the sections; raise as ``torchtitan_toml`` does."""
     _check(plan_file)
     model, workload, cluster = plan_file.model, plan_file.workload, plan_file.cluster
-    compiled = (
-        plan_file.plan.strategy == "async-tp"
-        or workload.recompute == "per-op"  # eager torch also repeats unread ops
-        or all(getattr(workload.implementation, name) for name in _FUSIONS)
-    )
     return {
         "training": _training(workload, cluster),
         "parallelism": {
@@ -59,8 +54,18 @@ def torchtitan_sections(plan_file: PlanFile) -> Sections:
             **_context(workload, cluster),
         },
         "activation_checkpoint": _RECOMPUTE[workload.recompute],
-        "compile": {"enable": compiled, "components": ["model", "loss"]},
+        "compile": {"enable": _compiles(plan_file), "components": ["model", "loss"]},
     }
+
+
+def _compiles(plan_file: PlanFile) -> bool:
+    """Return whether the job needs torch.compile."""
+    workload = plan_file.workload
+    return (
+        plan_file.plan.strategy == "async-tp"
+        or workload.recompute == "per-op"  # eager torch also repeats unread ops
+        or all(getattr(workload.implementation, name) for name in _FUSIONS)
+    )
 
 
 def torchtitan_notes(plan_file: PlanFile) -> list[str]:
@@ -148,7 +153,13 @@ def _check(plan_file: PlanFile) -> None:
         ),
         (
             cluster.pp > 1 and workload.pp_schedule == "zero-bubble",
-            "a zero-bubble schedule of one stage a rank; make the plan with --pp-schedule 1f1b",
+            "a zero-bubble schedule of one stage a rank; make the plan with "
+            "--set pp_schedule=1f1b, or dualpipev",
+        ),
+        (
+            cluster.pp > 1 and workload.pp_schedule == "dualpipev" and _compiles(plan_file),
+            "DualPipeV under torch.compile, which this plan needs; make the plan with "
+            "--set pp_schedule=1f1b, or --implementation torch",
         ),
     )
     for found, what in problems:
@@ -196,8 +207,10 @@ def _pipeline(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> dic
     found: dict[str, Value] = {"pipeline_parallel_degree": cluster.pp}
     if cluster.pp == 1:
         return found
-    single = {"1f1b": "1F1B", "gpipe": "GPipe"}[workload.pp_schedule]
-    found["pipeline_parallel_schedule"] = "Interleaved1F1B" if cluster.vpp > 1 else single
+    names = {"1f1b": "1F1B", "gpipe": "GPipe", "dualpipev": "DualPipeV"}
+    interleaved = cluster.vpp > 1 and workload.pp_schedule == "1f1b"
+    name = "Interleaved1F1B" if interleaved else names[workload.pp_schedule]
+    found["pipeline_parallel_schedule"] = name
     found["pipeline_parallel_microbatch_size"] = workload.micro_batch_size
     if workload.pp_layers:
         return {**found, "module_fqns_per_model_part": _modules(workload.pp_layers)}

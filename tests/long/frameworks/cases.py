@@ -67,6 +67,10 @@ CASES: Final[MappingProxyType[str, dict[str, Any]]] = MappingProxyType(
             "cluster": ClusterSpec(tp=2, pp=2, vpp=2),
         },
         "virtual stages in turn": {"cluster": ClusterSpec(tp=2, pp=4, vpp=2)},
+        "stages in a V": {
+            "workload": replace(on("torch"), pp_schedule="dualpipev"),
+            "cluster": ClusterSpec(tp=2, pp=2, vpp=2),
+        },
         "uneven stages": {
             "workload": replace(WORKLOAD, pp_layers=(17, 15)),
             "cluster": ClusterSpec(tp=4, pp=2),

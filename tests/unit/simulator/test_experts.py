@@ -32,7 +32,7 @@ DEEPSEEK = replace(MODELS["deepseek-v3"], num_hidden_layers=5)
 
 
 def case_of(model: Any = QWEN, *, tp: int = 1, dp: int = 8, **more: Any) -> Case:
-    named = ("ep", "etp", "cp", "pp")
+    named = ("ep", "etp", "cp", "pp", "vpp")
     sizes: dict[str, Any] = {name: more.pop(name) for name in named if name in more}
     told: dict[str, Any] = {"seq_length": 4096, "micro_batch_size": 2, **more}
     workload = Workload(**{"data_parallel": "distributed-optimizer", **told})

@@ -32,9 +32,7 @@ PLANS = pytest.mark.parametrize("plan", [PAIRED, DELAYED], ids=lambda plan: plan
 
 def job(model: Any = QWEN, **more: Any) -> Case:
     told: dict[str, Any] = {"grad_accumulation": 4, "overlap_p2p": more.get("pp", 1) > 1, **more}
-    vpp = told.pop("vpp", 1)
-    found = case_of(model, **told)
-    return replace(found, cluster=replace(found.cluster, vpp=vpp))
+    return case_of(model, **told)
 
 
 def ops_of(case: Case, plan: SlicePlan) -> list[Op]:
@@ -171,8 +169,9 @@ def test_a_pair_takes_what_its_ops_take_and_each_pass_a_share_of_it() -> None:
         assert whole.makespan_ns < alone
 
 
-def test_pipelines_gain_and_record_every_op_once() -> None:
-    case, _ = piped(grad_accumulation=8)
+@pytest.mark.parametrize("schedule", ["1f1b", "dualpipev"])
+def test_pipelines_gain_and_record_every_op_once(schedule: str) -> None:
+    case, _ = piped(grad_accumulation=8, pp_schedule=schedule)
     alone, pairs = (played_pipeline(case, plan) for plan in (MEGATRON, PAIRED))
     assert pairs.iteration_ns < alone.iteration_ns
     names = [op.name for op in busiest_schedule(case, PAIRED).ops()]

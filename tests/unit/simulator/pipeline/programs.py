@@ -11,7 +11,7 @@ import numpy as np
 from simulator.pipeline.program import Message, PipelineProgram, Task
 from simulator.pipeline.wires import Wire, Wired, Wiring, wiring
 from simulator.repriced import NEVER_NS
-from simulator.specs import PIPELINE_SCHEDULES, PipelineSchedule
+from simulator.specs import PIPELINE_SCHEDULES, WGRADS_APART, PipelineSchedule
 
 Ranks = tuple[tuple[Task, ...], ...]
 
@@ -43,7 +43,7 @@ def program_of(
     schedule: PipelineSchedule, pp: int, vpp: int, micros: int, times_ns: Mapping[str, int],
     message_ns: int = 0,
 ) -> PipelineProgram:  # fmt: skip
-    """The program of a schedule whose passes take ``times_ns`` each, F, B and perhaps W."""
+    """The program of a schedule whose passes take ``times_ns`` each, by the kind of action."""
     wires = wiring(schedule, pp, vpp, micros)
     ranks = tuple(
         tuple(Task(one.action, times_ns[one.action.kind], one.reads, one.sends) for one in wired)
@@ -60,10 +60,12 @@ def random_program(seed: int) -> PipelineProgram:
     rng = random.Random(seed)
     schedule = rng.choice(PIPELINE_SCHEDULES)
     pp = rng.randint(2, 5)
-    vpp = rng.choice((1, 2, 3)) if schedule == "1f1b" else 1
+    vpp = {"1f1b": rng.choice((1, 2, 3)), "dualpipev": 2}.get(schedule, 1)
     micros = pp * rng.randint(1, 3) if vpp > 1 else rng.randint(1, 9)
-    plain = program_of(schedule, pp, vpp, micros, dict.fromkeys("FBW", 1))
-    blocking = schedule != "zero-bubble" and rng.random() < 0.6
+    if schedule == "dualpipev":
+        micros += pp
+    plain = program_of(schedule, pp, vpp, micros, dict.fromkeys("FBIW", 1))
+    blocking = schedule not in WGRADS_APART and rng.random() < 0.6
     slow = 0 if blocking else rng.choice((0, 30, 90, 140))
     return program(
         tuple(_timed_rank(number, plain, rng, slow) for number in range(pp)),

@@ -42,6 +42,9 @@ CASES: list[dict[str, Any]] = [
     {"pp_schedule": "zero-bubble", "dp": 2}, {"dp": 2, "data_parallel": "distributed-optimizer"},
     {"pp": 8, "recompute": "full"}, {"cp": 2}, {"pp_layers": (11, 10, 10, 9)},
     {"tp": 1, "pp_schedule": "zero-bubble"}, {"grad_accumulation": 3},
+    {"vpp": 2, "pp_schedule": "dualpipev", "dp": 2},
+    {"vpp": 2, "pp_schedule": "dualpipev", "grad_accumulation": 11, "recompute": "full"},
+    {"pp": 2, "vpp": 2, "pp_schedule": "dualpipev", "pp_layers": (12, 10, 10, 8)},
 ]  # fmt: skip
 PLANS = [SP, SlicePlan(), SlicePlan(sequence_parallel=True, row_slices=1), NO_COMM]
 
@@ -113,6 +116,28 @@ def test_a_tied_table_is_summed_over_the_first_and_the_last_stage() -> None:
     assert played_pipeline(case, NO_COMM).program.tied_ns == 0
 
 
+def test_a_v_has_the_table_and_the_head_on_one_rank() -> None:
+    case = piped(vpp=2, pp_schedule="dualpipev", dp=2)
+    assert played_pipeline(case, SP).program.tied_ns == 0
+    pieces = pieces_of(case, SP)
+    first, last = case.chunks[0]
+    assert first.embedding
+    assert last.head
+    assert case.busiest_rank == 0
+    summed = sum(held.whole for number in (0, 1) for held in pieces.bucket_sizes(0, number))
+    assert summed == pieces.step_shapes(0).rank_parameters, "the table once"
+    assert [pieces.first_layer(rank, chunk) for rank in range(4) for chunk in (0, 1)] == [
+        0, 35, 5, 30, 10, 25, 15, 20,
+    ]  # fmt: skip
+
+
+def test_a_v_waits_and_holds_less_than_interleaved_stages() -> None:
+    usual = piped(vpp=2, tp=1)
+    folded = piped(vpp=2, tp=1, pp_schedule="dualpipev")
+    assert predict(folded, MEGATRON).makespan_ns < predict(usual, MEGATRON).makespan_ns
+    assert peak_bytes(folded, MEGATRON) < peak_bytes(usual, MEGATRON)
+
+
 def test_the_bound_has_no_messages() -> None:
     program = played_pipeline(piped(dp=2), NO_COMM).program
     assert {one.duration_ns for one in program.messages} == {0}
@@ -178,6 +203,8 @@ def test_the_busiest_rank_has_the_head() -> None:
         ({"pp_layers": (40, 0, 0, 0)}, "each 1 or more"),
         ({"pp": 1, "pp_layers": (40,)}, "give --pp 2 or more"),
         ({"vpp": 2, "pp_schedule": "gpipe"}, "gpipe has one stage a rank"),
+        ({"pp_schedule": "dualpipev"}, "has two stages a rank, got vpp = 1; use --vpp 2"),
+        ({"vpp": 2, "pp_schedule": "dualpipev", "grad_accumulation": 7}, "of the 8 stages, got"),
         ({"vpp": 2, "grad_accumulation": 6}, "grad_accumulation = 6 is not divisible by pp = 4"),
         ({"dp": 2, "data_parallel": "fsdp"}, "use distributed-optimizer"),
     ],

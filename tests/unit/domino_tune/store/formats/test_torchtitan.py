@@ -24,6 +24,7 @@ from tests.support.plans import (
     plan_file,
 )
 
+V: dict[str, Any] = {"pp_schedule": "dualpipev"}
 TWO = ClusterSpec(tp=4, dp=2)
 FLOAT: Final = ("bfloat16", "float32")
 FIELDS: Final[dict[str, dict[str, Any]]] = {
@@ -140,6 +141,9 @@ def test_pipelines() -> None:
     assert parallelism["pipeline_parallel_first_stage_less_layers"] == 0
     assert parallelism["pipeline_parallel_last_stage_less_layers"] == 0
     assert found["activation_checkpoint"] == {"mode": "full"}
+    folded = sections(workload=replace(on("torch"), **V), cluster=cluster)
+    assert folded["parallelism"]["pipeline_parallel_schedule"] == "DualPipeV"
+    assert folded["compile"]["enable"] is False
     uneven = replace(WORKLOAD, pp_layers=(17, 15), pp_schedule="gpipe")
     parallelism = sections(workload=uneven, cluster=ClusterSpec(tp=2, pp=2))["parallelism"]
     assert parallelism["pipeline_parallel_schedule"] == "GPipe"
@@ -178,6 +182,7 @@ def test_a_domino_plan_says_what_running_unsliced_costs() -> None:
         (SHARDED, {"recompute": "full", "recompute_layers": 2}, ClusterSpec(tp=8), "first layers"),
         (SHARDED, {"cp_comm": "a2a"}, ClusterSpec(tp=2, cp=2), "--cp-comm p2p"),
         (SHARDED, {"pp_schedule": "zero-bubble"}, ClusterSpec(tp=2, pp=2), "zero-bubble"),
+        (ASYNC_TP, V, ClusterSpec(tp=2, pp=2, vpp=2), "DualPipeV under torch.compile"),
     ],
 )
 def test_what_torchtitan_does_not_run(
