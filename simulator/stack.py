@@ -10,7 +10,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from simulator.specs import ClusterSpec, Fp8Recipe, ModelSpec, Recompute, Workload
+from simulator.dtypes import Fp8Recipe
+from simulator.specs import ClusterSpec, ModelSpec, Recompute, Workload
 
 
 class LayerKind(NamedTuple):

@@ -21,6 +21,7 @@ from domino_tune.requests.options import (
     machine,
     slicing,
 )
+from simulator.dtypes import Dtype, Fp8Recipe, GradDtype, MomentsDtype
 from simulator.implementation import KEYS
 from simulator.ops import TpCollectives
 from simulator.plan import (
@@ -32,16 +33,7 @@ from simulator.plan import (
     WgradPlacement,
 )
 from simulator.slicing import SliceBalance, SliceDim
-from simulator.specs import (
-    ContextComm,
-    DataParallel,
-    Dtype,
-    Fp8Recipe,
-    GradDtype,
-    MoeDispatcher,
-    PipelineSchedule,
-    Recompute,
-)
+from simulator.specs import ContextComm, DataParallel, MoeDispatcher, PipelineSchedule, Recompute
 
 NEEDED: Final = ("model", "profile", "tp", "seq_length", "micro_batch_size")
 """Fields of a workload that have no default; a plan file may give them."""
@@ -131,6 +123,9 @@ class JobFields(Request):
         rare=True)] = None  # fmt: skip
     grad_dtype: Annotated[GradDtype | None, job(
         "Type of main gradients and of their sums (default fp32).", rare=True)] = None  # fmt: skip
+    moments_dtype: Annotated[MomentsDtype | None, job(
+        "Type of Adam's moments; below fp32 by Megatron's precision-aware optimizer (default "
+        "fp32).", rare=True)] = None  # fmt: skip
     recompute: Annotated[Recompute | None, job(
         "What backward computes again instead of keeping it: each layer; the attention core, "
         "which saves nothing with flash attention; or per-op, every second matmul and what is "

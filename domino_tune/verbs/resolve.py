@@ -17,6 +17,7 @@ from domino_tune.store.models import override
 from domino_tune.store.plans import PlanFile, ProfileRef, load_plan
 from domino_tune.store.shelf import DISK, Shelf
 from simulator.case import Case
+from simulator.dtypes import MATH_OF
 from simulator.errors import InputError
 from simulator.implementation import DOMINO_TUNE, IMPLEMENTATIONS, Implementation, changed
 from simulator.issue_order import LayerOrder
@@ -26,7 +27,7 @@ from simulator.plan import MEGATRON, SlicePlan, row_problem
 from simulator.predict import predict
 from simulator.price import Price
 from simulator.profile import Profile
-from simulator.specs import MATH_OF, ClusterSpec, ModelSpec, Workload
+from simulator.specs import ClusterSpec, ModelSpec, Workload
 from simulator.usable import NO_MARGIN, Margin
 
 

@@ -138,6 +138,7 @@ def _case(row: Line) -> Case:
         "cuda_graph_scope": _scopes(row["cuda_graph_scope"]),
         "fp8_param_gather": row["fp8_param_gather"] == "yes" and row["precision"] != "BF16",
         "grad_dtype": "bf16" if row["grad_reduce_in_fp32"] == "no" else "fp32",
+        "moments_dtype": "bf16" if row["moments_dtype"] == "bf16+bf16" else "fp32",
     }
     work = Workload(
         seq_length=int(row["seq_length"]),

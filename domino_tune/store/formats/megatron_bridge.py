@@ -11,6 +11,7 @@ from typing import Final
 
 from domino_tune.store.formats.megatron import (
     megatron_arguments,
+    moments_options,
     stages_layout,
     training_arguments,
 )
@@ -40,6 +41,8 @@ ENTRIES: Final = {
     "bulk": "BulkOverlapCfg",
 }  # fmt: skip
 """Method of userbuffers -> its class in comm_overlap.py."""
+TORCH_DTYPES: Final = {"bf16": "torch.bfloat16", "fp8": "torch.uint8"}
+"""Dtypes of the optimizer."""
 CLUSTER_SIZE: Final = 2
 """Thread blocks of a cluster, as in the configs of comm_overlap.py."""
 HEAD: Final = '''"""Settings of a plan for Megatron-Bridge: call configure with your config."""
@@ -108,6 +111,7 @@ def bridge_settings(plan_file: PlanFile) -> Settings:
     if cluster.replicas > 1:
         sharded = workload.data_parallel == "distributed-optimizer"
         made["optimizer.use_distributed_optimizer"] = sharded
+    made |= _moments(workload)
     return {**made, "mixed_precision": _precision(workload), "comm_overlap": _overlap(plan_file)}
 
 
@@ -223,6 +227,18 @@ def _replicas(workload: Workload, cluster: ClusterSpec) -> Settings:
         "overlap_grad_reduce": overlaps,
         "overlap_param_gather": sharded and overlaps and workload.overlap_param_gather,
     }
+
+
+def _moments(workload: Workload) -> Settings:
+    """Return the settings of the precision-aware optimizer; {} for moments in fp32."""
+    options = moments_options(workload)
+    if not options:
+        return {}
+    told: Settings = {
+        "optimizer.use_distributed_optimizer": True,
+        "optimizer.use_precision_aware_optimizer": True,
+    }
+    return told | {f"optimizer.{name}": Code(TORCH_DTYPES[one]) for name, one in options.items()}
 
 
 def _precision(workload: Workload) -> Code:

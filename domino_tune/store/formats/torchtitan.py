@@ -124,6 +124,11 @@ def _check(plan_file: PlanFile) -> None:
             "with --fp8-recipe tensorwise, or without",
         ),
         (
+            workload.moments_dtype != "fp32",
+            f"an Adam with moments in {workload.moments_dtype}; make the plan with --set "
+            "moments_dtype=fp32",
+        ),
+        (
             workload.num_layers_at_start_in_bf16 + workload.num_layers_at_end_in_bf16 > 0,
             "layers in BF16 at the start and the end; make the plan without them",
         ),

@@ -12,6 +12,7 @@ from domino_tune.store.profiles import load_profile
 from simulator.case import Case
 from simulator.contention import SizeContention
 from simulator.cost import Changes, CostModel
+from simulator.dtypes import MOMENTS_DTYPES, MomentsDtype
 from simulator.errors import InputError
 from simulator.idle_lane import IdleLane
 from simulator.implementation import IMPLEMENTATIONS, KEYS, NAMES, Implementation
@@ -132,6 +133,11 @@ def with_extras(model: ModelSpec, tp: int) -> ModelSpec:
     return replace(model, **norms, **caps, num_key_value_heads=kv_heads)  # type: ignore[arg-type]
 
 
+def random_moments(model: ModelSpec) -> MomentsDtype:
+    """A dtype of moments. The choice is seeded by the model alone."""
+    return random.Random(repr(model) + "moments_dtype").choice(MOMENTS_DTYPES)
+
+
 def random_layers(model: ModelSpec) -> int:
     """How many layers are recomputed, 0 (all) for half of the models."""
     rng = random.Random(repr(model) + "recompute_layers")
@@ -172,6 +178,7 @@ def random_case(rng: random.Random, *, layers: int, micros: int, cost: CostModel
         recompute=rng.choice(("none", "none", "selective", "full")),
         implementation=random_implementation(model),
     )  # fmt: skip
+    workload = replace(workload, moments_dtype=random_moments(model))
     if workload.recompute == "full" and _shards(workload, cluster) and rng.random() < 0.5:
         workload = replace(workload, recompute="per-op")
     if workload.recompute in ("full", "selective"):
