@@ -151,7 +151,8 @@ class _Pass:
     def _made(self, block: str, row: int, *, merges: bool) -> _Slice:
         fragments = FORWARD_FRAGMENTS
         if self.backward:
-            fragments = backward_fragments(self.builder.shapes.workload.recompute)
+            work = self.builder.shapes.workload
+            fragments = backward_fragments(work.recompute, work.modules)
         tokens, rows, ops, owners = list[Token](), list[tuple[int, ...]](), list[int](), list[int]()
         table = table_of(self.builder.shared)
         for like, fragment in enumerate(slice_tokens(self.plan, block, fragments[block], row)):

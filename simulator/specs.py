@@ -22,6 +22,7 @@ from simulator.errors import InputError, unknown_name
 from simulator.graphs import GRAPH_SCOPES, GraphScope
 from simulator.implementation import DOMINO_TUNE, Implementation
 from simulator.model_sizes import ModelSizes
+from simulator.modules import CORE_ALONE, RECOMPUTE_MODULES, Modules, check_recomputation
 from simulator.ops import TpCollectives
 
 MAY_BE_0: Final = frozenset(
@@ -219,8 +220,9 @@ class Workload:
     compute, not at the iteration's end. ``grad_dtype``: of main gradients and their sums.
     ``moments_dtype``: of Adam's moments; below fp32 it is Megatron-LM's precision-aware optimizer.
     ``recompute``: what backward computes again instead of keeping it: each layer's whole forward
-    pass (``full``), the attention core (``selective``), or torchtitan's choice of single ops
-    (``per-op``). ``recompute_layers``: in this many of the first layers of each
+    pass (``full``), modules of it (``selective``), or torchtitan's choice of single ops
+    (``per-op``). ``recompute_modules``: which, where it is not the attention core alone.
+    ``recompute_layers``: in this many of the first layers of each
     (virtual) stage; 0 means all.
     ``implementation``: which kernels do it.
     ``tp_collectives``: NCCL's, or multimem kernels inside a node.
@@ -248,6 +250,7 @@ class Workload:
     grad_dtype: GradDtype = "fp32"
     moments_dtype: MomentsDtype = "fp32"
     recompute: Recompute = "none"
+    recompute_modules: Modules = ()
     recompute_layers: int = 0
     implementation: Implementation = DOMINO_TUNE
     tp_collectives: TpCollectives = "nccl"
@@ -268,10 +271,14 @@ class Workload:
         for name in ("seq_length", "micro_batch_size", "grad_accumulation"):
             require_positive_int("workload", name, getattr(self, name))
         object.__setattr__(self, "pp_layers", tuple(self.pp_layers))  # JSON has lists
-        object.__setattr__(self, "cuda_graph_scope", tuple(self.cuda_graph_scope))
-        for scope in self.cuda_graph_scope:
-            if scope not in GRAPH_SCOPES:
-                raise unknown_name("--cuda-graph-scope", scope, GRAPH_SCOPES)
+        for names, known_names, option in (
+            ("cuda_graph_scope", GRAPH_SCOPES, "--cuda-graph-scope"),
+            ("recompute_modules", RECOMPUTE_MODULES, "--recompute-modules"),
+        ):
+            object.__setattr__(self, names, tuple(getattr(self, names)))
+            for name in getattr(self, names):
+                if name not in known_names:
+                    raise unknown_name(option, name, known_names)
         for name, known in (
             ("data_parallel", DATA_PARALLEL), ("grad_dtype", GRAD_DTYPES),
             ("moments_dtype", MOMENTS_DTYPES),
@@ -283,12 +290,9 @@ class Workload:
                 raise unknown_name(f"workload.{name}", str(getattr(self, name)), known)
         if self.recompute_layers:
             require_positive_int("workload", "recompute_layers", self.recompute_layers)
-            if self.recompute in ("none", "per-op"):
-                raise InputError(
-                    "--recompute-layers needs --recompute full or selective, got "
-                    f"{self.recompute} (per-op chooses among the ops of all layers); change one, "
-                    "or leave --recompute-layers out."
-                )
+        check_recomputation(
+            self.recompute, self.recompute_layers, self.recompute_modules, self.fp8_recipe
+        )
         if self.dtype not in DTYPE_BYTES:
             raise InputError(
                 f"workload.dtype must be one of {', '.join(DTYPE_BYTES)}, got {self.dtype!r}."
@@ -316,11 +320,6 @@ class Workload:
                 f"Quantized layers keep everything else in BF16, got --dtype {self.dtype}; use "
                 "--dtype bf16."
             )
-        if self.recompute == "per-op":
-            raise InputError(
-                "--recompute per-op chooses among ops in BF16; with quantized layers use "
-                "--recompute none, selective or full."
-            )
         if any(ends) and self.fp8_recipe == "delayed":
             raise InputError(
                 "Delayed scaling quantizes all layers, as in Megatron-LM; use another recipe, or "
@@ -331,6 +330,13 @@ class Workload:
     def dtype_bytes(self) -> int:
         """Bytes of one activation element."""
         return DTYPE_BYTES[self.dtype]
+
+    @property
+    def modules(self) -> Modules:
+        """Modules that backward computes again."""
+        if self.recompute != "selective":
+            return ()
+        return self.recompute_modules or CORE_ALONE
 
     @property
     def math(self) -> str:

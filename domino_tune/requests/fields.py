@@ -23,6 +23,7 @@ from domino_tune.requests.options import (
 )
 from simulator.dtypes import Dtype, Fp8Recipe, GradDtype, MomentsDtype
 from simulator.implementation import KEYS
+from simulator.modules import RECOMPUTE_MODULES
 from simulator.ops import TpCollectives
 from simulator.plan import (
     MAX_COL_SLICES,
@@ -130,6 +131,9 @@ class JobFields(Request):
         "What backward computes again instead of keeping it: each layer; the attention core, "
         "which saves nothing with flash attention; or per-op, every second matmul and what is "
         "cheap, as torchtitan has it (default none).")] = None  # fmt: skip
+    recompute_modules: Annotated[Text | None, job(
+        f"Modules that --recompute selective computes again: {', '.join(RECOMPUTE_MODULES)} "
+        "(default core_attn).", metavar="A,B", rare=True)] = None  # fmt: skip
     recompute_layers: Annotated[Count | None, job(
         "Recompute only in this many of the first layers of each stage (default all).",
         rare=True)] = None  # fmt: skip

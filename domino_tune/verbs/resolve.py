@@ -344,7 +344,9 @@ def _workload(
     if request.pp_layers is not None:
         given["pp_layers"] = _layer_counts(request.pp_layers)
     if request.cuda_graph_scope is not None:
-        given["cuda_graph_scope"] = graph_scopes(request.cuda_graph_scope)
+        given["cuda_graph_scope"] = names_in(request.cuda_graph_scope)
+    if request.recompute_modules is not None:
+        given["recompute_modules"] = names_in(request.recompute_modules)
     given |= how_tokens_move(request)
     check_collectives(profile, request.tp_collectives or (old.tp_collectives if old else "nccl"))
     if old is not None:
@@ -491,9 +493,9 @@ def how_tokens_move(request: JobFields) -> dict[str, Any]:
     return given
 
 
-def graph_scopes(text: str) -> tuple[str, ...]:
-    """Return the scopes of ``attn,moe_router``; none of an empty text."""
-    return tuple(scope.strip() for scope in text.split(",")) if text else ()
+def names_in(text: str) -> tuple[str, ...]:
+    """Return the names in ``attn,moe_router``; none of an empty text."""
+    return tuple(name.strip() for name in text.split(",")) if text else ()
 
 
 def moe_imbalance(name: str, text: str) -> float:

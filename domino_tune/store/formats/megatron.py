@@ -391,12 +391,14 @@ def _recomputation(workload: Workload) -> list[str]:
         )
     if workload.recompute == "selective" and workload.recompute_layers:
         raise InfeasiblePlanError(
-            "Megatron-LM recomputes the attention core in all layers or in none; make the plan "
-            "without --recompute-layers.",
+            "Megatron-LM recomputes modules, such as the attention core, in all layers or in none; "
+            "make the plan without --recompute-layers.",
             reason="target",
         )
     if workload.recompute == "selective":
-        return ["--recompute-granularity selective"]
+        named = " ".join(workload.recompute_modules)
+        modules = [f"--recompute-modules {named}"] if named else []
+        return ["--recompute-granularity selective", *modules]
     if not workload.recompute_layers:
         way, layers = "uniform", 1
     else:

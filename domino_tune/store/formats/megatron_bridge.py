@@ -144,7 +144,7 @@ def _check(workload: Workload, cluster: ClusterSpec) -> None:
         (fsdp, "FSDP2; make the plan with --data-parallel distributed-optimizer"),
         (
             workload.recompute == "selective" and workload.recompute_layers > 0,
-            "the attention core again in some layers; make the plan without --recompute-layers",
+            "modules again in some layers; make the plan without --recompute-layers",
         ),
         (
             workload.implementation.name == "megatron-2022",
@@ -210,6 +210,8 @@ def _recomputation(model: ModelSpec, workload: Workload) -> Settings:
     if workload.recompute == "none":
         return {"recompute_granularity": None}
     settings: Settings = {"recompute_granularity": workload.recompute}
+    if workload.recompute == "selective":
+        settings["recompute_modules"] = list(workload.modules)
     if workload.recompute == "full":
         some = 0 < workload.recompute_layers < model.num_hidden_layers
         settings["recompute_method"] = "block" if some else "uniform"

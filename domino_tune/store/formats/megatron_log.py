@@ -45,6 +45,7 @@ from domino_tune.store.formats.run_table import RunRow, checked_ms
 from simulator.dtypes import FP8_RECIPES, MOMENTS_DTYPES
 from simulator.errors import InputError
 from simulator.implementation import IMPLEMENTATIONS
+from simulator.modules import RECOMPUTE_MODULES
 from simulator.specs import CP_COMM
 
 _START: Final = re.compile(r"-{3,} arguments -{3,}")
@@ -371,8 +372,11 @@ def _recomputation(arguments: Mapping[str, str], source: str) -> dict[str, str]:
     if kind == "None":
         return {"recompute": "none"}
     modules = arguments.get("recompute_modules", "None")
-    if kind == "selective" and modules not in ("None", "[]") and _names(modules) != ["core_attn"]:
-        raise not_simulated(source, "recompute_modules", modules)
+    named = [name for name in _names(modules) if modules != "None" and name != "core_attn"]
+    if kind == "selective" and named:
+        if not set(named) <= set(RECOMPUTE_MODULES):
+            raise not_simulated(source, "recompute_modules", modules)
+        return {"recompute": kind, "recompute_modules": ",".join(_names(modules))}
     if kind not in ("full", "selective"):
         raise not_simulated(source, "recompute_granularity", kind)
     if kind == "full" and method == "block":

@@ -139,7 +139,8 @@ def _check(plan_file: PlanFile) -> None:
         ),
         (
             workload.recompute == "selective",
-            "recomputation of the attention core alone; make the plan with --recompute none, "
+            "recomputation of the attention core alone, or of other modules; make the plan with "
+            "--recompute none, "
             "per-op or full",
         ),
         (

@@ -122,6 +122,12 @@ def test_the_attention_core_alone_is_selective(modules: str) -> None:
     assert case_of(log({**GPT, **told})).workload.recompute == "selective"
 
 
+def test_other_modules_are_those_of_the_log() -> None:
+    told = {"recompute_granularity": "selective", "recompute_modules": "['layernorm', 'mlp']"}
+    work = case_of(log({**GPT, **told})).workload
+    assert (work.recompute, work.recompute_modules) == ("selective", ("layernorm", "mlp"))
+
+
 def test_what_is_priced_is_not_told() -> None:
     block = {
         "recompute_method": "block",
@@ -162,8 +168,7 @@ SELECTIVE: Final = {"recompute_granularity": "selective"}
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        ({**SELECTIVE, "recompute_modules": "['core_attn', 'mlp']"}, "recompute_modules = ['co"),
-        ({**SELECTIVE, "recompute_modules": "['layernorm']"}, "recompute_modules = ['layernorm']"),
+        ({**SELECTIVE, "recompute_modules": "['core_attn', 'norm']"}, "recompute_modules = ['co"),
         ({"recompute_granularity": "partial"}, "recompute_granularity = partial"),
         ({**AWARE, "exp_avg_sq_dtype": "torch.float32"}, "exp_avg_sq_dtype = torch.float32"),
         ({**AWARE, "exp_avg_dtype": "torch.float16"}, "exp_avg_dtype = torch.float16"),
