@@ -14,7 +14,7 @@ the order of accumulation. ``again.s0.attn.norm`` is a value that backward recom
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
@@ -96,9 +96,11 @@ class Fragments(Quantized):
         return Recomputation(self.shapes, self._of_first_slice)
 
     def _of_first_slice(self, block: str, fragment: str) -> list[OpTemplate]:
+        """Return forward ops whose values are looked at alone, and enter no sizes."""
+        apart = replace(self, value_bytes={}, shared={})
         count = pieces(self.shapes.plan, block, fragment) if is_cut(block, fragment) else 1
         return [
-            op for piece in range(count) for op in self._plain(Token(block, fragment, 0, piece))
+            op for piece in range(count) for op in apart._plain(Token(block, fragment, 0, piece))
         ]
 
     def _again(self, token: Token) -> list[OpTemplate]:

@@ -36,9 +36,11 @@ from simulator.issue_order import (
     backward_fragments,
     pieces,
     slice_tokens,
+    with_blocks_again,
 )
 from simulator.kernels import lives, planner
 from simulator.kernels.load import call
+from simulator.modules import fitting
 from simulator.op_table import OpTable, table_of
 from simulator.shapes import Shapes
 
@@ -62,6 +64,9 @@ def plan_order(shapes: Shapes, cost: CostModel) -> LayerOrder:
     builder = Fragments(shapes=shapes)
     passes = (_Pass(builder, cost, backward=False), _Pass(builder, cost, backward=True))
     forward, backward = (plan_issue_order(one.graph()) for one in passes)
+    modules = shapes.workload.modules
+    if fitting(modules, experts=shapes.model.num_experts > 0) != modules:
+        backward = with_blocks_again(backward, "mlp", modules)
     return LayerOrder(forward=forward, backward=backward)
 
 

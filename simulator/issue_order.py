@@ -264,8 +264,17 @@ def recomputing(
         ahead = max(token.offset for token in tokens)
         first = next(i for i, token in enumerate(tokens) if token.offset == ahead)
         return (*tokens[:first], *(t.shifted(ahead) for t in again), *tokens[first:])
+    if again:
+        _place_modules(tokens, again, modules, along_sequences=along_sequences)
+    return tuple(tokens)
+
+
+def _place_modules(
+    tokens: list[Token], again: list[Token], modules: Modules, *, along_sequences: bool
+) -> None:
+    """Add the tokens of modules to those of a backward order, each before what reads it."""
     groups: dict[tuple[str, tuple[str, ...], bool], set[str]] = {}
-    for (block, fragment), before in tokens_again(modules).items() if again else ():
+    for (block, fragment), before in tokens_again(modules).items():
         together = along_sequences and fragment == COLUMN_PARALLEL["attn"]
         groups.setdefault((block, before, together), set()).add(f"{fragment}{AGAIN}")
     for (block, before, together), names in groups.items():
@@ -275,7 +284,18 @@ def recomputing(
             tokens[at:at] = [
                 t.shifted(anchor.offset) for t in own if together or t.slice == anchor.slice
             ]
-    return tuple(tokens)
+
+
+def with_blocks_again(order: IssueOrder, block: str, modules: Modules) -> IssueOrder:
+    """Return a backward order with the modules of ``block`` placed anew, for layers in which other
+    ones are recomputed than in those for which it was planned."""
+    kept = [t for t in order.tokens if t.block != block or not t.fragment.endswith(AGAIN)]
+    moved = [t for t in order.tokens if t not in kept]
+    names = [f"{name}{AGAIN}" for name in FORWARD_FRAGMENTS[block]]
+    again = [t.shifted(-t.offset) for t in moved]
+    again.sort(key=lambda t: (names.index(t.fragment), t.piece))
+    _place_modules(kept, again, modules, along_sequences=False)
+    return replace(order, tokens=tuple(kept))
 
 
 def _firsts(
