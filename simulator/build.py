@@ -40,7 +40,7 @@ from simulator.schedule import OpTemplate, Ref, Repeat, Schedule, Segment, check
 from simulator.schedules import fixed_order
 from simulator.shapes import Held, Shapes
 from simulator.sharding import check_shardable
-from simulator.specs import ClusterSpec, ModelSpec, Recompute, Workload
+from simulator.specs import ClusterSpec, ModelSpec, Workload
 from simulator.stack import LayerKind, joined, own_kind, stack
 from simulator.templates import Templates, shared_by
 
@@ -69,7 +69,7 @@ def build_schedule(
     shapes = Shapes(
         model=model, workload=workload, cluster=cluster, plan=plan, fp8_any_layout=fp8_any_layout
     )
-    return Builder(shapes, order or _own_order(plan, workload.recompute)).schedule()
+    return Builder(shapes, order or _own_order(plan, workload)).schedule()
 
 
 built_once = lru_cache(maxsize=16)(build_schedule)
@@ -99,13 +99,13 @@ def check_layer_order(
     check_order(build_schedule(short, single, cluster, plan, order))
 
 
-def _own_order(plan: SlicePlan, recompute: Recompute) -> LayerOrder:
+def _own_order(plan: SlicePlan, workload: Workload) -> LayerOrder:
     if plan.strategy == "domino" and plan.order == "greedy":
         raise ScheduleError(
             "A greedy plan needs its explicit order: plan it with simulator.greedy, or load it "
             "from the plan file."
         )
-    return fixed_order(plan, recompute)
+    return fixed_order(plan, workload.recompute, workload.modules)
 
 
 class Ends(NamedTuple):
@@ -128,7 +128,8 @@ class Builder:
 
     def __init__(self, shapes: Shapes, order: LayerOrder, *, in_pipeline: bool = False) -> None:
         check_issue_order(order.forward, shapes.plan, FORWARD_FRAGMENTS)
-        backward = backward_fragments(shapes.workload.recompute)
+        work = shapes.workload
+        backward = backward_fragments(work.recompute, work.modules)
         check_issue_order(order.backward, shapes.plan, backward)
         self.shapes = shapes
         self.order = order

@@ -49,8 +49,8 @@ from simulator.ops import Signature
 from simulator.overlap import EP_OVERLAP, RIVALS
 from simulator.plan import SlicePlan
 from simulator.recipes import Recipe, Recipes, Window, mode_of, step_key
+from simulator.recomputation import plays_again
 from simulator.schedule import EP, TP
-from simulator.specs import Workload
 from simulator.stack import LayerKind, kinds
 from simulator.stretch import (
     NO_EDGES,
@@ -351,8 +351,10 @@ class ClosedForm:
         return comm_ns - (saved_ns(hiding, comm_ns, slow_comm) if hiding else 0.0)
 
     def _fragments(self, which: Pass) -> BlockFragments:
-        forward = which == "forward"
-        return FORWARD_FRAGMENTS if forward else backward_fragments(self.case.workload.recompute)
+        work = self.case.workload
+        if which == "forward":
+            return FORWARD_FRAGMENTS
+        return backward_fragments(work.recompute, work.modules)
 
     def _slices(self, plan: SlicePlan, which: Pass) -> tuple[int, ...]:
         """Return the column pieces that a pass sends: its own, and where layers are played again
@@ -457,11 +459,6 @@ class ClosedForm:
         rows = range(plan.row_slices)
         sizes = {shapes.hidden_bytes(row) // cut for row in rows for cut in cuts | whole}
         return {self.cost.family(shapes.tp_all_reduce(size)) for size in sizes}
-
-
-def plays_again(workload: Workload) -> bool:
-    """Return whether backward plays forward's ops, with their collectives, again."""
-    return workload.recompute in ("full", "per-op")
 
 
 def bound_key(plan: SlicePlan) -> tuple[object, ...]:

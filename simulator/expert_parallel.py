@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from simulator.errors import InputError
+from simulator.modules import OF_EXPERTS
 from simulator.specs import ClusterSpec, ModelSpec, Workload, require_divisible
 
 FUSED: tuple[str, ...] = ("deepep", "hybridep")
@@ -27,6 +28,12 @@ def check_experts(model: ModelSpec, workload: Workload, cluster: ClusterSpec) ->
         raise InputError(
             "--recompute per-op chooses among ops of dense layers; with experts use --recompute "
             "none, selective or full."
+        )
+    if workload.moe_shared_expert_overlap and "shared_experts" in workload.modules:
+        raise InputError(
+            "A shared expert that runs while tokens are on their way is not computed again, as in "
+            "Megatron-LM; leave shared_experts out of recompute_modules, or give --set "
+            "moe_shared_expert_overlap=false."
         )
     require_divisible("num_experts", model.num_experts, "ep", cluster.ep)
     require_divisible(
@@ -53,6 +60,9 @@ def _refuse_without_experts(model: ModelSpec, workload: Workload, cluster: Clust
         f"--ep {cluster.ep}": cluster.ep > 1,
         f"--etp {cluster.etp}": cluster.etp > 0,
         f"--moe-imbalance {workload.moe_imbalance:g}": workload.moe_imbalance != 1,
+    }
+    given |= {
+        f"recompute_modules={name}": name in workload.recompute_modules for name in OF_EXPERTS
     }
     found = [text for text, is_given in given.items() if is_given]
     if found:

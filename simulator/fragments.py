@@ -14,7 +14,7 @@ the order of accumulation. ``again.s0.attn.norm`` is a value that backward recom
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
@@ -29,6 +29,8 @@ from simulator.issue_order import (
     FORWARD_FRAGMENTS,
     ROW_PARALLEL,
     Token,
+    is_cut,
+    pieces,
 )
 from simulator.latent_attention import latent_dgrad, latent_qkv, latent_wgrad
 from simulator.merged import JOINED, SIDES, copied
@@ -91,7 +93,15 @@ class Fragments(Quantized):
     @cached_property
     def recomputation(self) -> Recomputation:
         """What backward computes again."""
-        return Recomputation(self.shapes)
+        return Recomputation(self.shapes, self._of_first_slice)
+
+    def _of_first_slice(self, block: str, fragment: str) -> list[OpTemplate]:
+        """Return forward ops whose values are looked at alone, and enter no sizes."""
+        apart = replace(self, value_bytes={}, shared={})
+        count = pieces(self.shapes.plan, block, fragment) if is_cut(block, fragment) else 1
+        return [
+            op for piece in range(count) for op in apart._plain(Token(block, fragment, 0, piece))
+        ]
 
     def _again(self, token: Token) -> list[OpTemplate]:
         """Return the forward ops of ``token`` as backward recomputes them from kept values."""
@@ -99,7 +109,9 @@ class Fragments(Quantized):
         if again.per_op and token.fragment == COLUMN_PARALLEL[block]:
             ops = self._column_parallel_again(block, row)
         else:
-            ops = again.ops(token.fragment, self._plain(token))
+            sources = again.sources(block, token.fragment)
+            plain = [op for one in sources for op in self._plain(token._replace(fragment=one))]
+            ops = again.ops(block, token.fragment, plain)
         overlapped = self.overlap(COLUMN_PARALLEL[block], "fprop").method != "none"
         if again.per_op and token.fragment == "norm" and overlapped and not again.part(block):
             ops += self._norm_gathered(block, row)  # no GEMM does

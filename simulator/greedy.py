@@ -36,9 +36,11 @@ from simulator.issue_order import (
     backward_fragments,
     pieces,
     slice_tokens,
+    with_blocks_again,
 )
 from simulator.kernels import lives, planner
 from simulator.kernels.load import call
+from simulator.modules import fitting
 from simulator.op_table import OpTable, table_of
 from simulator.shapes import Shapes
 
@@ -62,6 +64,9 @@ def plan_order(shapes: Shapes, cost: CostModel) -> LayerOrder:
     builder = Fragments(shapes=shapes)
     passes = (_Pass(builder, cost, backward=False), _Pass(builder, cost, backward=True))
     forward, backward = (plan_issue_order(one.graph()) for one in passes)
+    modules = shapes.workload.modules
+    if fitting(modules, experts=shapes.model.num_experts > 0) != modules:
+        backward = with_blocks_again(backward, "mlp", modules)
     return LayerOrder(forward=forward, backward=backward)
 
 
@@ -151,7 +156,8 @@ class _Pass:
     def _made(self, block: str, row: int, *, merges: bool) -> _Slice:
         fragments = FORWARD_FRAGMENTS
         if self.backward:
-            fragments = backward_fragments(self.builder.shapes.workload.recompute)
+            work = self.builder.shapes.workload
+            fragments = backward_fragments(work.recompute, work.modules)
         tokens, rows, ops, owners = list[Token](), list[tuple[int, ...]](), list[int](), list[int]()
         table = table_of(self.builder.shared)
         for like, fragment in enumerate(slice_tokens(self.plan, block, fragments[block], row)):

@@ -44,8 +44,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from simulator.dtypes import DTYPE_BYTES
 from simulator.ops import Attention, Collective, Fused, Gemm, Pointwise, Signature
-from simulator.specs import DTYPE_BYTES
 
 MEAN_HOST: Final = 1.5
 """Python of a host in the middle, over that of the machine which was timed. Another one took 2.25

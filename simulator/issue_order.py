@@ -19,6 +19,7 @@ from functools import cache
 from typing import Final, NamedTuple
 
 from simulator.errors import ScheduleError
+from simulator.modules import CORE_ALONE, Modules, tokens_again
 from simulator.plan import SlicePlan
 from simulator.specs import Recompute
 
@@ -44,13 +45,12 @@ BACKWARD_FRAGMENTS: Final[BlockFragments] = {
     ),
 }  # fmt: skip
 AGAIN: Final = "_again"
-RECOMPUTED: Final[Mapping[Recompute, BlockFragments]] = {
+RECOMPUTED: Final[Mapping[str, BlockFragments]] = {
     "none": {"attn": (), "mlp": ()},
-    "selective": {"attn": ("core_attn",), "mlp": ()},
     "per-op": {"attn": ("norm", "qkv", "core_attn", "residual"), "mlp": ("norm", "fc1", "act")},
     "full": FORWARD_FRAGMENTS,
 }
-"""What backward recomputes of each block."""
+"""What backward recomputes of each block; of single modules see ``simulator/modules.py``."""
 ALL_SLICES: Final = -1
 _PATTERN: Final = re.compile(
     r"(?:(attn|mlp)\.)?([a-z_][a-z0-9_]*)(?:\.(\d+))?:(\d+|all)([+-]\d+)", re.ASCII
@@ -132,9 +132,21 @@ def parse_issue_order(tokens: Iterable[str], stride: int) -> IssueOrder:
 
 
 @cache
-def backward_fragments(recompute: Recompute) -> BlockFragments:
+def recomputed_fragments(recompute: Recompute, modules: Modules = CORE_ALONE) -> BlockFragments:
+    """Return what backward recomputes of each block, in the order of forward."""
+    if recompute != "selective":
+        return RECOMPUTED[recompute]
+    found = tokens_again(modules)
+    return {
+        block: tuple(name for name in FORWARD_FRAGMENTS[block] if (block, name) in found)
+        for block in BLOCKS
+    }
+
+
+@cache
+def backward_fragments(recompute: Recompute, modules: Modules = CORE_ALONE) -> BlockFragments:
     """Return the fragments of backward: those that it recomputes, then its own."""
-    again = RECOMPUTED[recompute]
+    again = recomputed_fragments(recompute, modules)
     return {
         block: (*(f"{name}{AGAIN}" for name in again[block]), *BACKWARD_FRAGMENTS[block])
         for block in BLOCKS
@@ -234,14 +246,15 @@ def dgrads_first(order: IssueOrder) -> IssueOrder:
 
 
 def recomputing(
-    backward: Iterable[Token], forward: Iterable[Token], recompute: Recompute
-) -> tuple[Token, ...]:
+    backward: Iterable[Token], forward: Iterable[Token], recompute: Recompute,
+    modules: Modules = CORE_ALONE, *, along_sequences: bool = False,
+) -> tuple[Token, ...]:  # fmt: skip
     """Return a backward order with the tokens of ``forward`` that it recomputes.
 
-    A layer is recomputed before its first backward token, wherever that is; the attention core
-    alone right before its own backward.
+    A layer is recomputed before its first backward token, wherever that is; modules of it right
+    before what reads them. ``along_sequences``: a slice reads keys of earlier ones.
     """
-    tokens, computed = list(backward), RECOMPUTED[recompute]
+    tokens, computed = list(backward), recomputed_fragments(recompute, modules)
     again = [
         t._replace(fragment=f"{t.fragment}{AGAIN}")
         for t in forward
@@ -251,14 +264,49 @@ def recomputing(
         ahead = max(token.offset for token in tokens)
         first = next(i for i, token in enumerate(tokens) if token.offset == ahead)
         return (*tokens[:first], *(t.shifted(ahead) for t in again), *tokens[first:])
-    if recompute == "selective":
-        core = {t.slice: t for t in again}
-        pairs = (
-            (core[t.slice].shifted(t.offset), t) if t.fragment == "core_attn_bwd" else (t,)
-            for t in tokens
-        )
-        return tuple(token for pair in pairs for token in pair)
+    if again:
+        _place_modules(tokens, again, modules, along_sequences=along_sequences)
     return tuple(tokens)
+
+
+def _place_modules(
+    tokens: list[Token], again: list[Token], modules: Modules, *, along_sequences: bool
+) -> None:
+    """Add the tokens of modules to those of a backward order, each before what reads it."""
+    groups: dict[tuple[str, tuple[str, ...], bool], set[str]] = {}
+    for (block, fragment), before in tokens_again(modules).items():
+        together = along_sequences and fragment == COLUMN_PARALLEL["attn"]
+        groups.setdefault((block, before, together), set()).add(f"{fragment}{AGAIN}")
+    for (block, before, together), names in groups.items():
+        own = [t for t in again if t.block == block and t.fragment in names]
+        for anchor in _firsts(tokens, block, before, together=together):
+            at = tokens.index(anchor)
+            tokens[at:at] = [
+                t.shifted(anchor.offset) for t in own if together or t.slice == anchor.slice
+            ]
+
+
+def with_blocks_again(order: IssueOrder, block: str, modules: Modules) -> IssueOrder:
+    """Return a backward order with the modules of ``block`` placed anew, for layers in which other
+    ones are recomputed than in those for which it was planned."""
+    kept = [t for t in order.tokens if t.block != block or not t.fragment.endswith(AGAIN)]
+    moved = [t for t in order.tokens if t not in kept]
+    names = [f"{name}{AGAIN}" for name in FORWARD_FRAGMENTS[block]]
+    again = [t.shifted(-t.offset) for t in moved]
+    again.sort(key=lambda t: (names.index(t.fragment), t.piece))
+    _place_modules(kept, again, modules, along_sequences=False)
+    return replace(order, tokens=tuple(kept))
+
+
+def _firsts(
+    tokens: list[Token], block: str, fragments: tuple[str, ...], *, together: bool
+) -> list[Token]:
+    """Return the token of each slice, or of all, that a layer issues first of some fragments."""
+    found: dict[int, Token] = {}
+    for token in sorted(tokens, key=lambda t: -t.offset):
+        if token.block == block and token.fragment in fragments:
+            found.setdefault(ALL_SLICES if together else token.slice, token)
+    return list(found.values())
 
 
 def place_wgrads(tokens: list[Token], plan: SlicePlan) -> tuple[Token, ...]:

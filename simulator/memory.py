@@ -22,6 +22,7 @@ from simulator.issue_order import LayerOrder
 from simulator.kernels import lives
 from simulator.kernels.load import call
 from simulator.op_table import Listing, listing_of
+from simulator.optimizer_state import state_bytes
 from simulator.ordering import order_of
 from simulator.overlap import EP_OVERLAP, buffers_of
 from simulator.paired import SHARE_OF_LAYER
@@ -40,10 +41,6 @@ WORKSPACE_BYTES: Final = 32 << 20
 """cuBLAS's workspace on Hopper and later, as PyTorch sets it (ATen/cuda/CublasHandlePool.cpp)."""
 GATHERED_LAYERS: Final = 2
 """Layers whose parameters FSDP holds whole: one in use, one ahead. So are those of the edges."""
-MOMENT_BYTES: Final = 8
-"""Bytes per parameter of Adam's two moments, in fp32."""
-MAIN_BYTES: Final = 4
-"""Bytes of an fp32 main parameter; it exists beside a parameter of fewer bytes."""
 
 
 class Memory(NamedTuple):
@@ -73,7 +70,7 @@ def held_parameters(case: Case, shapes: Shapes) -> Memory:
     """Return the memory of a rank with these shapes that no schedule changes."""
     element = case.workload.dtype_bytes
     parameters = gradients = shapes.rank_parameters
-    main = MAIN_BYTES if element < MAIN_BYTES else 0
+    state = state_bytes(case.workload)
     if shapes.shards_parameters:
         gathered = shapes.edge_parameters + GATHERED_LAYERS * shapes.layer_parameters
         parameters = min(parameters, gathered)
@@ -83,9 +80,9 @@ def held_parameters(case: Case, shapes: Shapes) -> Memory:
     return Memory(
         parameters=(parameters - routed) * element + _quantized_bytes(shapes) - copies,
         gradients=(gradients - routed) * shapes.grad_bytes,
-        optimizer=(shapes.optimizer_parameters - updated) * (main + MOMENT_BYTES),
+        optimizer=(shapes.optimizer_parameters - updated) * state,
         buffers=_buffer_bytes(case, shapes),
-        experts=(routed * (element + shapes.grad_bytes) + updated * (main + MOMENT_BYTES) + copies),
+        experts=routed * (element + shapes.grad_bytes) + updated * state + copies,
     )
 
 

@@ -7,17 +7,12 @@ from typing import Final
 from simulator.buckets import gathers as gathered_parameters
 from simulator.buckets import gradient_passes, reduction
 from simulator.ops import Collective
+from simulator.optimizer_state import MAIN_BYTES, keeps_remainders, moments_bytes
 from simulator.quantized import cast_weights
 from simulator.schedule import DP, TP, OpTemplate, Ref
 from simulator.shapes import GRAD_BYTES, Held
 from simulator.templates import Templates
 
-ADAM_BYTES_READ: Final = 3 * 4
-"""Per parameter: main parameter and both moments, in fp32; the main gradient is extra."""
-ADAM_BYTES_WRITTEN: Final = 3 * 4
-"""Per parameter: main parameter and both moments, in fp32; the model's own copy is extra."""
-MAIN_BYTES: Final = 4
-"""Per parameter: the fp32 main parameter."""
 WORLD_NORM: Final = "step.grad_norm.ar"
 """Role of the gradient norm's sum over ranks: behind it none is ahead of another."""
 
@@ -119,15 +114,32 @@ def _passes(t: Templates, norm: tuple[Ref, ...]) -> list[OpTemplate]:
 
 
 def _update(t: Templates, source: tuple[Ref, ...]) -> list[OpTemplate]:
-    """Return Adam, and the copies to the model's parameters where they are kernels of their own."""
+    """Return Adam, and the copies to the model's parameters where they are kernels of their own.
+
+    Moments in BF16 are those of its kernel; those in FP8 become fp32 before it, and FP8 after it
+    (TransformerEngine's FusedAdam: ``get_unscaled_state``, ``_apply_scale``).
+    """
     s, parameters = t.shapes, t.shapes.optimizer_parameters
-    apart = s.workload.implementation.copy_parameters and s.element < MAIN_BYTES
+    whole, kept = 2 * MAIN_BYTES, moments_bytes(s.workload)
+    remainders, scaled = keeps_remainders(s.workload), s.workload.moments_dtype == "fp8"
+    moments, main = whole if scaled else kept, MAIN_BYTES - s.element * remainders
+    copies_apart = s.workload.implementation.copy_parameters and s.element < MAIN_BYTES
+    apart = copies_apart and not remainders
     adam = s.pointwise(
         "adam",
-        (ADAM_BYTES_READ + s.grad_bytes) * parameters,
-        (ADAM_BYTES_WRITTEN + (0 if apart else s.element)) * parameters,
+        (MAIN_BYTES + moments + s.grad_bytes) * parameters,
+        (main + moments + (0 if apart else s.element)) * parameters,
     )
-    ops = [t.op("step.adam", -1, adam, source, "step.done", 0)]
+    ops: list[OpTemplate] = []
+    if scaled:
+        wider = s.pointwise("copy", kept * parameters, whole * parameters)
+        ops.append(t.op("step.moments", -1, wider, source, "step.moments", whole * parameters))
+        source = ops[-1].writes
+    ops.append(t.op("step.adam", -1, adam, source, "step.done", 0))
+    if scaled:  # once for the largest number, once to write
+        narrower = s.pointwise("copy", 2 * whole * parameters, kept * parameters)
+        reads = (*ops[0].writes, *ops[-1].writes)
+        ops.append(t.op("step.scale_moments", -1, narrower, reads, "step.scaled", 0))
     if apart:
         copies = s.pointwise("copy", MAIN_BYTES * parameters, s.element * parameters)
         ops.append(t.op("step.copy_params", -1, copies, ops[-1].writes, "step.copied", 0))

@@ -13,4 +13,4 @@ def order_of(case: Case, plan: SlicePlan) -> LayerOrder:
     """Return the explicit order of a plan: the fixed one of its strategy, or the greedy one."""
     if plan.strategy == "domino" and plan.order == "greedy":
         return plan_order(case.shapes(plan), case.cost)
-    return fixed_order(plan, case.workload.recompute)
+    return fixed_order(plan, case.workload.recompute, case.workload.modules)

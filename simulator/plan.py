@@ -268,6 +268,8 @@ def check_pairs(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> N
         "layers that are computed again have no place in it: --recompute none or selective": (
             workload.recompute not in ("none", "selective")
         ),
+        "experts that are computed again send tokens once more, which has no place in it: leave "
+        "moe out of recompute_modules": "moe" in workload.modules,
         "it has one further prediction at most: a model of num_nextn_predict_layers 0 or 1": (
             model.num_nextn_predict_layers > 1
         ),

@@ -24,9 +24,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from simulator.dtypes import MATH_BYTES, Fp8Recipe
 from simulator.schedule import OpTemplate, Ref
 from simulator.shapes import Shapes
-from simulator.specs import MATH_BYTES, Fp8Recipe
 from simulator.templates import Templates
 
 READS_TWICE: Final[frozenset[Fp8Recipe]] = frozenset({"tensorwise", "nvfp4"})

@@ -29,6 +29,7 @@ from simulator.ops import Gemm, Signature
 from simulator.optimizer_step import begin_step, optimizer_step
 from simulator.overlap import RIVALS
 from simulator.plan import SlicePlan
+from simulator.recomputation import plays_again
 from simulator.schedule import COMPUTE, CP, EP, TP, OpTemplate
 from simulator.schedules import fixed_order
 from simulator.shapes import Held
@@ -91,7 +92,9 @@ class Recipes:
     @cached_property
     def _kept(self) -> Recipes:
         """Those of layers that are not recomputed."""
-        kept = replace(self.case.workload, recompute="none", recompute_layers=0)
+        kept = replace(
+            self.case.workload, recompute="none", recompute_layers=0, recompute_modules=()
+        )
         return Recipes(replace(self.case, workload=kept), self)
 
     @property
@@ -123,7 +126,7 @@ class Recipes:
         """Return the values that the recipe depends on, as a cache key."""
         kind = "col" if fragments is FORWARD_FRAGMENTS else "dgrad"
         counts = [getattr(plan, f"{block}_{kind}_slices")]
-        if kind == "dgrad" and self.case.workload.recompute in ("full", "per-op"):
+        if kind == "dgrad" and plays_again(self.case.workload):
             counts.append(getattr(plan, f"{block}_col_slices"))
         merged = kind == "dgrad" and plan.merge_wgrad
         return (self.kinds, mode_of(plan), plan.row_slices, merged, block, kind, *counts)
@@ -142,7 +145,8 @@ class Recipes:
             if forward:
                 return again
             return again + self._kept.windows(plan, forward=False, lane=lane)
-        order = fixed_order(plan, self.case.workload.recompute)
+        work = self.case.workload
+        order = fixed_order(plan, work.recompute, work.modules)
         builder = Fragments(shapes=self.case.shapes(plan))
         tokens = (order.forward if forward else order.backward).tokens
         ops = [op for token in tokens for op in builder.templates(token)]

@@ -1,6 +1,7 @@
 """Recomputation: which values backward computes again, and who reads them.
 
-``full`` is each layer's whole forward pass, ``selective`` the attention core (Megatron-LM's words).
+``full`` is each layer's whole forward pass, ``selective`` modules of it (Megatron-LM's words,
+``simulator/modules.py``), the attention core where nothing else is asked for.
 ``per-op`` is torchtitan's choice, ``selective_ac_option = "op"`` under ``torch.compile``: it keeps
 attention's output, what reduce-scatters give and every second matmul, counted over wq, wk, wv, wo,
 w1, w3, w2; so norms, gathers, keys, half of a gated fc1 and activations are computed again, and a
@@ -11,14 +12,16 @@ simulated with sequence parallelism (torchtitan/models/llama3/infra/parallelize.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Final
 
 from simulator.core_attention import SCORES
 from simulator.issue_order import COLUMN_PARALLEL
+from simulator.modules import OUTPUTS, REPLAYS, WHOLE, Replay, fitting, plays
 from simulator.schedule import OpTemplate, Ref
 from simulator.shapes import Shapes
+from simulator.specs import Workload
 
 RECOMPUTED_PREFIX: Final = "again."
 RECOMPUTED_SUFFIX: Final = ".again"
@@ -37,17 +40,32 @@ _PER_OP_CORE: Final = ("attn.qk_norm", "attn.rope")
 """Ops between the GEMM of qkv and the attention kernel, whose output is kept."""
 
 
+def plays_again(workload: Workload) -> bool:
+    """Return whether backward plays forward's ops, with their collectives, again."""
+    return workload.recompute in ("full", "per-op") or not WHOLE.isdisjoint(workload.modules)
+
+
 class Recomputation:
     """What backward computes again in the layers of ``shapes``."""
 
-    def __init__(self, shapes: Shapes) -> None:
+    def __init__(self, shapes: Shapes, plain: Callable[[str, str], list[OpTemplate]]) -> None:
         self.kind = shapes.workload.recompute
-        self._shapes = shapes
+        self._shapes, self._plain = shapes, plain
+        modules = shapes.workload.modules
+        self._modules = fitting(modules, experts=shapes.model.num_experts > 0)
 
-    def ops(self, fragment: str, ops: list[OpTemplate]) -> list[OpTemplate]:
-        """Return those of a fragment's forward ops that backward repeats."""
+    def sources(self, block: str, fragment: str) -> tuple[str, ...]:
+        """Return the fragments whose forward ops the token of ``fragment`` may repeat."""
+        found = [
+            name for replay in self._replays(block) for name in replay.tokens.get(fragment, ())
+        ]
+        return tuple(dict.fromkeys(found)) or (fragment,)
+
+    def ops(self, block: str, fragment: str, ops: list[OpTemplate]) -> list[OpTemplate]:
+        """Return those of a token's forward ops that backward repeats."""
         if self.kind == "selective":
-            return [op for op in ops if op.role in self._core_roles]
+            replays = [one for one in self._replays(block) if fragment in one.tokens]
+            return [op for op in ops if any(self._plays(one, op.role) for one in replays)]
         if self.per_op and fragment == "core_attn":
             return [op for op in ops if op.role in _PER_OP_CORE]
         return ops
@@ -63,13 +81,18 @@ class Recomputation:
     def reading(self, op: OpTemplate, fragment: str) -> OpTemplate:
         """Return a backward op of ``fragment`` that reads recomputed values instead of those that
         forward wrote."""
-        if self.kind == "none" or (self.kind == "selective" and fragment != "core_attn_bwd"):
+        if self.kind == "none":
             return op
+        if self.kind == "selective":
+            core = self._core_roles if fragment == "core_attn_bwd" else ()
+            made = {name for name, output in self._made.items() if not output}.union(core)
+            reads = dict.fromkeys(_again(ref) if _bare(ref) in made else ref for ref in op.reads)
+            return op._replace(reads=tuple(reads))
         reads = dict.fromkeys(one for ref in op.reads for one in self.read(ref))
         return op._replace(reads=tuple(reads))
 
     def read(self, ref: Ref) -> tuple[Ref, ...]:
-        """Return the values that hold what ``ref`` is in forward."""
+        """Return the values that hold what ``ref`` is in forward, for what plays again."""
         match = _FORWARD_VALUE.fullmatch(ref.name)
         if match is None:
             return (ref,)
@@ -78,16 +101,43 @@ class Recomputation:
             kept = value.endswith(".ag_bwd") or (ref.layer == 0 and value == "x")
             return (ref,) if kept else (_again(ref),)
         if self.kind == "selective":
-            return (_again(ref),) if value in self._core_roles else (ref,)
+            played = value in self._made or value in self._core_roles
+            return (_again(ref),) if played else (ref,)
         if value in self.parts:
             return ref, _again(ref)
         return (_again(ref),) if value in _PER_OP else (ref,)
 
     @property
     def _core_roles(self) -> tuple[str, ...]:
-        """Roles that ``selective`` recomputes; their values have the same names."""
+        """Roles of a core that is recomputed; their values have the same names."""
+        if "core_attn" not in self._modules:
+            return ()
         fused = self._shapes.workload.implementation.flash_attention
         return ("attn.core_attn",) if fused else SCORES
+
+    def _replays(self, block: str) -> list[Replay]:
+        return [one for name in self._modules for one in REPLAYS[name] if one.block == block]
+
+    def _plays(self, replay: Replay, role: str) -> bool:
+        if not replay.roles:
+            return role in self._core_roles
+        gathers = role == "attn.norm.ag" and not self._shapes.model.q_lora_rank
+        return plays(replay, role) or (gathers and "core_attn" in replay.tokens.get("qkv", ()))
+
+    @cached_property
+    def _made(self) -> Mapping[str, bool]:
+        """Values that modules but the core make again -> whether they are a checkpoint's output, of
+        which backward reads what forward wrote."""
+        return {
+            _bare(ref): fragment in OUTPUTS
+            for block in COLUMN_PARALLEL
+            for replay in self._replays(block)
+            for fragment, sources in replay.tokens.items()
+            for source in sources
+            for op in (self._plain(block, source) if replay.roles else ())
+            if self._plays(replay, op.role)
+            for ref in op.writes
+        }
 
     # Per op -------------------------------------------------------------------------------------
 
@@ -130,6 +180,12 @@ class Recomputation:
                 if (name := ref.name.removesuffix(".rope")).endswith(f".{role}")
             ]
         return op._replace(reads=tuple(dict.fromkeys(reads)), writes=tuple(writes))
+
+
+def _bare(ref: Ref) -> str:
+    """Return the name of a slice's value without the slice; that of any other value."""
+    match = _FORWARD_VALUE.fullmatch(ref.name)
+    return match[1] if match else ref.name
 
 
 def _again(ref: Ref) -> Ref:

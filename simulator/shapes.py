@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from simulator.dtypes import DTYPE_BYTES, MATH_BYTES
 from simulator.implementation import FUSED, LaunchOrder
 from simulator.ops import MULTIMEM, Collective, CollectiveKind, Gemm, Layout, Pointwise
 from simulator.plan import SlicePlan, slice_multiple
 from simulator.sharding import padded_vocab_size
 from simulator.slicing import batch_slice_sizes, sequence_spans
-from simulator.specs import DTYPE_BYTES, MATH_BYTES, ClusterSpec, ModelSpec, Workload
+from simulator.specs import ClusterSpec, ModelSpec, Workload
 from simulator.stack import LayerKind, is_uniform, kinds
 
 GRAD_BYTES = 4

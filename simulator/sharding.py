@@ -82,6 +82,11 @@ def check_shardable(model: ModelSpec, workload: Workload, cluster: ClusterSpec) 
             f"{_tp_hint(model, workload, cluster)}."
         )
     check_experts(model, workload, cluster)
+    if "mla_up_proj" in workload.modules and not model.kv_lora_rank:
+        raise InputError(
+            f"recompute_modules=mla_up_proj is of latent attention, which {model.name} has not; "
+            "leave it out, or use a model that has it, such as deepseek-v3."
+        )
     _check_length(model, workload)
     if workload.recompute_layers > model.num_hidden_layers:
         raise InputError(
@@ -207,7 +212,8 @@ def check_context(model: ModelSpec, workload: Workload, cluster: ClusterSpec) ->
             f"--cp-comm a2a gives each of cp = {cp} ranks a part of the heads, but at tp = {tp} a "
             f"rank's query and key-value heads divide by {heads} at most; use {fix}--cp-comm p2p."
         )
-    if workload.recompute in ("selective", "per-op") or not workload.implementation.flash_attention:
+    again = workload.recompute == "per-op" or "core_attn" in workload.modules
+    if again or not workload.implementation.flash_attention:
         raise InputError(
             "Context parallelism is simulated with one attention kernel, whose core nobody "
             "recomputes; use --recompute none or full, and an implementation with "

@@ -7,24 +7,23 @@ import sys
 from dataclasses import dataclass, fields
 from typing import Final, Literal, get_args
 
+from simulator.dtypes import (
+    DTYPE_BYTES,
+    FP8_RECIPES,
+    GRAD_DTYPES,
+    MATH_OF,
+    MOMENTS_DTYPES,
+    Dtype,
+    Fp8Recipe,
+    GradDtype,
+    MomentsDtype,
+)
 from simulator.errors import InputError, unknown_name
 from simulator.graphs import GRAPH_SCOPES, GraphScope
 from simulator.implementation import DOMINO_TUNE, Implementation
 from simulator.model_sizes import ModelSizes
+from simulator.modules import CORE_ALONE, RECOMPUTE_MODULES, Modules, check_recomputation
 from simulator.ops import TpCollectives
-
-Dtype = Literal["bf16", "fp16", "fp32", "fp64"]
-DTYPE_BYTES: Final[dict[str, int]] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
-MATH_BYTES: Final[dict[str, float]] = {
-    **DTYPE_BYTES, "tf32": 4, "fp8_tensor": 1, "fp8_block": 1 + 4 / 128, "mxfp8": 1 + 1 / 32,
-    "nvfp4": 0.5 + 1 / 16,
-}  # fmt: skip
-"""Bytes of an element of an operand with its scales, by what multiplies it: TF32 is fp32 rounded on
-the way to tensor cores."""
-OUTPUT_BYTES: Final[dict[str, int]] = {
-    **DTYPE_BYTES, "tf32": 4, "fp8_tensor": 2, "fp8_block": 2, "mxfp8": 2, "nvfp4": 2,
-}  # fmt: skip
-"""The same of a product."""
 
 MAY_BE_0: Final = frozenset(
     {
@@ -197,25 +196,14 @@ def _refuse_alone(model: ModelSpec, why: str, *names: str) -> None:
 
 
 DataParallel = Literal["replicas", "distributed-optimizer", "fsdp"]
-GradDtype = Literal["fp32", "bf16"]
 TP_COLLECTIVES: Final[tuple[TpCollectives, ...]] = get_args(TpCollectives)
 Recompute = Literal["none", "selective", "per-op", "full"]
 RECOMPUTE: Final[tuple[Recompute, ...]] = get_args(Recompute)
 DATA_PARALLEL: Final[tuple[DataParallel, ...]] = ("replicas", "distributed-optimizer", "fsdp")
-GRAD_DTYPES: Final[tuple[GradDtype, ...]] = ("fp32", "bf16")
 PipelineSchedule = Literal["1f1b", "gpipe", "zero-bubble", "dualpipev"]
 PIPELINE_SCHEDULES: Final[tuple[PipelineSchedule, ...]] = get_args(PipelineSchedule)
 WGRADS_APART: Final[tuple[PipelineSchedule, ...]] = ("zero-bubble", "dualpipev")
 """Schedules in which gradients of weights may be a pass of their own."""
-Fp8Recipe = Literal["none", "delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4"]
-FP8_RECIPES: Final[tuple[Fp8Recipe, ...]] = get_args(Fp8Recipe)
-"""Megatron-LM's ``--fp8-recipe``, or ``--fp4-recipe``: how operands of linear layers are scaled."""
-MATH_OF: Final[dict[Fp8Recipe, str]] = {
-    "delayed": "fp8_tensor", "tensorwise": "fp8_tensor", "blockwise": "fp8_block",
-    "mxfp8": "mxfp8", "nvfp4": "nvfp4",
-}  # fmt: skip
-"""Fp8Recipe -> in what its GEMMs multiply. A scale a tensor costs the GEMM the same, whenever it
-was found."""
 ContextComm = Literal["p2p", "all_gather", "a2a"]
 MoeDispatcher = Literal["allgather", "alltoall", "deepep", "hybridep"]
 MOE_DISPATCHERS: Final[tuple[MoeDispatcher, ...]] = get_args(MoeDispatcher)
@@ -232,9 +220,11 @@ class Workload:
     reduce-scattered, parameters all-gathered, in buckets. ``fsdp`` (PyTorch's FSDP2): all is
     sharded, and gathered layer by layer. ``overlap_grad_reduce``, ``overlap_param_gather``: beside
     compute, not at the iteration's end. ``grad_dtype``: of main gradients and their sums.
+    ``moments_dtype``: of Adam's moments; below fp32 it is Megatron-LM's precision-aware optimizer.
     ``recompute``: what backward computes again instead of keeping it: each layer's whole forward
-    pass (``full``), the attention core (``selective``), or torchtitan's choice of single ops
-    (``per-op``). ``recompute_layers``: in this many of the first layers of each
+    pass (``full``), modules of it (``selective``), or torchtitan's choice of single ops
+    (``per-op``). ``recompute_modules``: which, where it is not the attention core alone.
+    ``recompute_layers``: in this many of the first layers of each
     (virtual) stage; 0 means all.
     ``implementation``: which kernels do it.
     ``tp_collectives``: NCCL's, or multimem kernels inside a node.
@@ -261,7 +251,9 @@ class Workload:
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
     grad_dtype: GradDtype = "fp32"
+    moments_dtype: MomentsDtype = "fp32"
     recompute: Recompute = "none"
+    recompute_modules: Modules = ()
     recompute_layers: int = 0
     implementation: Implementation = DOMINO_TUNE
     tp_collectives: TpCollectives = "nccl"
@@ -282,12 +274,17 @@ class Workload:
         for name in ("seq_length", "micro_batch_size", "grad_accumulation"):
             require_positive_int("workload", name, getattr(self, name))
         object.__setattr__(self, "pp_layers", tuple(self.pp_layers))  # JSON has lists
-        object.__setattr__(self, "cuda_graph_scope", tuple(self.cuda_graph_scope))
-        for scope in self.cuda_graph_scope:
-            if scope not in GRAPH_SCOPES:
-                raise unknown_name("--cuda-graph-scope", scope, GRAPH_SCOPES)
+        for names, known_names, option in (
+            ("cuda_graph_scope", GRAPH_SCOPES, "--cuda-graph-scope"),
+            ("recompute_modules", RECOMPUTE_MODULES, "--recompute-modules"),
+        ):
+            object.__setattr__(self, names, tuple(getattr(self, names)))
+            for name in getattr(self, names):
+                if name not in known_names:
+                    raise unknown_name(option, name, known_names)
         for name, known in (
             ("data_parallel", DATA_PARALLEL), ("grad_dtype", GRAD_DTYPES),
+            ("moments_dtype", MOMENTS_DTYPES),
             ("recompute", RECOMPUTE), ("tp_collectives", TP_COLLECTIVES),
             ("pp_schedule", PIPELINE_SCHEDULES), ("cp_comm", CP_COMM),
             ("fp8_recipe", FP8_RECIPES), ("moe_dispatcher", MOE_DISPATCHERS),
@@ -296,12 +293,9 @@ class Workload:
                 raise unknown_name(f"workload.{name}", str(getattr(self, name)), known)
         if self.recompute_layers:
             require_positive_int("workload", "recompute_layers", self.recompute_layers)
-            if self.recompute in ("none", "per-op"):
-                raise InputError(
-                    "--recompute-layers needs --recompute full or selective, got "
-                    f"{self.recompute} (per-op chooses among the ops of all layers); change one, "
-                    "or leave --recompute-layers out."
-                )
+        check_recomputation(
+            self.recompute, self.recompute_layers, self.recompute_modules, self.fp8_recipe
+        )
         if self.dtype not in DTYPE_BYTES:
             raise InputError(
                 f"workload.dtype must be one of {', '.join(DTYPE_BYTES)}, got {self.dtype!r}."
@@ -329,11 +323,6 @@ class Workload:
                 f"Quantized layers keep everything else in BF16, got --dtype {self.dtype}; use "
                 "--dtype bf16."
             )
-        if self.recompute == "per-op":
-            raise InputError(
-                "--recompute per-op chooses among ops in BF16; with quantized layers use "
-                "--recompute none, selective or full."
-            )
         if any(ends) and self.fp8_recipe == "delayed":
             raise InputError(
                 "Delayed scaling quantizes all layers, as in Megatron-LM; use another recipe, or "
@@ -344,6 +333,13 @@ class Workload:
     def dtype_bytes(self) -> int:
         """Bytes of one activation element."""
         return DTYPE_BYTES[self.dtype]
+
+    @property
+    def modules(self) -> Modules:
+        """Modules that backward computes again."""
+        if self.recompute != "selective":
+            return ()
+        return self.recompute_modules or CORE_ALONE
 
     @property
     def math(self) -> str:

@@ -10,7 +10,9 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from simulator.specs import ClusterSpec, Fp8Recipe, ModelSpec, Recompute, Workload
+from simulator.dtypes import Fp8Recipe
+from simulator.modules import fitting
+from simulator.specs import ClusterSpec, ModelSpec, Recompute, Workload
 
 
 class LayerKind(NamedTuple):
@@ -33,8 +35,11 @@ class LayerKind(NamedTuple):
     def of(self, workload: Workload) -> Workload:
         """Return ``workload`` for a stack of layers of this kind alone."""
         quantized = self.fp8_recipe != "none"
+        again = self.recompute == "selective"
+        modules = fitting(workload.recompute_modules, experts=self.experts) if again else ()
         return replace(
-            workload, recompute=self.recompute, recompute_layers=0, fp8_recipe=self.fp8_recipe,
+            workload, recompute=self.recompute, recompute_layers=0, recompute_modules=modules,
+            fp8_recipe=self.fp8_recipe,
             num_layers_at_start_in_bf16=0, num_layers_at_end_in_bf16=0,
             fp8_param_gather=quantized and workload.fp8_param_gather,
             moe_imbalance=workload.moe_imbalance if self.experts else 1.0,
@@ -64,7 +69,7 @@ def stack(model: ModelSpec, workload: Workload) -> tuple[Run, ...]:
     return tuple(
         Run(
             LayerKind(
-                workload.recompute if first < again else "none",
+                _recompute(workload, experts=first >= dense) if first < again else "none",
                 workload.fp8_recipe if begin <= first < end else "none",
                 first >= dense,
             ),
@@ -72,6 +77,12 @@ def stack(model: ModelSpec, workload: Workload) -> tuple[Run, ...]:
         )
         for first, last in pairwise(seams)
     )
+
+
+def _recompute(workload: Workload, *, experts: bool) -> Recompute:
+    """Return what a layer computes again, with or without ``experts``."""
+    nothing = workload.modules and not fitting(workload.modules, experts=experts)
+    return "none" if nothing else workload.recompute
 
 
 def own_kind(model: ModelSpec, workload: Workload) -> LayerKind:

@@ -34,7 +34,7 @@ from domino_tune.service.encoding import json_bytes
 from domino_tune.service.idempotency import Idempotency
 from domino_tune.service.library import ANY, Library
 from domino_tune.store.profiles import FiledProfile
-from simulator.specs import DTYPE_BYTES
+from simulator.dtypes import DTYPE_BYTES
 
 routes: Final = Routes("profiles")
 Base = Annotated[

@@ -21,7 +21,9 @@ from domino_tune.requests.options import (
     machine,
     slicing,
 )
+from simulator.dtypes import Dtype, Fp8Recipe, GradDtype, MomentsDtype
 from simulator.implementation import KEYS
+from simulator.modules import RECOMPUTE_MODULES
 from simulator.ops import TpCollectives
 from simulator.plan import (
     MAX_COL_SLICES,
@@ -32,16 +34,7 @@ from simulator.plan import (
     WgradPlacement,
 )
 from simulator.slicing import SliceBalance, SliceDim
-from simulator.specs import (
-    ContextComm,
-    DataParallel,
-    Dtype,
-    Fp8Recipe,
-    GradDtype,
-    MoeDispatcher,
-    PipelineSchedule,
-    Recompute,
-)
+from simulator.specs import ContextComm, DataParallel, MoeDispatcher, PipelineSchedule, Recompute
 
 NEEDED: Final = ("model", "profile", "tp", "seq_length", "micro_batch_size")
 """Fields of a workload that have no default; a plan file may give them."""
@@ -131,10 +124,16 @@ class JobFields(Request):
         rare=True)] = None  # fmt: skip
     grad_dtype: Annotated[GradDtype | None, job(
         "Type of main gradients and of their sums (default fp32).", rare=True)] = None  # fmt: skip
+    moments_dtype: Annotated[MomentsDtype | None, job(
+        "Type of Adam's moments; below fp32 by Megatron's precision-aware optimizer (default "
+        "fp32).", rare=True)] = None  # fmt: skip
     recompute: Annotated[Recompute | None, job(
         "What backward computes again instead of keeping it: each layer; the attention core, "
         "which saves nothing with flash attention; or per-op, every second matmul and what is "
         "cheap, as torchtitan has it (default none).")] = None  # fmt: skip
+    recompute_modules: Annotated[Text | None, job(
+        f"Modules that --recompute selective computes again: {', '.join(RECOMPUTE_MODULES)} "
+        "(default core_attn).", metavar="A,B", rare=True)] = None  # fmt: skip
     recompute_layers: Annotated[Count | None, job(
         "Recompute only in this many of the first layers of each stage (default all).",
         rare=True)] = None  # fmt: skip

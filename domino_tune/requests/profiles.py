@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Final, Literal
 
 from domino_tune.requests.options import Count, FileName, Request, Text, Whole, option
-from simulator.specs import Dtype
+from simulator.dtypes import Dtype
 
 UNITS: Final[dict[str, float]] = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
 """Units of time, in microseconds, shortest first."""

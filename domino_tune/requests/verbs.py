@@ -23,8 +23,8 @@ from domino_tune.requests.options import (
     option,
     searching,
 )
+from simulator.dtypes import Dtype
 from simulator.errors import InputError
-from simulator.specs import Dtype
 
 SearchName = Literal["exhaustive", "bayes", "random"]
 Target = Literal["deepspeed"]

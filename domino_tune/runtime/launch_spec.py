@@ -108,6 +108,12 @@ def check_own_strategy(plan: SlicePlan, remedy: str) -> None:
 
 def check_recomputation(workload: Workload, remedy: str) -> None:
     """Raise InputError for a kind of recomputation that only other frameworks have."""
+    modules = [name for name in workload.modules if name != "core_attn"]
+    if modules:
+        raise InputError(
+            f"The runtime does not compute {', '.join(modules)} again alone; that runs in "
+            f"Megatron-LM. {remedy} with --set recompute_modules=core_attn."
+        )
     if workload.recompute not in PLAYED_RECOMPUTE:
         raise InputError(
             f"The runtime does not play --recompute {workload.recompute}; that runs in torchtitan. "

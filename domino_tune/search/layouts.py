@@ -84,7 +84,9 @@ def recomputing(case: Case, choices: range, again: int) -> Case:
     kind: Recompute = "full" if again else "none"
     if (case.workload.recompute, case.workload.recompute_layers) == (kind, layers):
         return case
-    return case.training(replace(case.workload, recompute=kind, recompute_layers=layers))
+    return case.training(
+        replace(case.workload, recompute=kind, recompute_layers=layers, recompute_modules=())
+    )
 
 
 def fewest(again: range, bytes_of: Callable[[int], int], limit_bytes: int) -> int:

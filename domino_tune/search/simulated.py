@@ -15,12 +15,12 @@ from domino_tune.store.formats.deepspeed import check_deepspeed
 from simulator.bound_groups import Ints
 from simulator.case import Case
 from simulator.clocked_form import closed_form
-from simulator.closed_form import plays_again
 from simulator.issue_order import LayerOrder
 from simulator.ordering import order_of
 from simulator.peak import peak_bytes
 from simulator.plan import MAX_ROW_SLICES, SlicePlan
 from simulator.predict import iteration_ns
+from simulator.recomputation import plays_again
 from simulator.slicing import Slicing, searched_slicings
 
 

@@ -101,6 +101,9 @@ def check_played(case: Case, remedy: str) -> None:
     check_plain(workload, remedy)
     missing = {
         "bf16 gradients (--grad-dtype fp32)": workload.grad_dtype != "fp32",
+        f"moments in {workload.moments_dtype} (--set moments_dtype=fp32)": (
+            workload.moments_dtype != "fp32"
+        ),
         f"the kernels of {workload.implementation.label} (--implementation domino-tune)": (
             workload.implementation != DOMINO_TUNE
         ),

@@ -17,6 +17,7 @@ from domino_tune.store.models import override
 from domino_tune.store.plans import PlanFile, ProfileRef, load_plan
 from domino_tune.store.shelf import DISK, Shelf
 from simulator.case import Case
+from simulator.dtypes import MATH_OF
 from simulator.errors import InputError
 from simulator.implementation import DOMINO_TUNE, IMPLEMENTATIONS, Implementation, changed
 from simulator.issue_order import LayerOrder
@@ -26,7 +27,7 @@ from simulator.plan import MEGATRON, SlicePlan, check_pairs, row_problem
 from simulator.predict import predict
 from simulator.price import Price
 from simulator.profile import Profile
-from simulator.specs import MATH_OF, ClusterSpec, ModelSpec, Workload
+from simulator.specs import ClusterSpec, ModelSpec, Workload
 from simulator.usable import NO_MARGIN, Margin
 
 
@@ -345,7 +346,9 @@ def _workload(
     if request.pp_layers is not None:
         given["pp_layers"] = _layer_counts(request.pp_layers)
     if request.cuda_graph_scope is not None:
-        given["cuda_graph_scope"] = graph_scopes(request.cuda_graph_scope)
+        given["cuda_graph_scope"] = names_in(request.cuda_graph_scope)
+    if request.recompute_modules is not None:
+        given["recompute_modules"] = names_in(request.recompute_modules)
     given |= how_tokens_move(request)
     check_collectives(profile, request.tp_collectives or (old.tp_collectives if old else "nccl"))
     if old is not None:
@@ -492,9 +495,9 @@ def how_tokens_move(request: JobFields) -> dict[str, Any]:
     return given
 
 
-def graph_scopes(text: str) -> tuple[str, ...]:
-    """Return the scopes of ``attn,moe_router``; none of an empty text."""
-    return tuple(scope.strip() for scope in text.split(",")) if text else ()
+def names_in(text: str) -> tuple[str, ...]:
+    """Return the names in ``attn,moe_router``; none of an empty text."""
+    return tuple(name.strip() for name in text.split(",")) if text else ()
 
 
 def moe_imbalance(name: str, text: str) -> float:

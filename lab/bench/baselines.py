@@ -18,12 +18,13 @@ from domino_tune.verbs.resolve import baseline_no_sp, baseline_plan
 from lab.bench.cases import fastest, half_width, interval, spread, time_ms
 from simulator.case import Case
 from simulator.confidence import Confidence
+from simulator.dtypes import Fp8Recipe
 from simulator.implementation import IMPLEMENTATIONS
 from simulator.plan import SlicePlan
 from simulator.predict import predict
 from simulator.presets import MODELS
 from simulator.slicing import SEQUENCE_ROW_SLICES, SLICE_BALANCES
-from simulator.specs import ClusterSpec, Fp8Recipe, Workload
+from simulator.specs import ClusterSpec, Workload
 
 JOBS: Final = {
     "gpt3-6.7b": 2048, "gpt3-13b": 2048, "gpt3-175b": 2048, "llama2-7b": 4096,

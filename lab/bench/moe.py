@@ -138,6 +138,8 @@ def _case(row: Line) -> Case:
         "cuda_graph_scope": _scopes(row["cuda_graph_scope"]),
         "fp8_param_gather": row["fp8_param_gather"] == "yes" and row["precision"] != "BF16",
         "grad_dtype": "bf16" if row["grad_reduce_in_fp32"] == "no" else "fp32",
+        **_recomputation(row["recompute_granularity"], row["recompute_modules"]),
+        "moments_dtype": "bf16" if row["moments_dtype"] == "bf16+bf16" else "fp32",
     }
     work = Workload(
         seq_length=int(row["seq_length"]),
@@ -151,6 +153,12 @@ def _case(row: Line) -> Case:
         **told,
     )
     return Case(model=model, profile=profile, cluster=cluster, workload=work)
+
+
+def _recomputation(kind: str, modules: str) -> dict[str, Any]:
+    if kind != "selective":
+        return {}
+    return {"recompute": kind, "recompute_modules": tuple(filter(None, modules.split("+")))}
 
 
 def _stages(layout: str, model: ModelSpec, cluster: ClusterSpec) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from lab.fits.common import TRANSFER_ERROR, Floats, Sources, mape, rounded, with
 from lab.fits.gemm import law_of, params_of, starts
 from lab.fits.grouped_rows import QUANTIZED_ON, SPREAD, our_rows, quantized_rows, trained_rows
 from lab.fits.hopper import over_rowwise
+from simulator.dtypes import MATH_BYTES
 from simulator.lookup import FitKind
 from simulator.lookup.gemm import GemmTable
 from simulator.lookup.gemm_law import TiledLaw
@@ -31,7 +32,6 @@ from simulator.lookup.grouped import GroupedFit, GroupedLaw, GroupedRow, Times
 from simulator.ops import Gemm
 from simulator.profile import GroupedGemms, Machine, Profile
 from simulator.provenance import Provenance
-from simulator.specs import MATH_BYTES
 
 COLUMNS: Final = {"bf16": "bf16", "fp8_block": "fp8_block", "fp8_tensor": "fp8", "nvfp4": "nvfp4"}
 """Math -> its name in the tables."""

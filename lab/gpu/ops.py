@@ -54,7 +54,9 @@ def training_cases(stage: Stage) -> Iterator[GpuCase]:
     cases = (
         replace(
             case, plans=TRAINING_PLANS,
-            workload=replace(case.workload, grad_accumulation=2, recompute="full"),
+            workload=replace(
+                case.workload, grad_accumulation=2, recompute="full", recompute_modules=()
+            ),
         )
         for case in preset_cases(memory_bytes(stage.device))
         if case.tp == TP

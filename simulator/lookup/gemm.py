@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, cast, get_args
 
 import numpy as np
 
+from simulator.dtypes import MATH_BYTES
 from simulator.errors import MissingSectionError, ProfileError
 from simulator.estimate import Estimate, Source
 from simulator.lookup import (
@@ -45,7 +46,6 @@ from simulator.lookup.gemm_table import GemmCurves
 from simulator.lookup.grouped import GroupedTable
 from simulator.lookup.roof import NO_RATIOS, NO_ROOF, Roof
 from simulator.ops import Gemm, Layout
-from simulator.specs import MATH_BYTES
 
 Ranges = Mapping[str, tuple[int, int]]
 

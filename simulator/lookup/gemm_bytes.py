@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from simulator.dtypes import MATH_BYTES, OUTPUT_BYTES
 from simulator.ops import Gemm
-from simulator.specs import MATH_BYTES, OUTPUT_BYTES
 
 FAR_OCTAVES: Final = 1.0
 """A look-up that is more doublings than this outside its range counts as extrapolated."""

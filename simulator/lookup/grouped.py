@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, cast, get_args
 
+from simulator.dtypes import MATH_BYTES
 from simulator.errors import ProfileError
 from simulator.estimate import Estimate
 from simulator.lookup import (
@@ -30,7 +31,6 @@ from simulator.lookup import (
 from simulator.lookup.gemm_bytes import FAR_OCTAVES, SAME_RATE, moved_bytes
 from simulator.lookup.gemm_law import Params, Parts, TiledLaw, check_params, make_law
 from simulator.ops import Gemm, Layout
-from simulator.specs import MATH_BYTES
 
 LAW: Final = "tiled"
 RANGES: Final = ("groups", "rows", "n", "k")

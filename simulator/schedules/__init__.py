@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Final
 
 from simulator.issue_order import LayerOrder, recomputing
+from simulator.modules import CORE_ALONE, Modules
 from simulator.plan import SlicePlan
 from simulator.schedules.inter import inter
 from simulator.schedules.intra import intra
@@ -25,7 +26,9 @@ ISSUE_ORDERS: Final[dict[str, Callable[[SlicePlan], LayerOrder]]] = {
 
 
 @lru_cache(maxsize=256)
-def fixed_order(plan: SlicePlan, recompute: Recompute = "none") -> LayerOrder:
+def fixed_order(
+    plan: SlicePlan, recompute: Recompute = "none", modules: Modules = CORE_ALONE
+) -> LayerOrder:
     """Return the order of a plan that needs no planner (megatron, no_comm, intra, inter, paper).
 
     Layers are recomputed one by one, in the forward order of ``intra``.
@@ -33,5 +36,7 @@ def fixed_order(plan: SlicePlan, recompute: Recompute = "none") -> LayerOrder:
     unsliced = plan.strategy != "domino" or plan.row_slices == 1
     order = ISSUE_ORDERS["intra" if unsliced else plan.order](plan)
     again = intra(plan).forward.tokens
-    backward = recomputing(order.backward.tokens, again, recompute)
+    backward = recomputing(
+        order.backward.tokens, again, recompute, modules, along_sequences=plan.slices_sequences
+    )
     return replace(order, backward=replace(order.backward, tokens=backward))

@@ -23,7 +23,8 @@ SWITCHES: Final = (
     "no-gradient-accumulation-fusion", "no-overlap-p2p-communication", "no-rope-fusion",
     "overlap-grad-reduce", "overlap-param-gather", "qk-layernorm", "sequence-parallel", "swiglu",
     "tp-comm-overlap", "tp-comm-overlap-rs-dgrad", "untie-embeddings-and-output-weights",
-    "use-distributed-optimizer", "use-rope-scaling", "use-torch-fsdp2",
+    "use-distributed-optimizer", "use-precision-aware-optimizer", "use-rope-scaling",
+    "use-torch-fsdp2",
 )  # fmt: skip
 WHOLE: Final = (
     "context-parallel-size", "expert-model-parallel-size", "expert-tensor-parallel-size",
@@ -43,6 +44,9 @@ CHOICES: Final = {
     "cp-comm-type": ("p2p", "a2a", "all_gather", "a2a+p2p"),
     "cross-entropy-fusion-impl": ("native", "te"),
     "cuda-graph-impl": ("none", "local", "transformer_engine"),
+    "exp-avg-dtype": ("fp32", "fp16", "bf16", "fp8"),
+    "exp-avg-sq-dtype": ("fp32", "fp16", "bf16", "fp8"),
+    "main-grads-dtype": ("fp32", "bf16"),
     "cuda-graph-scope": ("full", "attn", "full_iteration"),
     "moe-flex-dispatcher-backend": ("deepep", "hybridep"),
     "moe-token-dispatcher-type": ("allgather", "alltoall", "flex"),
@@ -85,6 +89,10 @@ def _validate(args: dict[str, Any]) -> None:
         "overlap_param_gather needs the distributed optimizer and overlap_grad_reduce": (
             "overlap_param_gather" in args
             and not {"use_distributed_optimizer", "overlap_grad_reduce"} <= args.keys()
+        ),
+        "only the precision-aware optimizer, a distributed one, has dtypes": (
+            bool({"exp_avg_dtype", "exp_avg_sq_dtype", "main_grads_dtype"} & args.keys())
+            and not {"use_precision_aware_optimizer", "use_distributed_optimizer"} <= args.keys()
         ),
         "FSDP2": "use_torch_fsdp2" in args
         and not (

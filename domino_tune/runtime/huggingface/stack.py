@@ -32,10 +32,11 @@ from domino_tune.runtime.ops.state import State, Training
 from domino_tune.runtime.session import DTYPES
 from domino_tune.runtime.shards import Shards
 from domino_tune.store.plans import PlanFile
+from simulator.dtypes import Dtype
 from simulator.errors import InputError
 from simulator.schedule import TP
 from simulator.shapes import Shapes
-from simulator.specs import Dtype, Workload
+from simulator.specs import Workload
 
 Tensor = torch.Tensor
 DTYPE_NAMES: Final[Mapping[torch.dtype, Dtype]] = {DTYPES[name]: name for name in get_args(Dtype)}

@@ -79,6 +79,10 @@ def check_deepspeed(model: ModelSpec, workload: Workload, cluster: ClusterSpec) 
         (model.kv_lora_rank > 0, "latent attention; export the plan of a model without"),
         (workload.fp8_recipe != "none", "FP8; make the plan without --fp8-recipe"),
         (
+            workload.moments_dtype != "fp32",
+            "an optimizer with moments below fp32; make the plan with --set moments_dtype=fp32",
+        ),
+        (
             cluster.replicas > 1 and workload.data_parallel == "fsdp",
             "FSDP; make the plan with --data-parallel distributed-optimizer or replicas",
         ),

@@ -99,6 +99,7 @@ def training_arguments(
     arguments = ["--sequence-parallel"] if sequence_parallel else []
     arguments += _gradients(workload)
     arguments += _replicas(workload, cluster)
+    arguments += _moments(workload)
     arguments += _graphs(workload, cluster)
     arguments += _kernels(workload.implementation)
     return list(dict.fromkeys(arguments))
@@ -213,6 +214,35 @@ def _gradients(workload: Workload) -> list[str]:
     if workload.dtype == "fp16" and workload.grad_dtype == "fp32":
         return ["--accumulate-allreduce-grads-in-fp32"]
     return []
+
+
+def moments_options(workload: Workload) -> dict[str, str]:
+    """Return the fields of megatron-core's optimizer that have dtypes, with these; {} for moments
+    in fp32. Raise InfeasiblePlanError (``target``) where it has no such optimizer."""
+    if workload.moments_dtype == "fp32":
+        return {}
+    if workload.data_parallel != "distributed-optimizer":
+        raise InfeasiblePlanError(
+            f"Megatron-LM has moments in {workload.moments_dtype} with its distributed optimizer "
+            "only; make the plan with --data-parallel distributed-optimizer.",
+            reason="target",
+        )
+    if workload.implementation.name == "megatron-2022":
+        raise InfeasiblePlanError(
+            f"Moments in {workload.moments_dtype} are of TransformerEngine's Adam, which "
+            "--implementation megatron-2022 lacks; make the plan with megatron-te.",
+            reason="target",
+        )
+    names = ("exp_avg_dtype", "exp_avg_sq_dtype")
+    grads = {"main_grads_dtype": "bf16"} if workload.grad_dtype == "bf16" else {}
+    return {**dict.fromkeys(names, workload.moments_dtype), **grads}
+
+
+def _moments(workload: Workload) -> list[str]:
+    options = moments_options(workload)
+    told = [f"--{name.replace('_', '-')} {dtype}" for name, dtype in options.items()]
+    aware = ["--use-distributed-optimizer", "--use-precision-aware-optimizer"]
+    return [*aware, *told] if told else []
 
 
 def _replicas(workload: Workload, cluster: ClusterSpec) -> list[str]:
@@ -361,12 +391,14 @@ def _recomputation(workload: Workload) -> list[str]:
         )
     if workload.recompute == "selective" and workload.recompute_layers:
         raise InfeasiblePlanError(
-            "Megatron-LM recomputes the attention core in all layers or in none; make the plan "
-            "without --recompute-layers.",
+            "Megatron-LM recomputes modules, such as the attention core, in all layers or in none; "
+            "make the plan without --recompute-layers.",
             reason="target",
         )
     if workload.recompute == "selective":
-        return ["--recompute-granularity selective"]
+        named = " ".join(workload.recompute_modules)
+        modules = [f"--recompute-modules {named}"] if named else []
+        return ["--recompute-granularity selective", *modules]
     if not workload.recompute_layers:
         way, layers = "uniform", 1
     else:

@@ -94,6 +94,9 @@ FLASH: Final = (
 """Arguments that give layers without TransformerEngine flash attention."""
 FSDP: Final = ("use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp")
 GRAPHS: Final = ("enable_cuda_graph", "external_cuda_graph", "cuda_graph_impl", "cuda_graph_scope")
+AWARE: Final = "use_precision_aware_optimizer"
+MOMENTS: Final = ("exp_avg_dtype", "exp_avg_sq_dtype")
+"""Arguments of the optimizer whose moments have a dtype."""
 RECOMPUTATION: Final = (
     "recompute_granularity", "recompute_method", "recompute_modules", "checkpoint_activations",
     "activations_checkpoint_method", "activations_checkpoint_granularity",
@@ -112,6 +115,7 @@ PRICED: Final = frozenset(
     {
         *OF_EXPERTS,
         *NEEDED, *MORE_SHAPE, *KINDS, *SWITCHES, *KERNELS, *FLASH, *FSDP, *GRAPHS, *RECOMPUTATION,
+        *MOMENTS,
         "accumulate_allreduce_grads_in_fp32", "attention_backend", "bf16", "clip_grad",
         "context_parallel_size", "cp_comm_type", "data_parallel_sharding_strategy", "fp16",
         FUSED_LOSS_BY, "group_query_attention",
@@ -300,10 +304,8 @@ DEFAULTS: Final[Mapping[str, tuple[str, ...]]] = {
     "moe_hybridep_num_sms": ("16",),
     "moe_permute_fusion": ("True",),
     "moe_router_fusion": ("True",),
-    "main_grads_dtype": ("torch.float32", "fp32"),
+    "main_grads_dtype": ("torch.float32", "torch.bfloat16", "fp32", "bf16"),
     "main_params_dtype": ("torch.float32", "fp32"),
-    "exp_avg_dtype": ("torch.float32", "fp32"),
-    "exp_avg_sq_dtype": ("torch.float32", "fp32"),
     "persist_layer_norm": ("True", "False"),
     "recompute_num_layers": ("1",),
     "checkpoint_num_layers": ("1",),

@@ -11,6 +11,7 @@ from typing import Final
 
 from domino_tune.store.formats.megatron import (
     megatron_arguments,
+    moments_options,
     stages_layout,
     training_arguments,
 )
@@ -40,6 +41,8 @@ ENTRIES: Final = {
     "bulk": "BulkOverlapCfg",
 }  # fmt: skip
 """Method of userbuffers -> its class in comm_overlap.py."""
+TORCH_DTYPES: Final = {"bf16": "torch.bfloat16", "fp8": "torch.uint8"}
+"""Dtypes of the optimizer."""
 CLUSTER_SIZE: Final = 2
 """Thread blocks of a cluster, as in the configs of comm_overlap.py."""
 HEAD: Final = '''"""Settings of a plan for Megatron-Bridge: call configure with your config."""
@@ -108,6 +111,7 @@ def bridge_settings(plan_file: PlanFile) -> Settings:
     if cluster.replicas > 1:
         sharded = workload.data_parallel == "distributed-optimizer"
         made["optimizer.use_distributed_optimizer"] = sharded
+    made |= _moments(workload)
     return {**made, "mixed_precision": _precision(workload), "comm_overlap": _overlap(plan_file)}
 
 
@@ -140,7 +144,7 @@ def _check(workload: Workload, cluster: ClusterSpec) -> None:
         (fsdp, "FSDP2; make the plan with --data-parallel distributed-optimizer"),
         (
             workload.recompute == "selective" and workload.recompute_layers > 0,
-            "the attention core again in some layers; make the plan without --recompute-layers",
+            "modules again in some layers; make the plan without --recompute-layers",
         ),
         (
             workload.implementation.name == "megatron-2022",
@@ -206,6 +210,8 @@ def _recomputation(model: ModelSpec, workload: Workload) -> Settings:
     if workload.recompute == "none":
         return {"recompute_granularity": None}
     settings: Settings = {"recompute_granularity": workload.recompute}
+    if workload.recompute == "selective":
+        settings["recompute_modules"] = list(workload.modules)
     if workload.recompute == "full":
         some = 0 < workload.recompute_layers < model.num_hidden_layers
         settings["recompute_method"] = "block" if some else "uniform"
@@ -223,6 +229,18 @@ def _replicas(workload: Workload, cluster: ClusterSpec) -> Settings:
         "overlap_grad_reduce": overlaps,
         "overlap_param_gather": sharded and overlaps and workload.overlap_param_gather,
     }
+
+
+def _moments(workload: Workload) -> Settings:
+    """Return the settings of the precision-aware optimizer; {} for moments in fp32."""
+    options = moments_options(workload)
+    if not options:
+        return {}
+    told: Settings = {
+        "optimizer.use_distributed_optimizer": True,
+        "optimizer.use_precision_aware_optimizer": True,
+    }
+    return told | {f"optimizer.{name}": Code(TORCH_DTYPES[one]) for name, one in options.items()}
 
 
 def _precision(workload: Workload) -> Code:

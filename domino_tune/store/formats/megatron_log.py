@@ -15,6 +15,7 @@ from typing import Final
 
 from domino_tune.store.formats.launcher_marks import Line, by_rank, unknown_mark, unmarked
 from domino_tune.store.formats.megatron_arguments import (
+    AWARE,
     FLASH,
     FSDP,
     FUSED_LOSS,
@@ -23,6 +24,7 @@ from domino_tune.store.formats.megatron_arguments import (
     KERNELS,
     KINDS,
     LONGEST_VALUE,
+    MOMENTS,
     MORE_SHAPE,
     NEEDED,
     OFFLOAD,
@@ -40,9 +42,11 @@ from domino_tune.store.formats.megatron_log_experts import (
     expert_options,
 )
 from domino_tune.store.formats.run_table import RunRow, checked_ms
+from simulator.dtypes import FP8_RECIPES, MOMENTS_DTYPES
 from simulator.errors import InputError
 from simulator.implementation import IMPLEMENTATIONS
-from simulator.specs import CP_COMM, FP8_RECIPES
+from simulator.modules import RECOMPUTE_MODULES
+from simulator.specs import CP_COMM
 
 _START: Final = re.compile(r"-{3,} arguments -{3,}")
 _END: Final = re.compile(r"-{3,} end of arguments -{3,}")
@@ -54,6 +58,8 @@ _ELAPSED: Final = re.compile(
 )
 _MS: Final = {"ms": 1.0, "s": 1e3}
 _PADDED: Final = re.compile(r"padded vocab \(size: \d+\).*\(new size: (\d+)\)")
+_MOMENTS: Final = {"float32": "fp32", "bfloat16": "bf16", "uint8": "fp8"}
+"""How torch prints the dtype of moments -> what it is here."""
 _WHOLE: Final = re.compile(r"[0-9]{1,9}")
 WARM_UP: Final = 2
 """Logged iterations to leave out: the first ones compile, allocate and warm up."""
@@ -144,11 +150,13 @@ def _check(arguments: Mapping[str, str], source: str, lines: Sequence[Line]) -> 
 
 def _note(arguments: Mapping[str, str], source: str) -> str:
     """Return what was ignored, and what was read as something else."""
-    by_block = "recompute_num_layers" if arguments.get("recompute_method") == "block" else ""
+    read = {"recompute_num_layers"} if arguments.get("recompute_method") == "block" else set[str]()
+    if _moments(arguments, source).get("moments_dtype", "fp32") != "fp32":
+        read.add(AWARE)
     told = [
         f"{name} = {value[:LONGEST_VALUE]}"
         for name, value in sorted(arguments.items())
-        if not is_usual(name, value) and name != by_block
+        if not is_usual(name, value) and name not in read
     ]
     notes = []
     if told:
@@ -202,6 +210,7 @@ def _options(arguments: Mapping[str, str], source: str) -> dict[str, str]:
         ),
         **{option: str(_is(arguments, name)).lower() for name, option in SWITCHES.items()},
         **_precision(arguments),
+        **_moments(arguments, source),
         **_quantization(arguments, source),
         **_recomputation(arguments, source),
         **_implementation(arguments, source),
@@ -324,6 +333,20 @@ def _precision(arguments: Mapping[str, str]) -> dict[str, str]:
     return {"dtype": "bf16", "grad_dtype": "bf16" if in_bf16 else "fp32"}
 
 
+def _moments(arguments: Mapping[str, str], source: str) -> dict[str, str]:
+    """Return the dtype of both moments. Raise InputError where they have different ones, or one
+    that is not simulated."""
+    if not _is(arguments, AWARE):
+        return {}
+    first, second = (_word(arguments.get(name, "fp32")) for name in MOMENTS)
+    dtype = _MOMENTS.get(first, first)
+    if dtype not in MOMENTS_DTYPES:
+        raise not_simulated(source, MOMENTS[0], arguments[MOMENTS[0]])
+    if first != second:
+        raise not_simulated(source, MOMENTS[1], arguments.get(MOMENTS[1], "fp32"))
+    return {"moments_dtype": dtype}
+
+
 def _quantization(arguments: Mapping[str, str], source: str) -> dict[str, str]:
     """Return the recipe of quantized layers. Raise InputError for one that is not simulated."""
     off = ("None", "False", "")
@@ -349,8 +372,11 @@ def _recomputation(arguments: Mapping[str, str], source: str) -> dict[str, str]:
     if kind == "None":
         return {"recompute": "none"}
     modules = arguments.get("recompute_modules", "None")
-    if kind == "selective" and modules not in ("None", "[]") and _names(modules) != ["core_attn"]:
-        raise not_simulated(source, "recompute_modules", modules)
+    named = [name for name in _names(modules) if modules != "None" and name != "core_attn"]
+    if kind == "selective" and named:
+        if not set(named) <= set(RECOMPUTE_MODULES):
+            raise not_simulated(source, "recompute_modules", modules)
+        return {"recompute": kind, "recompute_modules": ",".join(_names(modules))}
     if kind not in ("full", "selective"):
         raise not_simulated(source, "recompute_granularity", kind)
     if kind == "full" and method == "block":

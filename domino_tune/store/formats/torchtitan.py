@@ -129,6 +129,11 @@ def _check(plan_file: PlanFile) -> None:
             "with --fp8-recipe tensorwise, or without",
         ),
         (
+            workload.moments_dtype != "fp32",
+            f"an Adam with moments in {workload.moments_dtype}; make the plan with --set "
+            "moments_dtype=fp32",
+        ),
+        (
             workload.num_layers_at_start_in_bf16 + workload.num_layers_at_end_in_bf16 > 0,
             "layers in BF16 at the start and the end; make the plan without them",
         ),
@@ -139,7 +144,8 @@ def _check(plan_file: PlanFile) -> None:
         ),
         (
             workload.recompute == "selective",
-            "recomputation of the attention core alone; make the plan with --recompute none, "
+            "recomputation of the attention core alone, or of other modules; make the plan with "
+            "--recompute none, "
             "per-op or full",
         ),
         (

@@ -12,9 +12,11 @@ from domino_tune.store.profiles import load_profile
 from simulator.case import Case
 from simulator.contention import SizeContention
 from simulator.cost import Changes, CostModel
+from simulator.dtypes import MOMENTS_DTYPES, MomentsDtype
 from simulator.errors import InputError
 from simulator.idle_lane import IdleLane
 from simulator.implementation import IMPLEMENTATIONS, KEYS, NAMES, Implementation
+from simulator.modules import OF_EXPERTS, RECOMPUTE_MODULES
 from simulator.plan import MEGATRON, NO_COMM, Order, SlicePlan, WgradPlacement
 from simulator.profile import Profile, SkewSection
 from simulator.provenance import Provenance
@@ -132,6 +134,30 @@ def with_extras(model: ModelSpec, tp: int) -> ModelSpec:
     return replace(model, **norms, **caps, num_key_value_heads=kv_heads)  # type: ignore[arg-type]
 
 
+def random_modules(model: ModelSpec, workload: Workload) -> dict[str, Any]:
+    """Modules that are recomputed, for most of the selective workloads and some of the others. The
+    choice is seeded by the model alone."""
+    rng = random.Random(repr(model) + "recompute_modules")
+    if workload.recompute not in ("none", "selective") or rng.random() < 0.3:
+        return {}
+    absent = set[str]() if model.num_experts else {*OF_EXPERTS}
+    if not model.kv_lora_rank:
+        absent.add("mla_up_proj")
+    if workload.fp8_recipe == "delayed":
+        absent |= {"moe_act", "layernorm"}
+    if workload.moe_shared_expert_overlap:
+        absent.add("shared_experts")
+    found = [name for name in RECOMPUTE_MODULES if name not in absent and rng.random() < 0.4]
+    if "moe" in found:
+        found = [name for name in found if name not in ("moe_act", "shared_experts")]
+    return {"recompute": "selective", "recompute_modules": tuple(found)} if found else {}
+
+
+def random_moments(model: ModelSpec) -> MomentsDtype:
+    """A dtype of moments. The choice is seeded by the model alone."""
+    return random.Random(repr(model) + "moments_dtype").choice(MOMENTS_DTYPES)
+
+
 def random_layers(model: ModelSpec) -> int:
     """How many layers are recomputed, 0 (all) for half of the models."""
     rng = random.Random(repr(model) + "recompute_layers")
@@ -172,12 +198,14 @@ def random_case(rng: random.Random, *, layers: int, micros: int, cost: CostModel
         recompute=rng.choice(("none", "none", "selective", "full")),
         implementation=random_implementation(model),
     )  # fmt: skip
+    workload = replace(workload, moments_dtype=random_moments(model))
     if workload.recompute == "full" and _shards(workload, cluster) and rng.random() < 0.5:
         workload = replace(workload, recompute="per-op")
     if workload.recompute in ("full", "selective"):
         workload = replace(workload, recompute_layers=random_layers(model))
     workload = replace(workload, **random_quantization(model, workload))
     model, workload, cluster = with_experts(model, workload, cluster)
+    workload = replace(workload, **random_modules(model, workload))
     case = Case(model=model, workload=workload, cluster=cluster, profile=cost.profile)
     return with_cost(in_context(case), cost)
 

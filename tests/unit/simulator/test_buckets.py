@@ -10,12 +10,13 @@ import pytest
 from simulator.buckets import DP_BUCKET_PARAMETERS
 from simulator.build import build_schedule
 from simulator.case import Case
+from simulator.dtypes import MomentsDtype
 from simulator.ops import Collective, Pointwise
 from simulator.peak import static_memory
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.predict import predict
 from simulator.presets import MODELS
-from simulator.schedule import DP, Op, check_order
+from simulator.schedule import COMPUTE, DP, Op, check_order
 from simulator.shapes import Shapes
 from simulator.specs import ClusterSpec, Workload
 from tests.unit.simulator.cases import bundled_profile
@@ -135,6 +136,24 @@ def test_the_step_updates_a_share() -> None:
     share = -(-shapes().rank_parameters // 2)
     adam = next(op.signature for op in ops_of() if op.role == "step.adam")
     assert adam == Pointwise("adam", 16 * share, 14 * share)
+
+
+def test_moments_of_fewer_bytes() -> None:
+    """Remainders are read and written beside the parameters; moments in FP8 are fp32 meanwhile."""
+    share = -(-shapes().rank_parameters // 2)
+    dtypes: tuple[MomentsDtype, ...] = ("bf16", "fp8")
+    found = {
+        dtype: [op for op in ops_of(replace(WORKLOAD, moments_dtype=dtype)) if op.lane == COMPUTE]
+        for dtype in dtypes
+    }
+    adam = {
+        dtype: [op.signature for op in ops if op.role.startswith(("step.adam", "step.moments"))]
+        for dtype, ops in found.items()
+    }
+    assert adam["bf16"] == [Pointwise("adam", 12 * share, 8 * share)]
+    wider = Pointwise("copy", 2 * share, 8 * share)
+    assert adam["fp8"] == [wider, Pointwise("adam", 16 * share, 12 * share)]
+    assert found["fp8"][-1].signature == Pointwise("copy", 16 * share, 2 * share)
 
 
 def case_of(**work: Any) -> Case:

@@ -51,7 +51,7 @@ def test_orders_are_legal_and_whole_for_every_cut(block: int) -> None:
         order = order_of(case, plan)
         assert order.forward.stride == order.backward.stride == 1
         check_issue_order(order.forward, plan, FORWARD_FRAGMENTS)
-        backward = backward_fragments(case.workload.recompute)
+        backward = backward_fragments(case.workload.recompute, case.workload.modules)
         check_issue_order(order.backward, plan, backward)
         check_order(build_schedule(case.model, case.workload, case.cluster, plan, order))
 

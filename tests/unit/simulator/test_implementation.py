@@ -10,6 +10,7 @@ import pytest
 
 from simulator.build import build_schedule
 from simulator.case import Case
+from simulator.dtypes import Dtype
 from simulator.errors import InputError
 from simulator.implementation import (
     IMPLEMENTATIONS,
@@ -26,7 +27,7 @@ from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import predict
 from simulator.presets import MODELS
 from simulator.schedule import COMPUTE, Op, check_order
-from simulator.specs import ClusterSpec, Dtype, Recompute, Workload
+from simulator.specs import ClusterSpec, Recompute, Workload
 from tests.unit.simulator.cases import bundled_profile
 from tests.unit.simulator.small_models import GPT, LLAMA
 

@@ -9,6 +9,7 @@ import pytest
 
 from simulator.build import build_schedule
 from simulator.case import Case
+from simulator.dtypes import Dtype
 from simulator.implementation import IMPLEMENTATIONS, changed
 from simulator.memory import live_peaks
 from simulator.ordering import order_of
@@ -17,7 +18,7 @@ from simulator.plan import MEGATRON, SlicePlan
 from simulator.presets import MODELS
 from simulator.schedule import Schedule
 from simulator.sharding import padded_vocab_size
-from simulator.specs import ClusterSpec, Dtype, Recompute, Workload
+from simulator.specs import ClusterSpec, Recompute, Workload
 from tests.unit.simulator.cases import bundled_profile, cost_model, with_cost
 from tests.unit.simulator.memory_checks import check_peak_is_brute_force
 
@@ -51,6 +52,22 @@ def test_static_memory_is_weights_gradients_and_adam(dtype: Dtype, per_parameter
     parameters = sum(static[:3]) // per_parameter
     assert parameters * per_parameter == sum(static[:3])
     assert parameters == pytest.approx(case.model.parameters / 8, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("told", "state"),
+    [
+        ({}, 12), ({"moments_dtype": "bf16"}, 2 + 4), ({"moments_dtype": "fp8"}, 2 + 2),
+        ({"moments_dtype": "bf16", "fp8_recipe": "mxfp8"}, 4 + 4),
+        ({"moments_dtype": "bf16", "dtype": "fp32"}, 4),
+    ],
+)  # fmt: skip
+def test_what_adam_keeps_of_a_parameter(told: dict[str, Any], state: int) -> None:
+    """A main parameter, or the 16 bits that its parameter lacks, and two moments."""
+    case = gpt_case()
+    case = replace(case, workload=replace(case.workload, **told))
+    parameters = case.shapes(MEGATRON).rank_parameters
+    assert static_memory(case, MEGATRON).optimizer == state * parameters
 
 
 def test_saved_activations_of_a_layer_are_what_its_backward_reads() -> None:

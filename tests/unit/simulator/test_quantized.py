@@ -11,6 +11,7 @@ from domino_tune.store.profiles import load_profile
 from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.clocked_form import closed_form
+from simulator.dtypes import Fp8Recipe
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.implementation import IMPLEMENTATIONS
 from simulator.memory import held_parameters
@@ -21,7 +22,7 @@ from simulator.pipeline.memory import KeptBytes
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import predict, simulate
 from simulator.presets import MODELS
-from simulator.specs import ClusterSpec, Fp8Recipe, Workload
+from simulator.specs import ClusterSpec, Workload
 from simulator.stack import stack
 
 MODEL = replace(MODELS["llama3-8b"], num_hidden_layers=4)

@@ -50,6 +50,7 @@ def test_the_environment_may_not_ask_for_others() -> None:
         ({"data_parallel": "fsdp"}, r"fsdp \(--data-parallel replicas\)"),
         ({"tp_collectives": "multimem"}, r"multimem collectives \(--tp-collectives nccl\)"),
         ({"grad_dtype": "bf16"}, r"bf16 gradients \(--grad-dtype fp32\)"),
+        ({"moments_dtype": "bf16"}, r"moments in bf16 \(--set moments_dtype=fp32\)"),
     ],
 )
 def test_what_the_runtime_does_not_play_is_named_with_the_option_that_it_does(

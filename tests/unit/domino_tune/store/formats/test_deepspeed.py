@@ -45,6 +45,7 @@ def test_replicas() -> None:
         ({"cluster": ClusterSpec(tp=4, pp=2)}, "pipeline stages"),
         ({"cluster": ClusterSpec(tp=4, cp=2)}, "context parallelism"),
         ({"workload": replace(SHORT, recompute="full")}, "recomputation"),
+        ({"workload": replace(SHORT, moments_dtype="bf16")}, "moments below fp32"),
         (
             {
                 "workload": replace(SHORT, data_parallel="fsdp"),

@@ -97,6 +97,20 @@ def test_biases_that_megatron_has_not() -> None:
             {"overlap_grad_reduce"},
         ),
         ({"grad_dtype": "bf16"}, {"grad_reduce_in_bf16"}, set()),
+        (
+            {"moments_dtype": "bf16", "data_parallel": "distributed-optimizer"},
+            {"use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype"},
+            {"main_grads_dtype"},
+        ),
+        (
+            {
+                "moments_dtype": "fp8",
+                "grad_dtype": "bf16",
+                "data_parallel": "distributed-optimizer",
+            },
+            {"use_precision_aware_optimizer", "main_grads_dtype", "grad_reduce_in_bf16"},
+            set(),
+        ),
         ({"dtype": "fp16"}, {"fp16", "accumulate_allreduce_grads_in_fp32"}, {"bf16"}),
     ],
 )

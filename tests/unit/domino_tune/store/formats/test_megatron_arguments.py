@@ -77,6 +77,7 @@ def test_a_usual_log_has_no_note() -> None:
         ({"timing_log_level": 2, "profile": True}, "profile = True, timing_log_level = 2"),
         ({"a_word_of_tomorrow": "fast"}, "a_word_of_tomorrow = fast"),
         ({"use_precision_aware_optimizer": True}, "use_precision_aware_optimizer = True"),
+        ({"main_params_dtype": "torch.float16"}, "main_params_dtype = torch.float16"),
         ({"recompute_method": "uniform", "recompute_granularity": "full",
           "recompute_num_layers": 4}, "recompute_num_layers = 4"),
     ],
@@ -121,6 +122,12 @@ def test_the_attention_core_alone_is_selective(modules: str) -> None:
     assert case_of(log({**GPT, **told})).workload.recompute == "selective"
 
 
+def test_other_modules_are_those_of_the_log() -> None:
+    told = {"recompute_granularity": "selective", "recompute_modules": "['layernorm', 'mlp']"}
+    work = case_of(log({**GPT, **told})).workload
+    assert (work.recompute, work.recompute_modules) == ("selective", ("layernorm", "mlp"))
+
+
 def test_what_is_priced_is_not_told() -> None:
     block = {
         "recompute_method": "block",
@@ -135,15 +142,36 @@ def test_modules_count_only_where_recomputation_is_selective() -> None:
     assert case_of(log({**GPT, "recompute_modules": "['mlp']"})).workload.recompute == "none"
 
 
+AWARE: Final = {
+    "use_precision_aware_optimizer": True, "exp_avg_dtype": "torch.bfloat16",
+    "exp_avg_sq_dtype": "torch.bfloat16",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("told", "dtype"),
+    [
+        ({}, "bf16"),
+        ({"exp_avg_dtype": "torch.uint8", "exp_avg_sq_dtype": "torch.uint8"}, "fp8"),
+        ({"use_precision_aware_optimizer": False}, "fp32"),
+    ],
+)
+def test_moments_of_the_precision_aware_optimizer(told: dict[str, Any], dtype: str) -> None:
+    found = {**GPT, "use_distributed_optimizer": True, **AWARE, **told}
+    assert case_of(log(found)).workload.moments_dtype == dtype
+    assert note({**AWARE, **told}) == ""
+
+
 SELECTIVE: Final = {"recompute_granularity": "selective"}
 
 
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        ({**SELECTIVE, "recompute_modules": "['core_attn', 'mlp']"}, "recompute_modules = ['co"),
-        ({**SELECTIVE, "recompute_modules": "['layernorm']"}, "recompute_modules = ['layernorm']"),
+        ({**SELECTIVE, "recompute_modules": "['core_attn', 'norm']"}, "recompute_modules = ['co"),
         ({"recompute_granularity": "partial"}, "recompute_granularity = partial"),
+        ({**AWARE, "exp_avg_sq_dtype": "torch.float32"}, "exp_avg_sq_dtype = torch.float32"),
+        ({**AWARE, "exp_avg_dtype": "torch.float16"}, "exp_avg_dtype = torch.float16"),
         ({"transformer_impl": "inference_optimized"}, "transformer_impl = inference_optimized"),
         ({"attention_backend": "AttnBackend.magic"}, "attention_backend = magic"),
         ({"hybrid_override_pattern": "M-M*"}, "hybrid_override_pattern = M-M*"),

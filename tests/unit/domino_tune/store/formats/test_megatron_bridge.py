@@ -49,7 +49,10 @@ FIELDS: Final = {
     "train": {"micro_batch_size", "global_batch_size"},
     "dataset": {"seq_length"},
     "ddp": {"use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"},
-    "optimizer": {"use_distributed_optimizer"},
+    "optimizer": {
+        "exp_avg_dtype", "exp_avg_sq_dtype", "main_grads_dtype", "use_distributed_optimizer",
+        "use_precision_aware_optimizer",
+    },
 }  # fmt: skip
 """Fields of GPTModelProvider and of megatron-core's configs below it, and of the other sections
 (Megatron-Bridge 0.3.1, megatron-core 0.16.1)."""
@@ -129,6 +132,16 @@ def test_precision() -> None:
     found = settings(workload=ends)["mixed_precision"]
     assert "fp4='e2m1', fp4_recipe='nvfp4', first_last_layers_bf16=True" in found
     assert "num_layers_at_start_in_bf16=0, num_layers_at_end_in_bf16=2" in found
+
+
+def test_moments() -> None:
+    shared = replace(WORKLOAD, moments_dtype="bf16", data_parallel="distributed-optimizer")
+    found = settings(workload=shared)
+    assert found["optimizer.use_precision_aware_optimizer"] == "True"
+    assert found["optimizer.exp_avg_dtype"] == found["optimizer.exp_avg_sq_dtype"]
+    assert found["optimizer.exp_avg_dtype"] == "torch.bfloat16"
+    with pytest.raises(InfeasiblePlanError, match="--data-parallel distributed-optimizer"):
+        exported(workload=replace(shared, data_parallel="replicas"))
 
 
 def test_userbuffers() -> None:

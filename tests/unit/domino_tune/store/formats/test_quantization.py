@@ -10,9 +10,10 @@ from domino_tune.requests import SimulateRequest
 from domino_tune.store.formats.deepspeed import check_deepspeed
 from domino_tune.store.formats.megatron import megatron_arguments
 from domino_tune.verbs.resolve import resolve
+from simulator.dtypes import Fp8Recipe
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.presets import MODELS
-from simulator.specs import ClusterSpec, Fp8Recipe, Workload
+from simulator.specs import ClusterSpec, Workload
 
 JOB = Workload(seq_length=2048, micro_batch_size=2, fp8_recipe="tensorwise")
 MODEL, TP2 = MODELS["llama3-8b"], ClusterSpec(tp=2)

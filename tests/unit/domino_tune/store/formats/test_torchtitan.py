@@ -178,6 +178,7 @@ def test_a_domino_plan_says_what_running_unsliced_costs() -> None:
         (FUSED, {}, ClusterSpec(tp=8), "cannot run strategy 'fused'"),
         (MEGATRON, {}, ClusterSpec(tp=8), "with --sequence-parallel"),
         (SHARDED, {"dtype": "fp16"}, ClusterSpec(tp=8), "--dtype bf16 or fp32"),
+        (SHARDED, {"moments_dtype": "bf16"}, ClusterSpec(tp=8), "--set moments_dtype=fp32"),
         (SHARDED, {"recompute": "selective"}, ClusterSpec(tp=8), "attention core alone"),
         (SHARDED, {"recompute": "full", "recompute_layers": 2}, ClusterSpec(tp=8), "first layers"),
         (SHARDED, {"cp_comm": "a2a"}, ClusterSpec(tp=2, cp=2), "--cp-comm p2p"),

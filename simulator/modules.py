@@ -1,0 +1,131 @@
+"""Modules of a layer that backward computes again: Megatron-LM's ``--recompute-modules``.
+
+``moe_act``, ``layernorm`` and ``mla_up_proj`` discard their output once it was read, and play again
+when the gradient of what read it is there (``CheckpointWithoutOutput`` in core/tensor_parallel/
+random.py); ``core_attn``, ``mlp``, ``moe`` and ``shared_experts`` are checkpoints, whose output is
+kept, and which play again as a whole, with their collectives, before their backward. A cast to FP8
+of what is discarded is discarded, too (``set_save_original_input``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from typing import Final, Literal, NamedTuple, get_args
+
+from simulator.errors import InputError
+
+RecomputeModule = Literal[
+    "core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"
+]
+RECOMPUTE_MODULES: Final[tuple[RecomputeModule, ...]] = get_args(RecomputeModule)
+Modules = tuple[RecomputeModule, ...]
+CORE_ALONE: Final[Modules] = ("core_attn",)
+"""What selective recomputation is where no modules are named."""
+OF_EXPERTS: Final[Modules] = ("moe_act", "moe", "shared_experts")
+"""Modules of layers with experts."""
+WHOLE: Final[frozenset[RecomputeModule]] = frozenset(
+    {"mla_up_proj", "mlp", "moe", "shared_experts"}
+)
+"""Modules that may have collectives, which then play again, too."""
+OUTPUTS: Final = ("fc2", "residual")
+"""Fragments of which backward reads what forward wrote: a checkpoint's output."""
+
+
+class Replay(NamedTuple):
+    """What a module plays again in a block. ``tokens``: fragment of a token -> fragments whose ops
+    it plays; ``roles``: pattern of these ops; ``before``: fragments of backward, before the first
+    of which they play."""
+
+    block: str
+    tokens: dict[str, tuple[str, ...]]
+    roles: str
+    before: tuple[str, ...]
+
+
+def _each(*fragments: str) -> dict[str, tuple[str, ...]]:
+    return {name: (name,) for name in fragments}
+
+
+REPLAYS: Final[dict[RecomputeModule, tuple[Replay, ...]]] = {
+    "mlp": (
+        Replay("mlp", _each("norm", "fc1", "act", "fc2"), r"mlp\.(?!norm$).*", ("residual_bwd",)),
+    ),
+    "moe": (
+        Replay(
+            "mlp", _each("norm", "fc1", "act", "fc2", "residual"), r"mlp\.(?!(norm|residual)$).*",
+            ("residual_bwd",),
+        ),
+    ),
+    "shared_experts": (Replay("mlp", _each("norm"), r"mlp\.shared.*", ("residual_bwd",)),),
+    "layernorm": (
+        Replay("attn", _each("norm"), r"attn\.norm(\.cast)?", ("residual_bwd",)),
+        Replay("mlp", _each("norm"), r"mlp\.(norm(\.cast)?|shared\.in\.cast)", ("residual_bwd",)),
+    ),
+    "moe_act": (Replay("mlp", _each("act"), r"mlp\.act(\.cast)?", ("fc2_wgrad", "act_bwd")),),
+    "mla_up_proj": (
+        Replay(
+            "attn", {"qkv": ("norm", "qkv", "core_attn")},
+            r"attn\.((q|kv)_(norm|up)(\.cast)?|q|rope)", ("core_attn_bwd",),
+        ),
+    ),
+    "core_attn": (Replay("attn", _each("core_attn"), "", ("core_attn_bwd",)),),
+}  # fmt: skip
+"""Module -> what it plays again. The roles of a core depend on its kernels
+(``simulator/recomputation.py``). Norms of latent vectors are fused with the products after them.
+Of two modules that share a token, the first says where it is issued."""
+
+
+def fitting(modules: Iterable[RecomputeModule], *, experts: bool) -> Modules:
+    """Return those modules that a layer has, with or without ``experts``."""
+    absent = ("mlp",) if experts else OF_EXPERTS
+    return tuple(name for name in modules if name not in absent)
+
+
+def tokens_again(modules: Collection[RecomputeModule]) -> dict[tuple[str, str], tuple[str, ...]]:
+    """Return (block, fragment of a token) -> the fragments of backward, before the first of which
+    the token is issued."""
+    found: dict[tuple[str, str], tuple[str, ...]] = {}
+    for name, replays in REPLAYS.items():
+        for replay in replays if name in modules else ():
+            for fragment in replay.tokens:
+                found.setdefault((replay.block, fragment), replay.before)
+    return found
+
+
+def plays(replay: Replay, role: str) -> bool:
+    """Return whether a module plays an op again."""
+    return re.fullmatch(replay.roles, role) is not None
+
+
+def check_recomputation(recompute: str, layers: int, modules: Modules, fp8_recipe: str) -> None:
+    """Raise InputError for layers or modules that the kind of recomputation does not have, and for
+    those that cannot be recomputed together, or with a recipe (Megatron-LM's rules in
+    core/transformer/transformer_config.py)."""
+    if layers and recompute in ("none", "per-op"):
+        raise InputError(
+            f"--recompute-layers needs --recompute full or selective, got {recompute} (per-op "
+            "chooses among the ops of all layers); change one, or leave --recompute-layers out."
+        )
+    if recompute == "per-op" and fp8_recipe != "none":
+        raise InputError(
+            "--recompute per-op chooses among ops in BF16; with quantized layers use "
+            "--recompute none, selective or full."
+        )
+    if modules and recompute != "selective":
+        raise InputError(
+            f"recompute_modules = {','.join(modules)} needs --recompute selective, got "
+            f"{recompute}; change it, or leave the modules out."
+        )
+    inside = [name for name in ("moe_act", "shared_experts") if name in modules]
+    if "moe" in modules and inside:
+        raise InputError(
+            f"The module moe is computed again as a whole, {' and '.join(inside)} within it; leave "
+            "one of them out of recompute_modules."
+        )
+    discarded = [name for name in ("moe_act", "layernorm") if name in modules]
+    if discarded and fp8_recipe == "delayed":
+        raise InputError(
+            f"Delayed scaling does not go with recompute_modules = {','.join(discarded)}, as in "
+            "Megatron-LM; use another --fp8-recipe, or leave them out."
+        )
