@@ -40,6 +40,7 @@ VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "mlp_dgrad_slices": (2,), "comm_ctas": (0,), "change": (("tp=4",),), "retune": (True,),
     "sweep": ("link_bandwidth=1x,2x",), "trials": (1,), "seed": (3,),
     "tp_comm_overlap": (("fc2_fprop=none",),), "gpu_hour": ("2.5",), "run_tokens": ("15e12",),
+    "recompute_modules": ("layernorm,mlp",),
 }  # fmt: skip
 """Values of options that have neither choices nor a switch."""
 _EXPERTS: Final = {"model": "mixtral-8x7b", "tp": 1, "dp": 2, "ep": 2}
@@ -48,7 +49,7 @@ SUITS: Final[dict[str, dict[str, Any]]] = {
     "ep": _EXPERTS, "etp": _EXPERTS, "moe_dispatcher": _EXPERTS, "moe_imbalance": _EXPERTS,
     "vpp": {"pp": 2}, "pp_layers": {"pp": 2}, "pp_schedule": {"pp": 2}, "cp_comm": {"cp": 2},
     "overlap_p2p": {"pp": 2}, "nodes": {"dp": 2}, "slice_balance": {"slice_dim": "sequence"},
-    "recompute_layers": {"recompute": "full"},
+    "recompute_layers": {"recompute": "full"}, "recompute_modules": {"recompute": "selective"},
     "num_layers_at_start_in_bf16": {"fp8_recipe": "tensorwise"},
     "num_layers_at_end_in_bf16": {"fp8_recipe": "tensorwise"},
     "fp8_param_gather": {"fp8_recipe": "tensorwise"},
@@ -89,6 +90,8 @@ def _job(asked: dict[str, Any], **more: Any) -> dict[str, Any]:
         suits = {**_EXPERTS, "grad_accumulation": 2}
     if value == "zero-bubble":
         suits["vpp"] = 1
+    if value == "dualpipev":
+        suits |= {"vpp": 2, "grad_accumulation": 4}
     if (name, value) == ("slice_balance", "balanced"):
         suits = {}
     return {**JOB, **more, **suits, **asked}
