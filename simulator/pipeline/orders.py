@@ -144,18 +144,18 @@ def dualpipev(pp: int, vpp: int, micros: int) -> Orders:
 
 
 def _folded(rank: int, pp: int, micros: int) -> list[Action]:
-    after = pp - 1 - rank
-    steady = micros - 2 * pp + rank + 1
-    alone = rank == pp - 1  # its first two passes are of one micro-batch's two neighbours
-    both = rank + 1
-    tail = [f"{kind}{chunk}" for kind in "BI" for chunk in "10" * both]
-    whole = tail[:both] + [one.replace("B", "I") for one in tail[both : 2 * both]]
+    """Return a rank's passes: chunk 0 is on the way there, chunk 1 on the way back."""
+    after, both = pp - 1 - rank, rank + 1
+    steady = micros - 2 * pp + both
+    turns = "10" * both
+    drain = [f"B{chunk}" for chunk in turns[:both]] + [f"I{chunk}" for chunk in turns[both:]]
     words = [
         *["F0"] * (2 * after), *["F0", "F1"] * both, *["I1", "W", "F1"] * after,
-        *(["F0", "B1", "F1+B0"] if alone else ["F0+B1", "F1+B0"]),
-        *["F0+B1", "F1+B0"] * (steady - 1),
-        *["B1", "F1+B0"] * after, *whole, *["W", "I0"] * after, *["W"] * both,
+        *["F0+B1", "F1+B0"] * steady,
+        *["B1", "F1+B0"] * after, *drain, *["W", "I0"] * after, *["W"] * both,
     ]  # fmt: skip
+    if rank == pp - 1:  # the first pair of the last rank takes turns
+        words[2 * both : 2 * both + 1] = ["F0", "B1"]
     return _numbered(words)
 
 
