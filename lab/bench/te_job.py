@@ -62,12 +62,10 @@ class Stubs(types.ModuleType):
         self.quantize = self._casting("quantize", lambda *told, **_: self._quantized(*told))
         self.split_quantize = self._casting("split_quantize", self._split)
         self.rmsnorm_fwd, self.layernorm_fwd = self._norm("rmsnorm"), self._norm("layernorm")
-        self.__all__ = [
-            *_ENUMS, *_FUNCTIONS, "quantize", "split_quantize", "rmsnorm_fwd", "layernorm_fwd"
-        ]  # fmt: skip
         self.get_cublasLt_version = lambda: 130000
         self.get_cudnn_version = lambda: 91200
         self.get_num_cublas_streams = lambda: 4
+        self.__all__ = [name for name in vars(self) if not name.startswith("_")]
 
     def __getattr__(self, name: str) -> Any:
         """Return something that nothing here calls, for annotations and other parts' imports."""
@@ -82,6 +80,10 @@ class Stubs(types.ModuleType):
         source = (engine / "pytorch" / "cpp_extensions" / "fused_attn.py").read_text()
         named = sorted(set(re.findall(r"NVTE_Fused_Attn_Backend\.(NVTE_\w+)", source)))
         self.NVTE_Fused_Attn_Backend = _numbered("Backend", named)
+        chosen = self.NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen
+        utils = engine / "pytorch" / "attention" / "dot_product_attention" / "utils.py"
+        told = (chosen, "") if "reject_message" in utils.read_text() else chosen
+        self.get_fused_attn_backend = lambda *_, **__: told
 
     def reset(self) -> None:
         """Forget calls and time."""
@@ -156,6 +158,10 @@ def _rmsnorm_backward(grad: Tensor, x: Tensor, *_: Any, **__: Any) -> tuple[Any,
     return torch.empty_like(x), torch.empty(SIZE, dtype=x.dtype)
 
 
+def _heads() -> Tensor:
+    return torch.empty(SIZE, 1, 2, SIZE // 2, dtype=torch.bfloat16)
+
+
 _ENUMS: Final = {
     "DType": [
         "kByte", "kInt32", "kFloat32", "kFloat16", "kBFloat16", "kFloat8E4M3", "kFloat8E5M2",
@@ -173,6 +179,8 @@ _FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "te_general_grouped_gemm": lambda *told: told[7],
     "rmsnorm_bwd": _rmsnorm_backward,
     "layernorm_bwd": _norm_backward,
+    "fused_attn_fwd": lambda *_, **__: [_heads(), *torch.empty(2, SIZE)],
+    "fused_attn_bwd": lambda *_, **__: [_heads() for _ in range(3)],
     "fp8_transpose": lambda data, *_, **__: torch.empty_like(data),
     "fused_amax_and_scale_update_after_reduction": lambda *_: None,
 }
@@ -418,6 +426,22 @@ def _grouped(module: Any, x: Tensor, *, first: bool) -> Any:
     return module(x, splits, is_first_microbatch=first)
 
 
+class Attention(nn.Module):
+    """Attention's core, causal, with keys and values of its own."""
+
+    def __init__(self, te: Any) -> None:
+        super().__init__()
+        self.core = te.DotProductAttention(
+            2, SIZE // 2, attention_dropout=0.0, attn_mask_type="causal", qkv_format="sbhd"
+        )
+        self.keys, self.values = nn.Parameter(_heads()), nn.Parameter(_heads())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the core's output."""
+        out: Tensor = self.core(x.view(SIZE, 1, 2, -1), self.keys, self.values)
+        return out.view(SIZE, SIZE)
+
+
 def _of_experts(te: Any, count: int) -> Any:
     module = te.GroupedLinear(count, SIZE, SIZE, **_OPTIONS)
     module.splits = [SIZE // count] * count
@@ -434,6 +458,7 @@ def modules(te: Any) -> dict[str, tuple[Callable[[], nn.Module], Any]]:
     return {
         "Linear": (lambda: te.Linear(SIZE, SIZE, **_OPTIONS), _plain),
         "RMSNorm": (lambda: te.RMSNorm(SIZE, dtype=torch.bfloat16, device="cpu"), _bare),
+        "DotProductAttention": (partial(Attention, te), _bare),
         "LayerNormLinear": (
             lambda: te.LayerNormLinear(SIZE, SIZE, normalization="RMSNorm", **_OPTIONS), _plain
         ),
