@@ -45,9 +45,18 @@ def executed_flops(case: Case) -> float:
         per_token += layers * (PASSES * linears + core + core_backward)
         per_token += again * {
             "full": linears + core,
-            "selective": core if fused else by_keys,
+            "selective": _of_modules(case, core if fused else by_keys, linears),
         }.get(work.recompute, 0.0)
     return 2 * per_token * case.tokens
+
+
+def _of_modules(case: Case, core: float, linears: int) -> float:
+    """Return the multiply-adds of a token in the modules that a layer computes again, of which
+    ``linears`` are its linears; products up to heads are left out."""
+    model, modules = case.model, case.workload.modules
+    mlp = linears - model.attention_linear_parameters
+    whole = "mlp" if linears == model.linear_parameters else "moe"
+    return core * ("core_attn" in modules) + mlp * (whole in modules)
 
 
 def _kinds(model: ModelSpec) -> tuple[tuple[int, int], tuple[int, int]]:
