@@ -41,22 +41,16 @@ def executed_flops(case: Case) -> float:
     core = by_keys + by_values
     core_backward = 2 * core + (by_keys if fused else 0.0)
     per_token = float(PASSES * (_predictions(case.model) + _heads(case)))
-    for (layers, linears), again in zip(_kinds(case.model), _layers_again(case), strict=True):
+    parts = zip(_kinds(case.model), _layers_again(case), ("mlp", "moe"), strict=True)
+    for (layers, linears), again, whole in parts:
+        mlp = linears - case.model.attention_linear_parameters
         per_token += layers * (PASSES * linears + core + core_backward)
         per_token += again * {
             "full": linears + core,
-            "selective": _of_modules(case, core if fused else by_keys, linears),
+            "selective": (core if fused else by_keys) * ("core_attn" in work.modules)
+            + mlp * (whole in work.modules),  # at least
         }.get(work.recompute, 0.0)
     return 2 * per_token * case.tokens
-
-
-def _of_modules(case: Case, core: float, linears: int) -> float:
-    """Return the multiply-adds of a token in the modules that a layer computes again, of which
-    ``linears`` are its linears; products up to heads are left out."""
-    model, modules = case.model, case.workload.modules
-    mlp = linears - model.attention_linear_parameters
-    whole = "mlp" if linears == model.linear_parameters else "moe"
-    return core * ("core_attn" in modules) + mlp * (whole in modules)
 
 
 def _kinds(model: ModelSpec) -> tuple[tuple[int, int], tuple[int, int]]:

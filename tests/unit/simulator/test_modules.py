@@ -10,6 +10,7 @@ import pytest
 from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.errors import InfeasiblePlanError, InputError
+from simulator.model_flops import executed_flops, model_flops
 from simulator.modules import Modules
 from simulator.overlap import EP_OVERLAP
 from simulator.peak import peak_memory
@@ -70,6 +71,16 @@ def test_time_goes_up_by_what_plays_again() -> None:
         for modules in ((), ("moe_act",), ("mla_up_proj",), ("moe",))
     }
     assert times[()] < times["moe_act",] < times["mla_up_proj",] < times["moe",]
+
+
+def test_what_plays_again_is_executed_and_no_part_of_the_models_flops() -> None:
+    plain, whole, core = (case_of(modules) for modules in ((), ("moe",), ("core_attn",)))
+    assert model_flops(whole) == model_flops(plain)
+    active = 9 * 3 * 7168 * 2048  # eight experts and the shared one
+    more = executed_flops(whole) - executed_flops(plain)
+    assert more == 2 * 3 * active * whole.tokens
+    assert executed_flops(core) > executed_flops(plain)
+    assert executed_flops(case_of(("layernorm",))) == executed_flops(plain)
 
 
 def roles(modules: Modules, layer: int, **told: Any) -> list[str]:
