@@ -42,11 +42,14 @@ def executed_flops(case: Case) -> float:
     core = by_keys + by_values
     core_backward = 2 * core + (by_keys if fused else 0.0)
     per_token = float(PASSES * (_predictions(case.model) + _heads(case)))
-    for (layers, linears), again in zip(_kinds(case.model), _layers_again(case), strict=True):
+    parts = zip(_kinds(case.model), _layers_again(case), ("mlp", "moe"), strict=True)
+    for (layers, linears), again, whole in parts:
+        mlp = linears - case.model.attention_linear_parameters
         per_token += layers * (PASSES * linears + core + core_backward)
         per_token += again * {
             "full": linears + core,
-            "selective": core if fused else by_keys,
+            "selective": (core if fused else by_keys) * ("core_attn" in work.modules)
+            + mlp * (whole in work.modules),  # at least
         }.get(work.recompute, 0.0)
     return 2 * per_token * case.tokens
 

@@ -69,6 +69,7 @@ def parsed(arguments: list[str]) -> dict[str, Any]:
             parser.add_argument(f"--{name}", type=kind)
     for name, choices in CHOICES.items():
         parser.add_argument(f"--{name}", choices=choices)
+    parser.add_argument("--recompute-modules", nargs="+")
     words = shlex.split(" ".join(arguments))
     flags = [word for word in words if word.startswith("--")]
     found, rest = parser.parse_known_args(words)

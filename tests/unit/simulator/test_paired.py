@@ -53,6 +53,16 @@ def test_pairs_are_legal_and_play_what_single_passes_do(
     assert simulate(case, plan).makespan_ns == predict(case, plan).makespan_ns
 
 
+@PLANS
+@pytest.mark.parametrize("recipe", ["none", "mxfp8"])
+def test_modules_that_are_computed_again_have_their_places(plan: SlicePlan, recipe: str) -> None:
+    modules = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "shared_experts")
+    more = {"recompute": "selective", "recompute_modules": modules, "fp8_recipe": recipe}
+    case = job(DEEPSEEK, moe_dispatcher="hybridep", **more)
+    mine, alone = ops_of(case, plan), ops_of(case, MEGATRON)
+    assert sorted(map(repr, mine)) == sorted(map(repr, alone))
+
+
 def test_parts_take_turns_as_megatron_has_them() -> None:
     """combine_bwd | dispatch_fwd → dispatch_bwd | combine_fwd beside attn_fwd | mlp_bwd → mlp_fwd |
     attn_bwd (TransformerLayerSchedulePlan.run)."""

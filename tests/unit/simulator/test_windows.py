@@ -27,7 +27,8 @@ from tests.unit.simulator.test_closed_form import GPT, LLAMA
 MACHINES: Final = ("h100-dgx", "a100-sxm", "h200-sxm", "b200-sxm")
 RECOMPUTED: Final[tuple[dict[str, Any], ...]] = (
     {}, {}, {"recompute": "full"}, {"recompute": "full", "recompute_layers": 1},
-    {"recompute": "selective"}, {"recompute": "per-op"}
+    {"recompute": "selective"}, {"recompute": "per-op"},
+    {"recompute": "selective", "recompute_modules": ("layernorm", "mlp")},
 )  # fmt: skip
 PIPELINES: Final[tuple[dict[str, Any], ...]] = (
     {}, {}, {}, {"pp": 2}, {"pp": 2, "vpp": 2}, {"pp": 2, "pp_schedule": "zero-bubble"},

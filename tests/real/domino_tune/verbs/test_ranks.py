@@ -72,6 +72,9 @@ def test_recomputation_of_other_frameworks_is_not_played() -> None:
     single = Workload(seq_length=8, micro_batch_size=1, recompute="per-op")
     with pytest.raises(InputError, match="Ask with --recompute none, selective or full"):
         check_recomputation(single, "Ask")
+    norms = replace(single, recompute="selective", recompute_modules=("layernorm",))
+    with pytest.raises(InputError, match="does not compute layernorm again"):
+        check_recomputation(norms, "Ask")
 
 
 @pytest.mark.parametrize("fields", [{"pp": 2}, {"cp": 2}])

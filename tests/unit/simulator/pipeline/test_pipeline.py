@@ -40,7 +40,10 @@ def piped(pp: int = 4, vpp: int = 1, tp: int = 4, dp: int = 1, **given: Any) -> 
 CASES: list[dict[str, Any]] = [
     {}, {"vpp": 2}, {"vpp": 5, "overlap_p2p": True}, {"dp": 2}, {"pp_schedule": "gpipe"},
     {"pp_schedule": "zero-bubble", "dp": 2}, {"dp": 2, "data_parallel": "distributed-optimizer"},
-    {"pp": 8, "recompute": "full"}, {"cp": 2}, {"pp_layers": (11, 10, 10, 9)},
+    {"pp": 8, "recompute": "full"},
+    {"recompute": "selective", "recompute_modules": ("layernorm", "mlp")},
+    {"recompute": "selective", "recompute_modules": ("mlp",), "pp_schedule": "zero-bubble"},
+    {"cp": 2}, {"pp_layers": (11, 10, 10, 9)},
     {"tp": 1, "pp_schedule": "zero-bubble"}, {"grad_accumulation": 3},
     {"vpp": 2, "pp_schedule": "dualpipev", "dp": 2},
     {"vpp": 2, "pp_schedule": "dualpipev", "grad_accumulation": 11, "recompute": "full"},

@@ -282,3 +282,10 @@ def test_plain_tensor_parallelism_has_no_such_options() -> None:
     found = options(MEGATRON)
     assert "sequence_parallel" not in found
     assert not any("tp_comm" in name for name in found)
+
+
+def test_modules_that_are_recomputed() -> None:
+    work = replace(WORKLOAD, recompute="selective")
+    assert "recompute_modules" not in options(workload=work)
+    named = replace(work, recompute_modules=("layernorm", "mlp"))
+    assert options(workload=named)["recompute_modules"] == ["layernorm", "mlp"]

@@ -36,7 +36,8 @@ FIELDS: Final = {
         "kv_channels", "layernorm_epsilon", "normalization", "num_attention_heads", "num_layers",
         "num_query_groups", "pipeline_model_parallel_layout", "pipeline_model_parallel_size",
         "position_embedding_type", "qk_layernorm", "recompute_granularity", "recompute_method",
-        "recompute_num_layers", "rope_scaling", "rope_scaling_factor", "rotary_base", "seq_length",
+        "recompute_modules", "recompute_num_layers", "rope_scaling", "rope_scaling_factor",
+        "rotary_base", "seq_length",
         "sequence_parallel", "share_embeddings_and_output_weights", "tensor_model_parallel_size",
         "tp_comm_bulk_dgrad", "tp_comm_bulk_wgrad", "tp_comm_overlap_ag", "tp_comm_overlap_rs",
         "tp_comm_overlap_rs_dgrad", "virtual_pipeline_model_parallel_size", "vocab_size",
@@ -132,6 +133,14 @@ def test_precision() -> None:
     found = settings(workload=ends)["mixed_precision"]
     assert "fp4='e2m1', fp4_recipe='nvfp4', first_last_layers_bf16=True" in found
     assert "num_layers_at_start_in_bf16=0, num_layers_at_end_in_bf16=2" in found
+
+
+def test_modules_that_are_recomputed() -> None:
+    work = replace(WORKLOAD, recompute="selective")
+    found = settings(workload=work)
+    assert found["model.recompute_modules"] == "['core_attn']"
+    found = settings(workload=replace(work, recompute_modules=("layernorm", "mlp")))
+    assert found["model.recompute_modules"] == "['layernorm', 'mlp']"
 
 
 def test_moments() -> None:
