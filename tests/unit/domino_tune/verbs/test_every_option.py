@@ -41,7 +41,6 @@ VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "mlp_dgrad_slices": (2,), "comm_ctas": (0,), "change": (("tp=4",),), "retune": (True,),
     "sweep": ("link_bandwidth=1x,2x",), "trials": (1,), "seed": (3,),
     "tp_comm_overlap": (("fc2_fprop=none",),), "gpu_hour": ("2.5",), "run_tokens": ("15e12",),
-    "recompute_modules": ("layernorm,mlp",),
 }  # fmt: skip
 """Values of options that have neither choices nor a switch."""
 _EXPERTS: Final = {"model": "mixtral-8x7b", "tp": 1, "dp": 2, "ep": 2}
