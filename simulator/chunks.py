@@ -39,7 +39,7 @@ class Chunk(NamedTuple):
         )
 
     def workload(self, whole: Workload) -> Workload:
-        """Return what is said of the chunk's layers, from what is said of all."""
+        """Return the settings of the chunk's layers, from those of all."""
         return replace(
             whole,
             recompute_layers=min(whole.recompute_layers, self.layers),

@@ -2,9 +2,9 @@
 
 ``moe_act``, ``layernorm`` and ``mla_up_proj`` discard their output once it was read, and play again
 when the gradient of what read it is there (``CheckpointWithoutOutput`` in core/tensor_parallel/
-random.py); ``core_attn``, ``mlp``, ``moe`` and ``shared_experts`` are checkpoints, whose output is
-kept, and which play again as a whole, with their collectives, before their backward. A cast to FP8
-of what is discarded is discarded, too (``set_save_original_input``).
+random.py); ``core_attn``, ``mlp``, ``moe`` and ``shared_experts`` are checkpoints: they keep their
+output and play again as a whole, with their collectives, before their backward. The FP8 cast of a
+discarded output is discarded, too (``set_save_original_input``).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ WHOLE: Final[frozenset[RecomputeModule]] = frozenset(
 )
 """Modules that may have collectives, which then play again, too."""
 OUTPUTS: Final = ("fc2", "residual")
-"""Fragments of which backward reads what forward wrote: a checkpoint's output."""
+"""Fragments that write a checkpoint's output: backward reads what forward wrote."""
 
 
 class Replay(NamedTuple):
     """What a module plays again in a block. ``tokens``: fragment of a token -> fragments whose ops
-    it plays; ``roles``: pattern of these ops; ``before``: fragments of backward, before the first
-    of which they play."""
+    it plays; ``roles``: pattern of these ops; ``before``: they play
+    before the first of these fragments of backward."""
 
     block: str
     tokens: dict[str, tuple[str, ...]]
@@ -83,8 +83,8 @@ def fitting(modules: Iterable[RecomputeModule], *, experts: bool) -> Modules:
 
 
 def tokens_again(modules: Collection[RecomputeModule]) -> dict[tuple[str, str], tuple[str, ...]]:
-    """Return (block, fragment of a token) -> the fragments of backward, before the first of which
-    the token is issued."""
+    """Return (block, fragment of a token) -> fragments of backward; the token is issued before the
+    first of them."""
     found: dict[tuple[str, str], tuple[str, ...]] = {}
     for name, replays in REPLAYS.items():
         for replay in replays if name in modules else ():

@@ -31,7 +31,7 @@ class Cost(NamedTuple):
 
 
 def cost_of(price: Price | None, step_s: float, gpus: int, tokens: int) -> Cost | None:
-    """Return what steps of ``step_s`` with so many ``tokens`` cost on ``gpus``; None without a
+    """Return what steps of ``step_s`` with ``tokens`` each cost on ``gpus``; None without a
     price."""
     if price is None:
         return None

@@ -92,7 +92,7 @@ class Recomputation:
         return op._replace(reads=tuple(reads))
 
     def read(self, ref: Ref) -> tuple[Ref, ...]:
-        """Return the values that hold what ``ref`` is in forward, for what plays again."""
+        """Return the values that an op which plays again reads in the place of ``ref``."""
         match = _FORWARD_VALUE.fullmatch(ref.name)
         if match is None:
             return (ref,)

@@ -86,7 +86,7 @@ def _recompute(workload: Workload, *, experts: bool) -> Recompute:
 
 
 def own_kind(model: ModelSpec, workload: Workload) -> LayerKind:
-    """Return the kind of a layer of which ``model`` and ``workload`` say nothing else."""
+    """Return the kind that a layer has by default in ``model`` and ``workload``."""
     return LayerKind(workload.recompute, workload.fp8_recipe, model.num_experts > 0)
 
 

@@ -47,7 +47,7 @@ FewLayers = Annotated[int, Field(ge=0, le=1000)]
 
 
 class JobFields(Request):
-    """The model, the machine, and how ranks divide the work, but for the batch of one layout."""
+    """The model, the machine, and how ranks divide the work, except the batch of one layout."""
 
     model: Annotated[FileName | None, common(
         "Preset (see `models`), a Hugging Face config.json, or a model file.",

@@ -173,7 +173,7 @@ def core_of(annotation: Any) -> type:
 
 
 def refusal(kind: type[Request], error: ValidationError) -> DominoTuneError:
-    """Return the first fault as an error in words; missing fields are told together."""
+    """Return the first fault as an error in words; missing fields are reported together."""
     faults = error.errors(include_url=False)
     first = faults[0]
     if isinstance(own := first.get("ctx", {}).get("error"), DominoTuneError):

@@ -24,7 +24,7 @@ def has_rivals(case: Case) -> bool:
 
 
 def usual_rivals(case: Case) -> tuple[SlicePlan, ...]:
-    """Return each rival's plan with the methods that its framework has unless told otherwise, as
+    """Return each rival's plan with the methods that its framework has by default, as
     far as they divide the tokens; of those that hide a GEMM's collective none where ``has_rivals``
     is false."""
     pairs = _pairs(case)[:1]

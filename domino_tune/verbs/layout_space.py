@@ -137,9 +137,7 @@ def _candidate(case: Case, again: range, layers: Layers, kept: KeptBytes) -> Can
 
 
 def recomputed_layers(case: Case, request: LayoutRequest) -> range:
-    """Return the numbers of recomputed layers a virtual stage to choose from, the last of which is
-    all.
-    """
+    """Return the numbers of recomputed layers a virtual stage to choose from; the last is all."""
     if request.recompute is not None:
         return NO_CHOICE
     return range(max(chunk.layers for rank in case.chunks for chunk in rank) + 1)

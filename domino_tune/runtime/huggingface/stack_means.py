@@ -1,4 +1,4 @@
-"""Means of a stack's gradients over replicas, which are under way while backward goes on."""
+"""Means of a stack's gradients over replicas, under way while backward runs."""
 
 from __future__ import annotations
 

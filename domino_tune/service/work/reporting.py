@@ -62,7 +62,7 @@ class Reporter(Protocol):
 
 
 class Silent:
-    """A reporter of which nobody hears; ``stop`` is for tests."""
+    """A reporter that reports nothing; ``stop`` is for tests."""
 
     due = False
 
