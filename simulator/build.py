@@ -95,8 +95,9 @@ def check_layer_order(
     layers += model.first_k_dense_replace
     short = replace(model, num_hidden_layers=min(layers, model.num_hidden_layers))
     again = min(workload.recompute_layers, short.num_hidden_layers - 1)
-    single = replace(workload, grad_accumulation=1, recompute_layers=again)
-    check_order(build_schedule(short, single, cluster, plan, order))
+    micros = 2 if plan.strategy == EP_OVERLAP else 1
+    few = replace(workload, grad_accumulation=micros, recompute_layers=again)
+    check_order(build_schedule(short, few, cluster, plan, order))
 
 
 def _own_order(plan: SlicePlan, workload: Workload) -> LayerOrder:

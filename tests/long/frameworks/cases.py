@@ -89,6 +89,26 @@ CASES: Final[MappingProxyType[str, dict[str, Any]]] = MappingProxyType(
         "first layers again": {
             "workload": replace(WORKLOAD, recompute="full", recompute_layers=3)
         },
+        "modules again": {
+            "workload": replace(
+                WORKLOAD, recompute="selective", recompute_modules=("layernorm", "mlp")
+            ),
+        },
+        "moments in BF16": {
+            "workload": replace(
+                WORKLOAD, data_parallel="distributed-optimizer", moments_dtype="bf16"
+            ),
+            "cluster": ClusterSpec(tp=4, dp=4),
+        },
+        "experts, two micro-batches": {
+            "model": MODELS["qwen3-30b-a3b"], "plan": replace(MEGATRON, strategy="ep-overlap"),
+            "workload": replace(
+                WORKLOAD, grad_accumulation=4, data_parallel="distributed-optimizer",
+                recompute="selective",
+                recompute_modules=("moe_act", "layernorm"),
+            ),
+            "cluster": ClusterSpec(tp=1, dp=8, ep=8),
+        },
         "CUDA graph": {"cluster": ClusterSpec(tp=8, cuda_graph=True)},
         "userbuffers": {"plan": USERBUFFERS},
         "userbuffers, GPT": {
