@@ -14,6 +14,7 @@ from typing import Any, Final
 COMMIT: Final = "000c4ac24f61159c138b0975def722c65245983c"
 SWITCHES: Final = (
     "accumulate-allreduce-grads-in-fp32", "add-qkv-bias", "bf16", "cross-entropy-loss-fusion",
+    "delay-wgrad-compute",
     "disable-bias-linear", "disable-tp-comm-bulk-dgrad", "disable-tp-comm-bulk-wgrad",
     "disable-tp-comm-overlap-ag", "disable-tp-comm-overlap-rs", "fp16", "grad-reduce-in-bf16",
     "group-query-attention", "log-num-zeros-in-grad", "log-params-norm",
@@ -21,7 +22,8 @@ SWITCHES: Final = (
     "no-bias-dropout-fusion",
     "no-bias-swiglu-fusion", "no-check-for-nan-in-loss-and-grad",
     "no-gradient-accumulation-fusion", "no-overlap-p2p-communication", "no-rope-fusion",
-    "overlap-grad-reduce", "overlap-param-gather", "qk-layernorm", "sequence-parallel", "swiglu",
+    "overlap-grad-reduce", "overlap-moe-expert-parallel-comm", "overlap-param-gather",
+    "qk-layernorm", "sequence-parallel", "swiglu",
     "tp-comm-overlap", "tp-comm-overlap-rs-dgrad", "untie-embeddings-and-output-weights",
     "use-distributed-optimizer", "use-precision-aware-optimizer", "use-rope-scaling",
     "use-torch-fsdp2",

@@ -108,7 +108,7 @@ OF_EXPERTS: Final = (
     "moe_flex_dispatcher_backend", "moe_enable_deepep", "moe_router_force_load_balancing",
     "expert_model_parallel_size", "expert_tensor_parallel_size",
     "multi_latent_attention", "q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim",
-    "v_head_dim", "mtp_num_layers",
+    "v_head_dim", "mtp_num_layers", "overlap_moe_expert_parallel_comm", "delay_wgrad_compute",
 )  # fmt: skip
 """Arguments of experts, latent attention and multi-token prediction."""
 PRICED: Final = frozenset(
@@ -260,8 +260,7 @@ REFUSED: Final[Mapping[str, tuple[str, ...]]] = {
             "cpu_torch_adam", "checkpoint_in_cpu", "cpu_checkpointing", "partition_activations",
             "distribute_saved_activations", "distribute_checkpointed_activations",
             "memory_centric_tiled_linear", "curriculum_learning", "curriculum_learning_legacy",
-            "random_ltd", "moe_layer_recompute", "delay_wgrad_compute",
-            "overlap_moe_expert_parallel_comm", "moe_use_legacy_grouped_gemm", "moe_extended_tp",
+            "random_ltd", "moe_layer_recompute", "moe_use_legacy_grouped_gemm", "moe_extended_tp",
             "moe_pad_expert_input_to_capacity", "fp32_residual_connection", "optimizer_cuda_graph",
             "enable_hyper_connections",
         ), ("False", "None"),

@@ -46,6 +46,7 @@ from simulator.dtypes import FP8_RECIPES, MOMENTS_DTYPES
 from simulator.errors import InputError
 from simulator.implementation import IMPLEMENTATIONS
 from simulator.modules import RECOMPUTE_MODULES
+from simulator.overlap import EP_OVERLAP
 from simulator.specs import CP_COMM
 
 _START: Final = re.compile(r"-{3,} arguments -{3,}")
@@ -222,6 +223,10 @@ def _options(arguments: Mapping[str, str], source: str) -> dict[str, str]:
         options["cuda_graph"] = "yes"
     if _is(arguments, "tp_comm_overlap") and options["tp"] != "1":
         options["strategy"] = "userbuffers"
+    if _is(arguments, "overlap_moe_expert_parallel_comm"):
+        options["strategy"] = EP_OVERLAP
+        if _is(arguments, "delay_wgrad_compute"):
+            options["wgrad"] = "deferred"
     if pp > 1:
         options["overlap_p2p"] = str(_is(arguments, "overlap_p2p_comm")).lower()
         options["vpp"] = str(_virtual_stages(arguments, source, whole, pp))

@@ -59,6 +59,14 @@ OPTIMIZER: Final = {
     "overlap_param_gather": "overlap_param_gather",
     "use_distributed_optimizer": "use_distributed_optimizer", "bf16": "bf16", "fp16": "fp16",
 }  # fmt: skip
+MOMENTS: Final = {
+    "exp_avg_dtype",
+    "exp_avg_sq_dtype",
+    "main_grads_dtype",
+    "use_precision_aware_optimizer",
+}
+"""Fields of OptimizerConfig of which only the names are checked: TransformerEngine has to be
+there."""
 LOOP: Final = {
     "global_batch_size", "group_query_attention", "log_params_norm", "micro_batch_size",
     "num_layers_per_virtual_pipeline_stage", "seq_length", "swiglu", "tp_comm_overlap_cfg",
@@ -79,19 +87,28 @@ def refusal(options: Options) -> str:
             warnings.simplefilter("ignore")
             _model(options)
             _made(DistributedDataParallelConfig, _fields(options, REPLICAS))
-            _made(OptimizerConfig, _fields(options, OPTIMIZER))
+            _made(OptimizerConfig, _optimizer(options))
             _made(TransformerConfig, _transformer(options))
     except (AssertionError, LookupError, TypeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
 
 
+def _optimizer(options: Options) -> Options:
+    unknown = (MOMENTS & options.keys()) - OptimizerConfig.__dataclass_fields__.keys()
+    if unknown:
+        raise LookupError(f"no field {sorted(unknown)}")
+    return _fields(options, OPTIMIZER)
+
+
 def _transformer(options: Options) -> Options:
-    known = {"clip_grad", "log_num_zeros_in_grad", *MODEL, *REPLICAS, *LOOP}
+    known = {*OPTIMIZER, *MOMENTS, *MODEL, *REPLICAS, *LOOP} - {"bf16", "fp16"}
     fields: Options = {OFF.get(name, name): value for name, value in options.items()}
     fields |= {OFF[name]: False for name in OFF.keys() & options.keys()}
     fields = {name: value for name, value in fields.items() if name not in known}
     fields["layernorm_epsilon"] = fields.pop("norm_epsilon")
+    if "num_experts" in fields:
+        fields["num_moe_experts"] = fields.pop("num_experts")
     if "attention_backend" in fields:
         fields["attention_backend"] = AttnBackend[fields["attention_backend"]]
     dtype = torch.bfloat16 if "bf16" in options else torch.half if "fp16" in options else None

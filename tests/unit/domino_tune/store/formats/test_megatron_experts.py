@@ -17,6 +17,8 @@ from domino_tune.verbs.plan import export_plan
 from domino_tune.verbs.resolve import resolve
 from simulator.case import Case
 from simulator.errors import InfeasiblePlanError, InputError
+from simulator.overlap import EP_OVERLAP
+from simulator.plan import WgradPlacement
 from simulator.presets import MODELS
 from simulator.specs import ClusterSpec, ModelSpec, MoeDispatcher, Workload
 from tests.support.megatron_options import parsed
@@ -100,6 +102,22 @@ def test_bridge_is_told_the_same() -> None:
     assert settings["model.expert_model_parallel_size"] == 4
 
 
+@pytest.mark.parametrize("wgrad", ["eager", "deferred"])
+def test_micro_batches_beside_each_other_are_told_and_read(wgrad: WgradPlacement) -> None:
+    plan = replace(SHARDED, strategy=EP_OVERLAP, wgrad=wgrad)
+    cluster, late = replace(EP4, tp=1), wgrad == "deferred"
+    file = plan_file(replace(plan, sequence_parallel=False), MIXTRAL, WORK, cluster)
+    told = parsed(list(export_plan(file, "megatron").arguments))
+    assert told["overlap_moe_expert_parallel_comm"]
+    assert told.get("delay_wgrad_compute", False) == late
+    options = read_megatron_log(
+        log({**MIXTRAL_LOG, "overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": late}),
+        "run.log",
+    ).options
+    assert options["strategy"] == EP_OVERLAP
+    assert options.get("wgrad", "eager") == wgrad
+
+
 def test_balance_is_told() -> None:
     def notes(workload: Workload) -> str:
         return " ".join(megatron_notes(plan_file(SHARDED, MIXTRAL, workload, EP4)))
@@ -162,7 +180,6 @@ def test_balance_that_was_not_forced_is_told() -> None:
         ({"moe_grouped_gemm": False}, "moe_grouped_gemm = False"),
         ({"moe_expert_capacity_factor": 1.0}, "moe_expert_capacity_factor = 1.0"),
         ({"multi_latent_attention": True, "qk_head_dim": None}, "qk_head_dim = None"),
-        ({"overlap_moe_expert_parallel_comm": True}, "overlap_moe_expert_parallel_comm = True"),
     ],
 )
 def test_runs_that_are_not_simulated_are_refused(change: dict[str, Any], said: str) -> None:
