@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 
-from domino_tune.search.problem import TIE_PERCENT, Evaluation, Record, ties
+from domino_tune.search.problem import TIE_PERCENT, Evaluation, Record
 from domino_tune.search.space import Space, SpaceSpec, Target, enumerate_plans
 from domino_tune.store.formats.deepspeed import check_deepspeed
 from simulator.bound_groups import Ints
@@ -81,12 +81,18 @@ class SimulatedPlans:
         None before the first trial. The search itself asks for these bounds before it ends."""
         if not record.trials:
             return None
-        fastest_ns = min(trial.iteration_ns for trial in record.trials)
-        near = np.flatnonzero(self._quick_ns * 100 <= (100 + TIE_PERCENT) * fastest_ns)
-        return sum(
-            index not in record.history and ties(self._bound_ns(self.plans[index]), fastest_ns)
-            for index in near.tolist()
-        )
+        ends_ns = min(trial.iteration_ns for trial in record.trials) * (100 + TIE_PERCENT)
+        near = np.flatnonzero(self._quick_ns * 100 <= ends_ns)
+        unknown = near[self._exact_ns[near] < 0]
+        self._exact_ns[unknown] = [self._bound_ns(self.plans[one]) for one in unknown.tolist()]
+        open_ = near[self._exact_ns[near] * 100 <= ends_ns]
+        looked_at = np.fromiter(record.history, np.int64, len(record.history))
+        return len(np.setdiff1d(open_, looked_at, assume_unique=True))
+
+    @cached_property
+    def _exact_ns(self) -> Ints:
+        """The bounds that ``left`` knows; below 0 where it has not asked."""
+        return np.full(len(self.plans), -1, np.int64)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
