@@ -34,7 +34,7 @@ from simulator.issue_order import (
 )
 from simulator.optimizer_step import begin_step, optimizer_step
 from simulator.overlap import EP_OVERLAP
-from simulator.paired import Known, paired
+from simulator.paired import paired
 from simulator.plan import SlicePlan, check_plan_fits
 from simulator.schedule import OpTemplate, Ref, Repeat, Schedule, Segment, check_order
 from simulator.schedules import fixed_order
@@ -168,20 +168,20 @@ class Builder:
         ahead = self.forward(self.fragments(first=True), first=True)
         parts = [Repeat(segments=tuple(ahead))]
         for first_micro, count in _micro_groups(micros)[:-1]:
-            pair = self.pair(forward_first=False, backward_first=first_micro == 0)
+            pair = self._pair(first=first_micro == 0)
             parts.append(Repeat(segments=tuple(pair), count=count, first_micro=first_micro + 1))
-        back = self.backward(self.fragments(first=micros == 1), last=True)
+        back = self.backward(self.fragments(first=False), last=True)
         last = (*back, *_segment(self._step()))
         return (*parts, Repeat(segments=last, first_micro=micros - 1))
 
-    def pair(self, *, forward_first: bool, backward_first: bool) -> list[Segment]:
-        """Return a pass forward beside a pass back; each may be the first of the iteration."""
-        ahead = self.forward(self.fragments(first=forward_first), first=forward_first)
-        back = self.backward(self.fragments(first=backward_first), last=False)
-        known: Known = self._templates.shared.setdefault(paired, {})
-        delays = self.shapes.plan.wgrad == "deferred"
-        layers = self.layers, self.layers
-        return paired(ahead, back, layers, known, delays_wgrads=delays)
+    def _pair(self, *, first: bool) -> list[Segment]:
+        """Return a later pass forward beside a pass back, which may be the first one."""
+        ahead = self.forward(self.fragments(first=False), first=False)
+        back = self.backward(self.fragments(first=first), last=False)
+        return paired(
+            ahead, back, (self.layers, self.layers), self._templates.shared,
+            delays_wgrads=self.shapes.plan.wgrad == "deferred",
+        )  # fmt: skip
 
     def _micro(self, *, first: bool, last: bool) -> list[Segment]:
         fragments = self.fragments(first=first)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, zip_longest
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from simulator.schedule import EP, PREFIX, OpTemplate, Ref, Segment, is_layer_role
 
@@ -41,10 +41,12 @@ Known = dict[int, tuple[OpTemplate, OpTemplate]]
 
 def paired(
     forward: Sequence[Segment], backward: Sequence[Segment], layers: tuple[int, int],
-    known: Known, *, delays_wgrads: bool,
+    shared: dict[Any, Any], *, delays_wgrads: bool,
 ) -> list[Segment]:  # fmt: skip
     """Return the segments of a pass forward beside a pass back of a micro-batch before, each of as
-    many ``layers``. ``known`` grows, so that a table of ops has each of them once."""
+    many ``layers``. ``shared``, of the templates, keeps turned ops, so that a table of ops has each
+    of them once."""
+    known: Known = shared.setdefault(paired, {})
     ahead, back = layers
     f = _split(forward, ahead)
     b = _split([_turned_segment(one, back, known) for one in backward], back)

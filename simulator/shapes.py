@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -404,20 +405,16 @@ class Shapes:
     @cached_property
     def quantized_parameters(self) -> int:
         """Elements of the weights of quantized layers on this rank."""
-        return sum(
-            layers * shapes.linear_parameters
-            for layers, shapes in self.kinds
-            if shapes.workload.fp8_recipe != "none"
-        )
+        return sum(layers * shapes.linear_parameters for layers, shapes in self._quantized_kinds)
 
     @cached_property
     def quantized_experts(self) -> int:
         """Those of them that are of routed experts."""
-        return sum(
-            layers * shapes.expert_parameters
-            for layers, shapes in self.kinds
-            if shapes.workload.fp8_recipe != "none"
-        )
+        return sum(layers * shapes.expert_parameters for layers, shapes in self._quantized_kinds)
+
+    @property
+    def _quantized_kinds(self) -> Iterator[tuple[int, Shapes]]:
+        return (one for one in self.kinds if one[1].workload.fp8_recipe != "none")
 
     @cached_property
     def partial_parameters(self) -> int:

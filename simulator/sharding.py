@@ -126,16 +126,21 @@ def padded_vocab_size(model: ModelSpec, cluster: ClusterSpec) -> int:
     return math.ceil(model.vocab_size / unit) * unit
 
 
+def least_micros(workload: Workload, cluster: ClusterSpec) -> int:
+    """Return how many micro-batches the schedule of a pipeline needs: DualPipeV one a stage."""
+    return 2 * cluster.pp if workload.pp_schedule == "dualpipev" else 1
+
+
 def _check_v(workload: Workload, cluster: ClusterSpec) -> None:
-    pp, micros = cluster.pp, workload.grad_accumulation
+    least, micros = least_micros(workload, cluster), workload.grad_accumulation
     if cluster.vpp != 2:
         raise InputError(
             f"--pp-schedule dualpipev has two stages a rank, got vpp = {cluster.vpp}; use --vpp 2."
         )
-    if micros < 2 * pp:
+    if micros < least:
         raise InputError(
-            f"--pp-schedule dualpipev needs a micro-batch or more for each of the {2 * pp} stages, "
-            f"got grad_accumulation = {micros}; use {2 * pp} or more, or --pp-schedule 1f1b."
+            f"--pp-schedule dualpipev needs a micro-batch or more for each of the {least} stages, "
+            f"got grad_accumulation = {micros}; use {least} or more, or --pp-schedule 1f1b."
         )
 
 

@@ -39,6 +39,7 @@ from simulator.plan import NO_COMM, SlicePlan
 from simulator.predict import iteration_ns, played, plays_of, unsure_clocks
 from simulator.record import record
 from simulator.repriced import Repriced
+from simulator.sharding import least_micros
 from simulator.timeline import Timeline
 from simulator.units import GIB, MS_PER_NS
 from simulator.unknowns import Wider, highest, wider
@@ -180,8 +181,8 @@ def micros_shown(pp: int, vpp: int) -> int:
 def shortened(case: Case) -> Case:
     """Return the case with about MICROS_PLAYED micro-batches: those in the middle are alike."""
     workload = case.workload
-    pp, vpp = case.cluster.pp, case.cluster.vpp
-    least = max(micros_shown(pp, vpp), 2 * pp * (workload.pp_schedule == "dualpipev"))
+    few = micros_shown(case.cluster.pp, case.cluster.vpp)
+    least = max(few, least_micros(workload, case.cluster))
     if workload.grad_accumulation <= least:
         return case
     return replace(case, workload=replace(workload, grad_accumulation=least))

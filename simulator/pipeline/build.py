@@ -21,7 +21,7 @@ from simulator.ops import Collective
 from simulator.optimizer_step import WORLD_NORM, summed_gradients, update
 from simulator.ordering import order_of
 from simulator.overlap import EP_OVERLAP
-from simulator.paired import Known, paired
+from simulator.paired import paired
 from simulator.pipeline.orders import Action
 from simulator.pipeline.program import PipelineProgram, hosts_lead, no_hosts, sends_beside
 from simulator.pipeline.wires import Ints, Wiring, wiring
@@ -188,10 +188,9 @@ class Pieces:
 
     def _paired(self, ahead: Piece, back: Piece) -> Schedule:
         forward, backward = (self.schedule(one) for one in (ahead, back))
-        known: Known = forward.shared.setdefault(paired, {})
         segments = paired(
             forward.parts[0].segments, backward.parts[0].segments,
-            (ahead.chunk.layers, back.chunk.layers), known,
+            (ahead.chunk.layers, back.chunk.layers), forward.shared,
             delays_wgrads=self.whole.plan.wgrad == "deferred",
         )  # fmt: skip
         return replace(forward, parts=(Repeat(segments=tuple(segments)),))
@@ -229,9 +228,11 @@ class Pieces:
         them. Only the first chunk of the first rank has several, as in Megatron-LM."""
         key = self.ranks[rank][number], rank == number == 0
         if key not in self._buckets:
-            self._buckets[key] = self._bucket_sizes(self.shapes(key[0]), several=key[1])
-        sizes, twice = self._buckets[key], self._tables_twice(rank) if key[0].head else 0
-        return [*sizes[:-1], sizes[-1] + Held(-twice)] if twice else sizes
+            sizes = self._bucket_sizes(self.shapes(key[0]), several=key[1])
+            if key[0].head:
+                sizes[-1] += Held(-self._tables_twice(rank))
+            self._buckets[key] = sizes
+        return self._buckets[key]
 
     def _tables_twice(self, rank: int) -> int:
         """Return the parameters of tables that two chunks of a rank share."""
@@ -315,7 +316,7 @@ class PipelineBuilder:
         whole = self._alone(self.pieces.schedule(piece))
         if piece.beside is None:
             return whole
-        return _share(whole, [self.played(one) for one in piece.pair], piece.part == "forward")
+        return _shared(whole, _share_of(piece, [self.played(one) for one in piece.pair]))
 
     def led(self, piece: Piece) -> Led:
         """Return a pass that is played alone behind its host, and the host's times."""
@@ -323,8 +324,7 @@ class PipelineBuilder:
             schedule = self.pieces.schedule(piece)
             whole = repriced(schedule, self.cost).led(self.cost)
             if piece.beside is not None:
-                alone, ahead = [self.led(one) for one in piece.pair], piece.part == "forward"
-                whole = _led_share(whole, alone, ahead)
+                whole = _led_share(whole, piece, [self.led(one) for one in piece.pair])
             self._led[piece] = whole
         return self._led[piece]
 
@@ -408,28 +408,33 @@ def each_ns(cost: CostModel, collective: Callable[..., Collective], held: Held) 
     return experts_ns + (duration_ns(collective(held.rest)) if held.rest else 0)
 
 
-def _share(whole: Totals, alone: list[Totals], ahead: bool) -> Totals:
-    """Return the part of a pair's sums that its forward takes (``ahead``), or its backward: as the
-    times of the two alone are to each other. Their messages go out one after the other."""
+def _share_of(piece: Piece, alone: list[Totals]) -> Callable[[int], int]:
+    """Return what gives the part of a pair's time that ``piece`` takes of it: as the times of its
+    forward and its backward ``alone`` are to each other. Their messages go out one after the
+    other."""
     share = alone[0].makespan_ns / (alone[0].makespan_ns + alone[1].makespan_ns)
 
     def part(total: int) -> int:
-        first = round(share * total)
-        return first if ahead else total - first
+        ahead = round(share * total)
+        return ahead if piece.part == "forward" else total - ahead
 
+    return part
+
+
+def _shared(whole: Totals, part: Callable[[int], int]) -> Totals:
     return Totals(
         part(whole.makespan_ns), part(whole.compute_ns), part(whole.comm_ns),
         part(whole.exposed_ns), tuple(map(part, whole.lane_ns)),
     )  # fmt: skip
 
 
-def _led_share(whole: Led, alone: list[Led], ahead: bool) -> Led:
-    """Return the same of a pair behind its host."""
-    totals = [one.totals for one in alone]
-    mine = _share(whole.totals, totals, ahead)
-    times = _share(Totals(whole.late_ns, whole.issued_ns, 0, 0, ()), totals, ahead)
-    held_ns = max(one.held_ns for one in alone)
-    return Led(mine, times.makespan_ns, times.compute_ns, held_ns, alone[not ahead].computes)
+def _led_share(whole: Led, piece: Piece, alone: list[Led]) -> Led:
+    """Return the part of a pair behind its host that ``piece`` takes."""
+    part = _share_of(piece, [one.totals for one in alone])
+    return Led(
+        _shared(whole.totals, part), part(whole.late_ns), part(whole.issued_ns),
+        max(one.held_ns for one in alone), alone[piece.part != "forward"].computes,
+    )  # fmt: skip
 
 
 def _behind(computes: Ints, depth: int, first: int) -> Ints:

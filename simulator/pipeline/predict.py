@@ -109,7 +109,7 @@ def busiest_schedule(case: Case, plan: SlicePlan, order: LayerOrder | None = Non
         for schedule in pieces.step(rank)
         for part in schedule.parts
     ]
-    launch_order = case.workload.implementation.starts(cuda_graph=case.cluster.cuda_graph)
+    launch_order = pieces.whole.launch_order
     return Schedule(parts=tuple(parts), value_bytes={}, micros=micros, launch_order=launch_order)
 
 

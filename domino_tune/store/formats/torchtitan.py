@@ -145,8 +145,7 @@ def _check(plan_file: PlanFile) -> None:
         (
             workload.recompute == "selective",
             "recomputation of the attention core alone, or of other modules; make the plan with "
-            "--recompute none, "
-            "per-op or full",
+            "--recompute none, per-op or full",
         ),
         (
             workload.recompute_layers > 0,
@@ -157,20 +156,27 @@ def _check(plan_file: PlanFile) -> None:
             f"context parallelism by {workload.cp_comm}; make the plan with --cp-comm p2p or "
             "all_gather",
         ),
-        (
-            cluster.pp > 1 and workload.pp_schedule == "zero-bubble",
-            "a zero-bubble schedule of one stage a rank; make the plan with "
-            "--set pp_schedule=1f1b, or dualpipev",
-        ),
-        (
-            cluster.pp > 1 and workload.pp_schedule == "dualpipev" and _compiles(plan_file),
-            "DualPipeV under torch.compile, which this plan needs; make the plan with "
-            "--set pp_schedule=1f1b, or --implementation torch",
-        ),
+        *_pipeline_problems(plan_file),
     )
     for found, what in problems:
         if found:
             raise InfeasiblePlanError(f"torchtitan does not run {what}.", reason="target")
+
+
+def _pipeline_problems(plan_file: PlanFile) -> tuple[tuple[bool, str], ...]:
+    schedule = plan_file.workload.pp_schedule if plan_file.cluster.pp > 1 else "1f1b"
+    return (
+        (
+            schedule == "zero-bubble",
+            "a zero-bubble schedule of one stage a rank; make the plan with "
+            "--set pp_schedule=1f1b, or dualpipev",
+        ),
+        (
+            schedule == "dualpipev" and _compiles(plan_file),
+            "DualPipeV under torch.compile, which this plan needs; make the plan with "
+            "--set pp_schedule=1f1b, or --implementation torch",
+        ),
+    )
 
 
 def _training(workload: Workload, cluster: ClusterSpec) -> dict[str, Value]:
