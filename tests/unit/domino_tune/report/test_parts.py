@@ -10,6 +10,7 @@ from domino_tune.report.breakdown import parts_ns, where_time_goes
 from domino_tune.report.confidence import crossover_sentence
 from domino_tune.report.data import Crossover, HeatCell, Numbers, PlanRow, Shown, Sweep
 from domino_tune.report.heat import heat_map
+from domino_tune.report.html import static
 from domino_tune.report.markup import Html, tag, text
 from domino_tune.report.names import (
     gib_text,
@@ -19,12 +20,14 @@ from domino_tune.report.names import (
     shape_text,
     size_text,
 )
+from domino_tune.report.pipeline import NAMES
 from domino_tune.report.plan_names import KEY, plan_name
 from domino_tune.report.ties import TIE
 from domino_tune.results.texts import ORDER_WORDS, plan_words
 from domino_tune.search.problem import TIE_PERCENT
 from simulator.errors import InputError
 from simulator.ops import Attention, Collective, Gemm, Pointwise
+from simulator.pipeline.build import PASSES
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from tests.support.pages import SLICED, case, report_data, shown
 
@@ -153,3 +156,10 @@ def test_names() -> None:
         "2 row slices × 2/1 column slices, dgrad in 2/4, greedy order, weight gradients fill the "
         "waits, merged over slices, 8 CTAs for communication"
     )
+
+
+def test_each_kind_of_pass_has_a_name_and_a_colour() -> None:
+    assert NAMES.keys() == PASSES.keys()
+    style = static("page.css")
+    assert all(f"rect.pass-{kind} {{ fill" in style for kind in PASSES)
+    assert all(f".key.pass-{kind}::before" in style for kind in PASSES)
