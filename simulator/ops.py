@@ -157,7 +157,7 @@ class Collective(NamedTuple):
 
     ``size_bytes`` is the full tensor (nccl-tests' "size"), of an all-to-all what one rank has, of
     DeepEP's and Hybrid-EP's dispatch and combine what one rank gets or gives, its own share
-    counted;
+    counted, in rows of ``row_bytes``;
     ``ctas`` 0 leaves the choice to NCCL.
     ``algo``: ring lets the GPUs add, not the switch. ``peer_copy``: copy engines bring
     ``size_bytes`` to another rank while they do so for all others.
@@ -172,6 +172,7 @@ class Collective(NamedTuple):
     dtype: str = "bf16"
     algo: NcclAlgo = "auto"
     reserved_sms: int = 0
+    row_bytes: int = 0
 
     @property
     def needs_no_room(self) -> bool:

@@ -26,8 +26,9 @@ GroupKey = tuple[str, int, int, int]  # op, nodes, per node, CTAs
 class CollectiveFit:
     """Piecewise α–β law of one group: latency, and µs per MiB between the knots.
 
-    ``us_per_mib`` has one more entry than ``knots_bytes``; ``error`` is the leave-one-out error
-    (0.03 = 3 %); ``min_bytes`` … ``max_bytes`` is the range it was fitted on.
+    ``us_per_mib`` has one more entry than ``knots_bytes``; ``ns_per_row``: what a token's row takes
+    beside its bytes, of dispatches and combines; ``error`` is the leave-one-out error (0.03 = 3 %);
+    ``min_bytes`` … ``max_bytes`` is the range it was fitted on.
     """
 
     op: CollectiveKind
@@ -37,6 +38,7 @@ class CollectiveFit:
     latency_us: float
     knots_bytes: tuple[int, ...] = ()
     us_per_mib: tuple[float, ...]
+    ns_per_row: float = 0.0
     min_bytes: int
     max_bytes: int
     kind: FitKind = "fitted"
@@ -50,7 +52,8 @@ class CollectiveFit:
             require_count(owner, name, getattr(self, name))
         require_count(owner, "ctas", self.ctas, low=0)
         require_positive(owner, "latency_us", self.latency_us)
-        require_number(owner, "error", self.error)
+        for name in ("error", "ns_per_row"):
+            require_number(owner, name, getattr(self, name))
         for slope in self.us_per_mib:
             require_number(owner, "us_per_mib", slope)
         for index, knot in enumerate(self.knots_bytes):

@@ -1,9 +1,10 @@
 """Dispatch and combine of experts' tokens by DeepEP and Hybrid-EP: time by bytes, group and SMs.
 
 ``size_bytes`` is what a rank gets (dispatch) or gives (combine), a copy of a token for each rank
-that needs it, its own share counted. Laws are piecewise α–β by the SMs that the kernels hold;
-between two numbers of SMs both shares are interpolated, below the fewest the transfer takes longer
-in proportion, above the most it stays.
+that needs it, its own share counted. Laws are piecewise α–β by the SMs that the kernels hold, with
+a share for each row, since an SM handles one row after the other: rows of 4 KiB reach half the rate
+of rows of 14. Between two numbers of SMs both shares are interpolated, below the fewest the
+transfer takes longer in proportion, above the most it stays.
 
 Over n nodes of p ranks the network carries a copy a node, not a rank. A token that goes to
 ``TOP_K`` of many experts spread at random reaches d(r) = r·(1 − (1 − 1/r)^TOP_K) of r equal parts,
@@ -88,14 +89,14 @@ class ExpertExchange:
             return None
         sms, known = c.ctas or DEFAULT_SMS[c.op], sorted(by_sms)
         right = min(bisect_left(known, sms), len(known) - 1)
-        high = _law(by_sms[known[right]], c.size_bytes)
+        high = _law(by_sms[known[right]], c)
         if sms > known[right]:
             return _beyond(high, 1.0, reach(sms, known[0], known[-1]))
         if sms == known[right]:
             return high
         if right == 0:
             return _beyond(high, known[0] / sms, known[0] / sms)
-        low = _law(by_sms[known[right - 1]], c.size_bytes)
+        low = _law(by_sms[known[right - 1]], c)
         weight = math.log(sms / known[right - 1]) / math.log(known[right] / known[right - 1])
         return _mixed(low, high, weight, max(low.error, high.error))
 
@@ -140,9 +141,11 @@ class ExpertExchange:
         return Law(latency_us, max(wire_us, inside.transfer_us), "assumed", error)
 
 
-def _law(fit: CollectiveFit, size_bytes: int) -> Law:
-    source, error = widened(fit.kind, fit.error, reach(size_bytes, 1, fit.max_bytes))
-    return Law(fit.latency_us, fit.transfer_us(size_bytes), source, error)
+def _law(fit: CollectiveFit, c: Collective) -> Law:
+    source, error = widened(fit.kind, fit.error, reach(c.size_bytes, 1, fit.max_bytes))
+    rows = c.size_bytes / c.row_bytes if c.row_bytes else 0
+    transfer_us = fit.transfer_us(c.size_bytes) + 1e-3 * fit.ns_per_row * rows
+    return Law(fit.latency_us, transfer_us, source, error)
 
 
 def _beyond(law: Law, slower: float, far: float) -> Law:

@@ -12,6 +12,8 @@ from simulator.lookup.exchange import DEFAULT_SMS, network_bytes, reached
 from simulator.ops import Collective, CollectiveKind
 
 MB = 1_000_000
+ROW = 14336
+"""Bytes of a token of DeepSeek-V3."""
 OPS: tuple[CollectiveKind, ...] = tuple(DEFAULT_SMS)
 HOPPER = ("h100-dgx", "h200-sxm")
 NODES = (*HOPPER, "b200-sxm", "b300-sxm")
@@ -26,11 +28,33 @@ def us(name: str, c: Collective) -> float:
 @pytest.mark.parametrize(("name", "op"), list(itertools.product((*NODES, *RACKS), OPS)))
 def test_more_bytes_take_longer_and_more_sms_no_longer(name: str, op: CollectiveKind) -> None:
     for nodes, per_node in ((1, 8), (1, 32)) if name in RACKS else ((1, 8), (2, 8), (4, 8)):
-        one = Collective(op, 200 * MB, nodes, per_node)
+        one = Collective(op, 200 * MB, nodes, per_node, row_bytes=ROW)
         assert us(name, one) < us(name, one._replace(size_bytes=400 * MB))
         few, some, many = (us(name, one._replace(ctas=sms)) for sms in (2, 10, 20))
         assert few > some
         assert many <= 1.05 * some
+
+
+@pytest.mark.parametrize(("name", "op"), list(itertools.product((*NODES, *RACKS), OPS)))
+def test_short_rows_take_longer_by_the_byte(name: str, op: CollectiveKind) -> None:
+    long = Collective(op, 200 * MB, 1, 8, 16, row_bytes=ROW)
+    assert us(name, long) <= us(name, long._replace(row_bytes=4096)) < 2.6 * us(name, long)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "tokens", "op", "row_bytes", "measured_us"),
+    [
+        (2048, 32768, "deepep_combine", 4096, 2490.0),
+        (7168, 32768, "deepep_combine", 14336, 5082.0),
+        (2048, 32768, "deepep_dispatch", 2112, 1935.0),
+    ],
+)  # fmt: skip
+def test_rows_of_each_model_are_near_their_timing(
+    hidden: int, tokens: int, op: CollectiveKind, row_bytes: int, measured_us: float
+) -> None:
+    size = round(tokens * 5.3 * row_bytes)  # 24 SMs of a B200: deepep_one_node.csv.gz
+    found = us("b200-sxm", Collective(op, size, 1, 8, 24, row_bytes=row_bytes))
+    assert found == pytest.approx(measured_us, rel=0.15), hidden
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -47,14 +71,15 @@ def test_deepep_in_a_node_is_near_its_row(
     tokens: int, op: CollectiveKind, copy_bytes: int, measured_us: float
 ) -> None:
     size = round(tokens * 5.27 * copy_bytes)  # top-8 of 256 experts on 8 ranks
-    found = load_profile("h100-dgx").collective_table().estimate(Collective(op, size, 1, 8, 20))
+    one = Collective(op, size, 1, 8, 20, row_bytes=copy_bytes)
+    found = load_profile("h100-dgx").collective_table().estimate(one)
     assert found.duration_us == pytest.approx(measured_us, rel=0.15)
     assert (found.source, 0.05 < found.error < 0.2) == ("fitted", True)
 
 
 def test_on_blackwell_the_error_reaches_the_later_version() -> None:
     size = round(8192 * 5.27 * 14336)
-    one = Collective("deepep_combine", size, 1, 8, 24)
+    one = Collective("deepep_combine", size, 1, 8, 24, row_bytes=ROW)
     found = load_profile("b200-sxm").collective_table().estimate(one)
     assert (1 - found.error) * found.duration_us <= 1.06 * size / 675e3
 
@@ -79,7 +104,7 @@ def test_four_nodes_of_deepep_are_bound_by_the_nics() -> None:
 @pytest.mark.parametrize("ranks", [8, 12, 16, 36, 64, 72])
 def test_a_rack_is_one_domain(ranks: int) -> None:
     table = load_profile("gb200-nvl72").collective_table()
-    found = table.estimate(Collective("hybridep_dispatch", 400 * MB, 1, ranks))
+    found = table.estimate(Collective("hybridep_dispatch", 400 * MB, 1, ranks, row_bytes=ROW))
     assert 500 < found.duration_us < 1200
 
 
