@@ -110,7 +110,7 @@ class Case:
 
     @property
     def _hosts(self) -> Hosts | None:
-        return hosts_of(self.workload.implementation.name, self.workload.fp8_recipe)
+        return hosts_of(self.workload.implementation.name)
 
     @property
     def constant_ns(self) -> int:

@@ -48,6 +48,12 @@ def check_experts(model: ModelSpec, workload: Workload, cluster: ClusterSpec) ->
             f"--moe-imbalance is the tokens of the rank with the most over the mean, which is at "
             f"most ep = {cluster.ep}; got {workload.moe_imbalance:g}, lower it, or raise --ep."
         )
+    if workload.moe_dispatcher_sms and workload.moe_dispatcher not in FUSED:
+        raise InputError(
+            f"moe_dispatcher_sms is of {' and '.join(FUSED)}, whose kernels hold SMs as told; got "
+            f"{workload.moe_dispatcher_sms} with {workload.moe_dispatcher}. Leave it out, or use "
+            f"--moe-dispatcher {FUSED[0]}."
+        )
     if workload.moe_dispatcher in FUSED and cluster.ep * cluster.expert_tp == 1:
         raise InputError(
             f"--moe-dispatcher {workload.moe_dispatcher} sends tokens between ranks, but ep × etp "
@@ -60,6 +66,7 @@ def _refuse_without_experts(model: ModelSpec, workload: Workload, cluster: Clust
         f"--ep {cluster.ep}": cluster.ep > 1,
         f"--etp {cluster.etp}": cluster.etp > 0,
         f"--moe-imbalance {workload.moe_imbalance:g}": workload.moe_imbalance != 1,
+        f"moe_dispatcher_sms={workload.moe_dispatcher_sms}": workload.moe_dispatcher_sms > 0,
     }
     given |= {
         f"recompute_modules={name}": name in workload.recompute_modules for name in OF_EXPERTS

@@ -7,22 +7,8 @@ together, ``act`` the activation times the routers' probabilities, ``fc2`` the s
 the way back, and ``residual`` the sum over a token's experts. Backward mirrors it: a combine's
 backward is a dispatch.
 
-How tokens move (``Workload.moe_dispatcher``, Megatron-LM's core/transformer/moe/
-token_dispatcher.py):
-
-- ``alltoall``, and any other where one rank has all experts: a rank copies each token once for each
-  of its experts, and an all-to-all moves all copies; the rows that arrive are sorted by expert.
-- ``deepep``, ``hybridep``: their kernels move one copy of a token to each rank that has an expert
-  of it; the rows are copied there. On the way back a rank adds up what its experts give.
-- ``allgather``: each rank gets all tokens of the group, and takes those of its experts; on the way
-  back sums are scattered.
-
 The shared expert runs before the tokens are sent, and in backward after their gradients came back;
 with ``moe_shared_expert_overlap`` while they are on their way.
-
-No token is dropped, so hosts copy the counts of tokens and wait for them, but with ``hybridep``.
-
-Ranks that share an expert (``etp``) then gather the rows of all of them, and scatter sums.
 """
 
 from __future__ import annotations
@@ -31,175 +17,12 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from simulator.issue_order import Token
-from simulator.ops import Collective, CollectiveKind, Pointwise
 from simulator.quantized import Quantized
-from simulator.schedule import EP, OpTemplate, Ref
-from simulator.shapes import Shapes
-from simulator.specs import MoeDispatcher
+from simulator.schedule import Ref
+from simulator.token_way import Ops, TokenWay
 
-Ops = list[OpTemplate]
-KERNELS: Final[Mapping[MoeDispatcher, tuple[CollectiveKind, CollectiveKind]]] = {
-    "alltoall": ("all_to_all", "all_to_all"), "allgather": ("all_gather", "reduce_scatter"),
-    "deepep": ("deepep_dispatch", "deepep_combine"),
-    "hybridep": ("hybridep_dispatch", "hybridep_combine"),
-}  # fmt: skip
-"""Dispatcher -> the collectives of a dispatch and of a combine."""
 ROUTER_BYTES: Final = 4
 """Of a score of the router, in fp32; a choice is an index and a probability."""
-
-
-def copies(shapes: Shapes) -> float:
-    """Return how many ranks get a token on average, its own among them, where each of its
-    experts is equally likely."""
-    model, ep = shapes.model, shapes.cluster.ep
-    elsewhere = 1.0
-    for chosen in range(model.num_experts_per_tok):
-        others = model.num_experts - shapes.local_experts - chosen
-        elsewhere *= max(0, others) / (model.num_experts - chosen)
-    return ep * (1 - elsewhere)
-
-
-class _Way:
-    """The tokens of a slice on their way to experts and back: rows and bytes."""
-
-    def __init__(self, t: Quantized, row: int) -> None:
-        s = self.s = t.shapes
-        self.t, self.row = t, row
-        self.dispatcher = s.workload.moe_dispatcher
-        self.tokens, self.rows = s.residual_tokens(row), s.routed_rows(row)
-        self.own_rows = self.tokens * s.model.num_experts_per_tok
-        self.row_bytes = s.model.hidden_size * s.element
-
-    @property
-    def _copied_first(self) -> bool:
-        """Whether a token is copied for each of its experts before it is sent."""
-        cluster = self.s.cluster
-        return self.dispatcher == "alltoall" or cluster.ep * cluster.expert_tp == 1
-
-    @property
-    def _arrived(self) -> int:
-        """Bytes of the rows that this rank gets, before those that share an expert gather."""
-        s = self.s
-        if self._copied_first:
-            moved = self.own_rows * s.workload.moe_imbalance
-        elif self.dispatcher == "allgather":
-            moved = self.tokens * s.cluster.ep * s.cluster.expert_tp
-        else:
-            moved = self.tokens * copies(s) * s.workload.moe_imbalance
-        return round(moved) * self.row_bytes
-
-    @property
-    def _gathered(self) -> int:
-        """The same after they have gathered."""
-        alone = self.dispatcher == "allgather"
-        return self._arrived * (1 if alone else self.s.cluster.expert_tp)
-
-    @property
-    def _sorts(self) -> bool:
-        """Whether rows that arrive are copied before the experts read them."""
-        return not self._copied_first or self.s.local_experts > 1 or self.s.cluster.expert_tp > 1
-
-    def there(self, role: str, source: Ref, write: str) -> Ops:
-        """Return what sends the value ``source`` of all tokens to the ranks of their experts."""
-        t, ops = self.t, list[OpTemplate]()
-        size = self.own_rows * self.row_bytes
-        if self._copied_first:
-            read = self.tokens * self.row_bytes
-            ops.append(
-                t.op(f"mlp.{role}_permute", self.row, self.s.pointwise("moe_permute", read, size),
-                     (source,), f"{write}.permute", size)
-            )  # fmt: skip
-        value = ops[-1].writes[0] if ops else source
-        ops += self._moved(f"mlp.{role}", "dispatch", value, f"{write}.there", 1)
-        return ops
-
-    def arrived(self, role: str, source: Ref, write: str) -> tuple[Ops, Ref]:
-        """Return what sorts by expert the rows that ``there`` sent, and the value of them."""
-        value, rows = self._there(source, write), self.sorted(source, write)
-        if not self._sorts:
-            return [], rows
-        size = self.rows * self.row_bytes
-        read = min(size, self._gathered)
-        name = "moe_sort" if self._copied_first else "moe_permute"
-        signature = self.s.pointwise(name, read, size)
-        return [self.t.op(f"mlp.{role}_sort", self.row, signature, (value,), rows.name, size)], rows
-
-    def sorted(self, source: Ref, write: str) -> Ref:
-        """Return the value of the rows that experts read, after ``arrived``."""
-        return Ref(0, f"{write}.sorted") if self._sorts else self._there(source, write)
-
-    def back(self, role: str, produced: OpTemplate, piece: int, pieces: int) -> Ops:
-        """Return what brings the rows that ``produced`` wrote back to the ranks of their tokens."""
-        value, size = produced.writes[0], self.rows * self.row_bytes // pieces
-        moved = self._gathered // pieces
-        ops: Ops = []
-        if self._sorts:
-            written = min(size, moved)
-            name = "moe_sort" if self._copied_first else "moe_unpermute"
-            ops.append(
-                self.t.op(f"mlp.{role}_unsort", self.row, self.s.pointwise(name, size, written),
-                          (value,), f"{value.name}.unsorted", written, piece=piece)
-            )  # fmt: skip
-            value = ops[-1].writes[0]
-        return ops + self._moved(f"mlp.{role}", "combine", value, produced.writes[0].name, pieces,
-                                 piece)  # fmt: skip
-
-    def returned(self, name: str) -> Ref:
-        """Return the value that ``back`` made of the rows of ``name``."""
-        if self.s.exchanges_experts:
-            return Ref(0, f"{name}.combine")
-        return Ref(0, f"{name}.unsorted" if self._sorts else name)
-
-    def summed(self, role: str, parts: tuple[Ref, ...], write: str) -> tuple[Ops, tuple[Ref, ...]]:
-        """Return the sum of each token's copies, and the values of it: where ranks have summed,
-        the parts themselves."""
-        if not self._copied_first:
-            return [], parts
-        read, size = self.own_rows * self.row_bytes, self.tokens * self.row_bytes
-        signature = self.s.pointwise("moe_unpermute", read, size, len(parts))
-        made = self.t.op(f"mlp.{role}_unpermute", self.row, signature, parts, write, size)
-        return [made], made.writes
-
-    def _there(self, source: Ref, write: str) -> Ref:
-        if not self.s.exchanges_experts:
-            return Ref(0, f"{write}.permute") if self._copied_first else source
-        shared = self.s.cluster.expert_tp > 1 and self.dispatcher != "allgather"
-        return Ref(0, f"{write}.there.ag" if shared else f"{write}.there")
-
-    def _moved(
-        self, role: str, way: str, value: Ref, write: str, pieces: int, piece: int = -1
-    ) -> Ops:
-        """Return the collectives of a dispatch or a combine, of a part of the columns."""
-        s, size = self.s, self._arrived // pieces
-        if not s.exchanges_experts:
-            return []
-        kept = size if way == "dispatch" else self.own_rows * self.row_bytes // pieces
-        if way == "combine" and not self._copied_first:
-            kept = self.tokens * self.row_bytes // pieces
-        name = write if way == "dispatch" else f"{write}.combine"
-        kernel = KERNELS[self.dispatcher][way == "combine"]
-        gathers = self.dispatcher == "allgather"
-        algo = s.workload.implementation.nccl_algo if gathers else "auto"
-        moving = Collective(kernel, size, *self._group, 0, s.workload.dtype, algo)
-        move = self.t.op(role, self.row, moving, (value,), name, kept, lane=EP, piece=piece)
-        sharing = s.cluster.expert_tp
-        if sharing == 1 or gathers:
-            return [move]
-        op: CollectiveKind = "all_gather" if way == "dispatch" else "reduce_scatter"
-        share = Collective(op, size * sharing, *s.cluster.expert_tp_group, 0, s.workload.dtype)
-        if way == "dispatch":
-            gather = self.t.op(f"{role}.ag", self.row, share, move.writes, f"{name}.ag",
-                               size * sharing, lane=EP)  # fmt: skip
-            return [move, gather]
-        scatter = self.t.op(f"{role}.rs", self.row, share, (value,), f"{write}.rs", size, lane=EP,
-                            piece=piece)  # fmt: skip
-        return [scatter, move._replace(reads=scatter.writes)]
-
-    @property
-    def _group(self) -> tuple[int, int]:
-        if self.dispatcher != "allgather":
-            return self.s.cluster.ep_group
-        return self.s.cluster.expert_world_group
 
 
 # Forward ------------------------------------------------------------------------------------------
@@ -218,28 +41,24 @@ def _norm(t: Quantized, row: int, _: int) -> Ops:
         "mlp.router", row, s.gemm(tokens, experts, s.model.hidden_size, "forward"), norm.writes,
         f"{base}.router", scores, weights=("w.mlp.router",),
     )  # fmt: skip
-    choice = t.op(
-        "mlp.topk", row, _counted(s, s.pointwise("moe_router", scores, scores + chosen)),
-        router.writes, f"{base}.topk", scores + chosen,
-    )  # fmt: skip
-    sent = _Way(t, row).there("dispatch", norm.writes[0], f"{base}.in")
+    chooses = s.pointwise("moe_router", scores, scores + chosen)
+    choice = t.op("mlp.topk", row, chooses, router.writes, f"{base}.topk", scores + chosen)
+    way = TokenWay(t, row)
+    counted = way.counted(choice, chooses)
+    sent = way.there("dispatch", norm.writes[0], f"{base}.in")
     if sent:
         sent[0] = sent[0]._replace(reads=(*sent[0].reads, *choice.writes))
     shared = _shared(t, row, norm.writes[0])
     if s.workload.moe_shared_expert_overlap:
-        return [norm, router, choice, *sent, *shared]
-    return [norm, *shared, router, choice, *sent]
-
-
-def _counted(s: Shapes, choice: Pointwise) -> Pointwise:
-    """Return the choice of experts, whose counts a host copies and waits for."""
-    return choice._replace(awaited=s.workload.moe_dispatcher != "hybridep")
+        return [norm, router, *counted, *sent, *shared]
+    return [norm, *shared, router, *counted, *sent]
 
 
 def _fc1(t: Quantized, row: int, _: int) -> Ops:
-    s, base, way = t.shapes, f"s{row}.mlp", _Way(t, row)
+    s, base, way = t.shapes, f"s{row}.mlp", TokenWay(t, row)
     ops, value = way.arrived("dispatch", Ref(0, f"{base}.norm"), f"{base}.in")
-    casts = t.cast(row, value, way.rows * way.row_bytes, base=f"{base}.rows")
+    casts = t.cast(row, value, way.rows * way.row_bytes, base=f"{base}.rows",
+                   groups=s.local_experts)  # fmt: skip
     width = s.expert_width("fc1")
     signature = s.grouped(way.rows, width, s.model.hidden_size, "forward")
     read = t.rows_of(value, f"{base}.rows")
@@ -253,11 +72,11 @@ def _act(t: Quantized, row: int, _: int) -> Ops:
     read, size = (rows * s.expert_width(name) * s.element for name in ("fc1", "act"))
     signature = s.pointwise(s.activation, read, size)
     made = t.op("mlp.act", row, signature, (Ref(0, f"s{row}.mlp.fc1"),), f"s{row}.mlp.act", size)
-    return [made, *t.cast(row, made.writes[0], size)]
+    return [made, *t.cast(row, made.writes[0], size, groups=s.local_experts)]
 
 
 def _fc2(t: Quantized, row: int, piece: int) -> Ops:
-    s, way, pieces = t.shapes, _Way(t, row), t.shapes.plan.mlp_col_slices
+    s, way, pieces = t.shapes, TokenWay(t, row), t.shapes.plan.mlp_col_slices
     width = s.model.hidden_size // pieces
     signature = s.grouped(way.rows, width, s.expert_width("act"), "forward")
     made = t.op(
@@ -269,7 +88,7 @@ def _fc2(t: Quantized, row: int, piece: int) -> Ops:
 
 
 def _residual(t: Quantized, row: int, _: int) -> Ops:
-    s, size, way = t.shapes, t.shapes.residual_bytes(row), _Way(t, row)
+    s, size, way = t.shapes, t.shapes.residual_bytes(row), TokenWay(t, row)
     parts = tuple(way.returned(f"s{row}.mlp.fc2.{j}") for j in range(t.shapes.plan.mlp_col_slices))
     ops, branch = way.summed("combine", parts, f"s{row}.mlp.out")
     if s.model.shared_expert_intermediate_size:
@@ -283,13 +102,14 @@ def _residual(t: Quantized, row: int, _: int) -> Ops:
 
 
 def _residual_bwd(t: Quantized, row: int, _: int) -> Ops:
-    return _Way(t, row).there("combine_bwd", Ref(1, f"d.s{row}.x"), f"d.s{row}.mlp.in")
+    return TokenWay(t, row).there("combine_bwd", Ref(1, f"d.s{row}.x"), f"d.s{row}.mlp.in")
 
 
 def _fc2_dgrad(t: Quantized, row: int, _: int) -> Ops:
-    s, base, way = t.shapes, f"d.s{row}.mlp", _Way(t, row)
+    s, base, way = t.shapes, f"d.s{row}.mlp", TokenWay(t, row)
     ops, value = way.arrived("combine_bwd", Ref(1, f"d.s{row}.x"), f"{base}.in")
-    casts = t.cast(row, value, way.rows * way.row_bytes, base=f"{base}.rows")
+    casts = t.cast(row, value, way.rows * way.row_bytes, base=f"{base}.rows",
+                   groups=s.local_experts)  # fmt: skip
     width = s.expert_width("act")
     signature = s.grouped(way.rows, width, s.model.hidden_size, "dgrad")
     made = t.op(
@@ -305,11 +125,11 @@ def _act_bwd(t: Quantized, row: int, _: int) -> Ops:
     signature = s.pointwise(f"{s.activation}_bwd", size + more, size)
     reads = (Ref(0, f"d.s{row}.mlp.act"), Ref(0, f"s{row}.mlp.fc1"))
     made = t.op("mlp.act_bwd", row, signature, reads, f"d.s{row}.mlp.fc1", size)
-    return [made, *t.cast(row, made.writes[0], size)]
+    return [made, *t.cast(row, made.writes[0], size, groups=s.local_experts)]
 
 
 def _fc1_dgrad(t: Quantized, row: int, piece: int) -> Ops:
-    s, way, pieces = t.shapes, _Way(t, row), t.shapes.plan.mlp_dgrad_slices
+    s, way, pieces = t.shapes, TokenWay(t, row), t.shapes.plan.mlp_dgrad_slices
     width = s.model.hidden_size // pieces
     signature = s.grouped(way.rows, width, s.expert_width("fc1"), "dgrad")
     made = t.op(
@@ -320,10 +140,16 @@ def _fc1_dgrad(t: Quantized, row: int, piece: int) -> Ops:
     return [made, *way.back("dispatch_bwd", made, piece, pieces)]
 
 
+def gradients_back(t: Quantized, row: int) -> tuple[Ref, ...]:
+    """Return the gradients that come back from the experts, by column piece."""
+    way, pieces = TokenWay(t, row), t.shapes.plan.mlp_dgrad_slices
+    return tuple(way.returned(f"d.s{row}.mlp.rows.{j}") for j in range(pieces))
+
+
 def _norm_bwd(t: Quantized, row: int, _: int) -> Ops:
-    s, size, way, base = t.shapes, t.shapes.residual_bytes(row), _Way(t, row), f"d.s{row}.mlp"
+    s, size, way, base = t.shapes, t.shapes.residual_bytes(row), TokenWay(t, row), f"d.s{row}.mlp"
     shared, branches = _shared_bwd(t, row)
-    parts = tuple(way.returned(f"{base}.rows.{j}") for j in range(s.plan.mlp_dgrad_slices))
+    parts = gradients_back(t, row)
     summed, routed = way.summed("dispatch_bwd", parts, f"{base}.permute")
     choice = _router_bwd(t, row, routed)
     branches = (*branches, *routed, *choice[1].writes)
@@ -450,7 +276,7 @@ def expert_wgrad(t: Quantized, token: Token, name: str, chained: tuple[Ref, ...]
     """Return the products that make the gradients of this rank's experts, ``name``, from those of
     a slice's rows."""
     s, row, linear = t.shapes, token.slice, token.fragment.removesuffix("_wgrad")
-    way, base, hidden = _Way(t, row), f"s{row}.mlp", s.model.hidden_size
+    way, base, hidden = TokenWay(t, row), f"s{row}.mlp", s.model.hidden_size
     if linear == "fc1":
         value = way.sorted(Ref(0, f"{base}.norm"), f"{base}.in")
         reads = t.across_of(Ref(0, f"d.{base}.fc1")), t.across_of(value, f"{base}.rows")

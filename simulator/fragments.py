@@ -20,7 +20,8 @@ from typing import Final
 
 from simulator.core_attention import core_attention, core_attention_bwd
 from simulator.experts import MAKERS as EXPERT_MAKERS
-from simulator.experts import expert_wgrad
+from simulator.experts import expert_wgrad, gradients_back
+from simulator.graphs import GRAPH_COPY, graph_entry
 from simulator.issue_order import (
     AGAIN,
     ALL_SLICES,
@@ -40,6 +41,7 @@ from simulator.overlapped import Linear, gather_gemm, reserved, sum_gemm
 from simulator.quantized import ROWS, Quantized, operand_bytes
 from simulator.recomputation import RECOMPUTED_PREFIX, Recomputation
 from simulator.schedule import OpTemplate, Ref
+from simulator.token_way import TokenWay
 
 SEE_COLUMNS: Final = frozenset({"proj", "fc2", "residual", "residual_bwd"})
 """Fragments whose templates depend on the column pieces of their block's row-parallel GEMM."""
@@ -78,7 +80,7 @@ class Fragments(Quantized):
     def _build(self, token: Token) -> list[OpTemplate]:
         if token.fragment.endswith(AGAIN):
             return self._again(token._replace(fragment=token.fragment.removesuffix(AGAIN)))
-        built = self._plain(token)
+        built = [*self._graph_copies(token), *self._plain(token)]
         if token.fragment in FORWARD_FRAGMENTS[token.block]:
             return [self.recomputation.dropping(op, self.value_bytes) for op in built]
         return [self.recomputation.reading(op, token.fragment) for op in built]
@@ -87,6 +89,26 @@ class Fragments(Quantized):
         if token.block == "mlp" and self.shapes.model.num_experts:
             return EXPERT_MAKERS[token.fragment](self, token.slice, token.piece)
         return MAKERS[token.fragment](self, token.block, token.slice, token.piece)
+
+    def _graph_copies(self, token: Token) -> list[OpTemplate]:
+        """Return the copy of what a graph of a part of the layer reads into its own memory."""
+        s, block, row = self.shapes, token.block, token.slice
+        scopes, size = s.workload.cuda_graph_scope, s.residual_bytes(token.slice)
+        if not scopes:
+            return []
+        experts = bool(s.model.num_experts)
+        entry = graph_entry(block, token.fragment, scopes, experts=experts)
+        if not entry:
+            return []
+        reads: tuple[Ref, ...] = (Ref(0, f"s{row}.x" if block == "attn" else f"s{row}.y"),)
+        if entry == "backward":
+            reads = (Ref(0, f"d.s{row}.y"),)
+            if block == "mlp":
+                reads = (Ref(1, f"d.s{row}.x"), *gradients_back(self, row))
+                size += TokenWay(self, row).sent_bytes(scopes)
+        role = f"{block}.{GRAPH_COPY}" + "_bwd" * (entry == "backward")
+        name, signature = f"{reads[0].name}.graph", s.pointwise("copy", size, size, len(reads))
+        return [self.op(role, row, signature, reads, name, size)]
 
     # Recomputation ------------------------------------------------------------------------------
 

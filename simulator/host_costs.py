@@ -38,7 +38,7 @@ TransformerEngine that no linear follows takes 33 and 25 us, and entering a reci
 megatron-core does before each layer, 6 to 23 us: neither is told apart here.
 
 What the compiled half does else on the host is assumed to be in the launches, 6 us for each kernel
-(``_CASTS``, counted from pytorch/csrc), and ``fp8_transpose`` is assumed.
+(of a cast ``simulator.quantized.CAST_KERNELS``), and ``fp8_transpose`` is assumed.
 """
 
 from __future__ import annotations
@@ -98,6 +98,8 @@ _MEGATRON: Final[dict[str, HostCost]] = {
     "moe_router": HostCost(90, 15),
     # Counts, and what moves tokens (core/transformer/moe/token_dispatcher.py).
     "moe_permute": HostCost(45, 8), "moe_unpermute": HostCost(25, 4), "moe_sort": HostCost(25, 3),
+    # Of rows and of their probabilities; counts, and copies of them (assumed like a permutation's).
+    "moe_pad": HostCost(25, 2), "moe_counts": HostCost(25, 6),
 }  # fmt: skip
 _TABLES: Final[Mapping[str, Mapping[str, HostCost]]] = {
     # Norms are within the function of the linear behind them.
@@ -139,20 +141,13 @@ _TABLES: Final[Mapping[str, Mapping[str, HostCost]]] = {
 }  # fmt: skip
 """Implementation -> kind of op, or name of a pointwise one -> its cost. ``grouped_…`` are of a
 call, ``expert_…`` of each expert in it; ``quantized_…`` come on top in FP8 and below."""
-_CASTS: Final[Mapping[str, int]] = {
-    "delayed": 1, "tensorwise": 4, "mxfp8": 2, "nvfp4": 4, "blockwise": 1,
-}  # fmt: skip
-"""Recipe -> kernels of a cast. The largest number is found by two, its scale by one more; scales of
-MXFP8 and NVFP4 are brought into cuBLAS's order before each product (TransformerEngine,
-common/recipe, common/cast, pytorch/csrc/quantizer.cpp and extensions/gemm.cpp)."""
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """What an implementation's host does, with linears in a recipe's format."""
+    """What an implementation's host does."""
 
     implementation: str
-    fp8_recipe: str
 
     def of(self, signature: Signature) -> HostCost:
         """Return the Python and the launches of an op."""
@@ -171,15 +166,9 @@ class Hosts:
     def _table(self) -> Mapping[str, HostCost]:
         return _TABLES[self.implementation]
 
-    @property
-    def _casts(self) -> int:
-        return _CASTS.get(self.fp8_recipe, 1)
-
     def _pointwise(self, op: Pointwise) -> HostCost:
         usual = "pointwise_bwd" if op.name.endswith("_bwd") else "pointwise"
         found = self._table.get(op.name, self._table[usual])
-        if op.name == "fp8_cast":
-            return found._replace(kernels=self._casts)
         return found._replace(kernels=max(op.kernels, found.kernels))
 
     def _gemm(self, gemm: Gemm) -> HostCost:
@@ -187,8 +176,6 @@ class Hosts:
         if gemm.groups == 1:
             return self._part(f"linear_{layout}", quantized=quantized)
         each = self._part(f"expert_{layout}", quantized=quantized)
-        if quantized and layout != "wgrad":
-            each = each.plus(HostCost(0.0, self._casts))
         return self._part(f"grouped_{layout}", quantized=quantized).plus(each.times(gemm.groups))
 
     def _part(self, name: str, *, quantized: bool) -> HostCost:
@@ -197,8 +184,8 @@ class Hosts:
         return self._table.get(name, NOTHING).plus(more)
 
 
-def hosts_of(implementation: str, fp8_recipe: str) -> Hosts | None:
+def hosts_of(implementation: str) -> Hosts | None:
     """Return what an implementation's host does; None for our runtime, whose ops are timed whole on
     each machine."""
     known = implementation in _TABLES
-    return Hosts(implementation, fp8_recipe) if known else None
+    return Hosts(implementation) if known else None

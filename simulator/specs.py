@@ -237,7 +237,8 @@ class Workload:
     stay in ``dtype``. ``num_layers_at_start_in_bf16``, ``num_layers_at_end_in_bf16``: layers that
     are not quantized. ``fp8_param_gather``: parameters of quantized layers are kept, and gathered
     from replicas, in FP8.
-    ``moe_dispatcher``: how tokens come to the ranks of their experts. ``moe_imbalance``: tokens of
+    ``moe_dispatcher``: how tokens come to the ranks of their experts; ``moe_dispatcher_sms``: SMs
+    that its kernels hold, 0 for Megatron-LM's default. ``moe_imbalance``: tokens of
     the rank with the most over the mean; 1 where routing is forced to balance.
     ``moe_shared_expert_overlap``: the shared expert runs while tokens are on their way.
     ``cuda_graph_scope``: parts of layers that CUDA graphs replay, by Megatron-LM's names.
@@ -266,6 +267,7 @@ class Workload:
     num_layers_at_end_in_bf16: int = 0
     fp8_param_gather: bool = False
     moe_dispatcher: MoeDispatcher = "alltoall"
+    moe_dispatcher_sms: int = 0
     moe_imbalance: float = 1.0
     moe_shared_expert_overlap: bool = False
     cuda_graph_scope: tuple[GraphScope, ...] = ()
@@ -291,8 +293,9 @@ class Workload:
         ):  # fmt: skip
             if getattr(self, name) not in known:
                 raise unknown_name(f"workload.{name}", str(getattr(self, name)), known)
-        if self.recompute_layers:
-            require_positive_int("workload", "recompute_layers", self.recompute_layers)
+        for name in ("recompute_layers", "moe_dispatcher_sms"):
+            if getattr(self, name):
+                require_positive_int("workload", name, getattr(self, name))
         check_recomputation(
             self.recompute, self.recompute_layers, self.recompute_modules, self.fp8_recipe
         )

@@ -79,6 +79,9 @@ class JobFields(Request):
     moe_dispatcher: Annotated[MoeDispatcher | None, job(
         "How tokens come to the ranks of their experts (default alltoall).",
         rare=True)] = None  # fmt: skip
+    moe_dispatcher_sms: Annotated[Ctas | None, job(
+        "SMs that deepep and hybridep hold (default Megatron-LM's: 20 and 16).",
+        rare=True)] = None  # fmt: skip
     moe_imbalance: Annotated[Text | None, job(
         "Tokens of the rank whose experts have the most, over the mean (default 1.0, forced "
         "balance).", metavar="FACTOR", rare=True)] = None  # fmt: skip

@@ -221,7 +221,8 @@ def _experts(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> list
     shared = [f"etp {cluster.etp}"] if cluster.etp else []
     uneven = workload.moe_imbalance != 1
     imbalance = [f"imbalance {workload.moe_imbalance:g}"] if uneven else []
-    return [f"ep {cluster.ep}", *shared, f"tokens by {workload.moe_dispatcher}", *imbalance]
+    sms = f" on {workload.moe_dispatcher_sms} SMs" * bool(workload.moe_dispatcher_sms)
+    return [f"ep {cluster.ep}", *shared, f"tokens by {workload.moe_dispatcher}{sms}", *imbalance]
 
 
 NAMES: Final = {"no_comm": "bound", "baseline_no_sp": "no SP"}

@@ -70,7 +70,7 @@ def base_of(request: LayoutRequest, shelf: Shelf) -> Case:
     given = {name: getattr(request, name) for name in JobFields.model_fields}
     whole: dict[str, Any] = {"tp": 1, "micro_batch_size": request.micro_batch_size or 1}
     whole |= dict.fromkeys(("dp", "pp", "vpp", "cp", "nodes", "sequence_parallel"))
-    whole |= dict.fromkeys(("ep", "etp", "moe_dispatcher", "moe_imbalance"))
+    whole |= dict.fromkeys(("ep", "etp", "moe_dispatcher", "moe_dispatcher_sms", "moe_imbalance"))
     case = resolve(WorkloadFields(**given | whole), shelf=shelf)
     cluster = replace(case.cluster, dp=request.gpus, ranks_per_domain=0)
     cluster = place(cluster, case.profile, request.nodes)

@@ -135,6 +135,7 @@ def _case(row: Line) -> Case:
     told: dict[str, Any] = {
         "fp8_recipe": RECIPES[row["precision"]],
         "moe_dispatcher": row["moe_dispatcher"],
+        "moe_dispatcher_sms": int(row["dispatcher_sms"] or 0),
         "cuda_graph_scope": _scopes(row["cuda_graph_scope"]),
         "fp8_param_gather": row["fp8_param_gather"] == "yes" and row["precision"] != "BF16",
         "grad_dtype": "bf16" if row["grad_reduce_in_fp32"] == "no" else "fp32",

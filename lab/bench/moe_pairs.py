@@ -26,6 +26,8 @@ SEQUENCE: Final = 4096
 """Tokens of a sequence where a source does not tell: that of NVIDIA's recipes."""
 TOGETHER: Final = replace(MEGATRON, strategy=EP_OVERLAP)
 DELAYED: Final = replace(TOGETHER, wgrad="deferred")
+HYBRIDEP_SMS: Final = 32
+"""Of the recipes (facts/published/mbridge_cards_moe.csv, dispatcher_sms)."""
 ROUTER: Final = ("moe_router", "moe_preprocess")
 
 
@@ -94,7 +96,9 @@ def _case(row: Line, way: Way) -> Case:
     graphs = ROUTER if "TE graphs moe_router" in row["held_fixed"] else way.scopes
     layers, stages = model.num_hidden_layers, pp * vpp
     told: dict[str, Any] = {
-        "moe_dispatcher": row["dispatcher"], "fp8_recipe": RECIPES[row["precision"]],
+        "moe_dispatcher": row["dispatcher"],
+        "moe_dispatcher_sms": HYBRIDEP_SMS if row["dispatcher"] == "hybridep" else 0,
+        "fp8_recipe": RECIPES[row["precision"]],
         "cuda_graph_scope": tuple(one for one in graphs if one in GRAPH_SCOPES),
     }  # fmt: skip
     work = Workload(

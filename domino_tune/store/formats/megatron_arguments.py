@@ -299,8 +299,6 @@ DEFAULTS: Final[Mapping[str, tuple[str, ...]]] = {
     "gradient_reduce_div_fusion": ("True",),
     "masked_softmax_fusion": ("True",),
     "mla_down_proj_fusion": ("False",),
-    "moe_deepep_num_sms": ("20",),
-    "moe_hybridep_num_sms": ("16",),
     "moe_permute_fusion": ("True",),
     "moe_router_fusion": ("True",),
     "main_grads_dtype": ("torch.float32", "torch.bfloat16", "fp32", "bf16"),

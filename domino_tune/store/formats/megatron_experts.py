@@ -42,6 +42,8 @@ def expert_settings(model: ModelSpec, workload: Workload, cluster: ClusterSpec) 
     }
     if backend:
         settings["moe_flex_dispatcher_backend"] = backend
+    if backend and workload.moe_dispatcher_sms:
+        settings[f"moe_{backend}_num_sms"] = workload.moe_dispatcher_sms
     if model.shared_expert_intermediate_size:
         shared = model.shared_expert_intermediate_size
         settings["moe_shared_expert_intermediate_size"] = shared

@@ -68,6 +68,8 @@ def expert_options(arguments: Mapping[str, str], source: str) -> dict[str, str]:
     if (kind, backend) not in DISPATCHERS:
         raise not_simulated(source, "moe_token_dispatcher_type", f"{kind} {backend}".strip())
     found = {"moe_dispatcher": DISPATCHERS[kind, backend]}
+    if backend and (sms := arguments.get(f"moe_{backend}_num_sms")):
+        found["moe_dispatcher_sms"] = sms
     for name, option in (
         ("expert_model_parallel_size", "ep"), ("expert_tensor_parallel_size", "etp")
     ):  # fmt: skip

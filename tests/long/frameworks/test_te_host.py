@@ -21,7 +21,7 @@ SLOWER: Final = 3.0
 @pytest.mark.parametrize("recipe", ["none", "tensorwise"])
 def test_costs_are_those_of_the_table(pytestconfig: pytest.Config, recipe: str) -> None:
     found = measured(environment(pytestconfig.cache, *MEASURED), recipe)
-    hosts = hosts_of("megatron-te", recipe)
+    hosts = hosts_of("megatron-te")
     assert hosts is not None
     for groups, module in ((1, "Linear"), (2, "GroupedLinear 2"), (16, "GroupedLinear 16")):
         told = found[f"{recipe}: {module}"]

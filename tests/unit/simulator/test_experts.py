@@ -14,7 +14,6 @@ from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.closed_form import ClosedForm
 from simulator.errors import InfeasiblePlanError
-from simulator.experts import copies
 from simulator.memory import unpiped_memory
 from simulator.ops import Collective, Gemm, Pointwise
 from simulator.ordering import order_of
@@ -22,9 +21,11 @@ from simulator.peak import peak_bytes
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import predict
 from simulator.presets import MODELS
-from simulator.schedule import EP, Op, check_order
+from simulator.quantized import CAST_KERNELS
+from simulator.schedule import EP, TP, Op, check_order
 from simulator.shapes import Shapes
 from simulator.specs import ClusterSpec, MoeDispatcher, Workload
+from simulator.token_way import copies
 from tests.unit.simulator.cases import KINDS, cost_model, random_case, random_plan
 
 QWEN = replace(MODELS["qwen3-30b-a3b"], num_hidden_layers=4)
@@ -113,11 +114,73 @@ def test_what_dispatchers_move(
     case = case_of(moe_dispatcher=dispatcher)
     moved = Counter[str]()
     for op in ops_of(case):
-        if op.lane == EP and op.layer == 0:
+        if op.lane == EP and op.layer == 0 and not op.role.endswith("_probs"):
             assert isinstance(op.signature, Collective)
             assert op.signature.size_bytes == pytest.approx(rows * 8192 * 2048 * 2, rel=0.01)
             moved[op.signature.op] += 1
     assert moved == Counter([there, back, there, back])
+
+
+def test_probabilities_and_counts_move_apart_with_an_all_to_all() -> None:
+    """core/transformer/moe/token_dispatcher.py: token_dispatch and preprocess."""
+    for dispatcher, expected in (("alltoall", 2), ("hybridep", 0)):
+        case = case_of(moe_dispatcher=dispatcher)
+        ops = [op for op in ops_of(case) if op.layer == 0]
+        moved = [op for op in ops if op.role.endswith("_probs")]
+        assert [op.lane for op in moved] == [EP] * expected
+        for op in moved:
+            assert isinstance(op.signature, Collective)
+            assert op.signature.size_bytes == 8192 * 8 * 4
+        counts = [op for op in ops if op.role == "mlp.counts"]
+        assert [op.lane for op in counts] == [TP] * (expected // 2)
+        awaited = [op.role for op in ops if getattr(op.signature, "awaited", False)]
+        assert awaited == (["mlp.counts_copy"] if expected else ["mlp.topk"])
+
+
+def test_experts_rows_are_padded_where_products_are_quantized() -> None:
+    """core/transformer/moe/experts.py: quantization_padding; fused kernels pad as they copy."""
+
+    def pads(**changes: Any) -> list[str]:
+        found = ops_of(case_of(**changes))
+        return [op.role for op in found if op.layer == 0 and op.role.endswith("pad")]
+
+    assert pads(fp8_recipe="tensorwise") == [
+        "mlp.dispatch_pad", "mlp.combine_unpad", "mlp.combine_bwd_pad", "mlp.dispatch_bwd_unpad",
+    ]  # fmt: skip
+    assert pads() == pads(fp8_recipe="tensorwise", moe_dispatcher="hybridep") == []
+
+
+def test_experts_rows_are_cast_one_expert_after_the_other() -> None:
+    case = case_of(fp8_recipe="tensorwise")
+    casts = {
+        op.role: op.signature.kernels
+        for op in ops_of(case)
+        if op.role.endswith(".cast") and isinstance(op.signature, Pointwise)
+    }
+    each = CAST_KERNELS["tensorwise"]
+    assert casts["mlp.rows.cast"] == each * case.model.num_experts // case.cluster.ep
+    assert casts["attn.norm.cast"] == each
+
+
+def test_dispatchers_hold_the_sms_they_are_told() -> None:
+    for told, held in ((0, 16), (32, 32)):
+        case = case_of(moe_dispatcher="hybridep", moe_dispatcher_sms=told)
+        moved = {op.signature for op in ops_of(case) if op.lane == EP}
+        assert {c.ctas for c in moved if isinstance(c, Collective)} == {held}
+
+
+def test_a_graph_copies_what_it_reads() -> None:
+    """TransformerEngine, pytorch/graph.py; with an all-to-all the rows' gradients, too."""
+    scopes = ("attn", "moe_router", "moe_preprocess")
+    for dispatcher, rows in (("alltoall", 1 + 8), ("hybridep", 2)):
+        case = case_of(moe_dispatcher=dispatcher, cuda_graph_scope=scopes)
+        copied = {
+            op.role: op.signature.bytes_read
+            for op in ops_of(case)
+            if "graph_copy" in op.role and isinstance(op.signature, Pointwise)
+        }
+        size = 8192 * 2048 * 2
+        assert copied == {"attn.graph_copy": size, "mlp.graph_copy_bwd": rows * size}
 
 
 def test_a_token_goes_once_to_each_rank_of_its_experts() -> None:

@@ -29,7 +29,7 @@ JOB: Final[dict[str, Any]] = {
 }  # fmt: skip
 VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "model": ("llama2-7b",), "profile": ("h200-sxm",), "tp": (1, 4), "dp": (2,), "pp": (2,),
-    "ep": (2,), "etp": (1,), "moe_imbalance": ("1.5",), "cuda_graph_scope": ("attn",),
+    "ep": (2,), "etp": (1,), "moe_dispatcher_sms": (32,), "moe_imbalance": ("1.5",), "cuda_graph_scope": ("attn",),
     "recompute_modules": ("layernorm,mlp",),
     "vpp": (2,), "pp_layers": ("1,3",), "cp": (2,), "nodes": (2,), "seq_length": (512,),
     "micro_batch_size": (1, 3), "grad_accumulation": (1, 3), "power_cap": ("500W",),
@@ -46,6 +46,7 @@ VALUES: Final[dict[str, tuple[Any, ...]]] = {
 _EXPERTS: Final = {"model": "mixtral-8x7b", "tp": 1, "dp": 2, "ep": 2}
 SUITS: Final[dict[str, dict[str, Any]]] = {
     "cuda_graph_scope": {"implementation": "megatron-te"},
+    "moe_dispatcher_sms": {**_EXPERTS, "moe_dispatcher": "deepep"},
     "ep": _EXPERTS, "etp": _EXPERTS, "moe_dispatcher": _EXPERTS, "moe_imbalance": _EXPERTS,
     "vpp": {"pp": 2}, "pp_layers": {"pp": 2}, "pp_schedule": {"pp": 2}, "cp_comm": {"cp": 2},
     "overlap_p2p": {"pp": 2}, "nodes": {"dp": 2}, "slice_balance": {"slice_dim": "sequence"},
@@ -104,6 +105,7 @@ def _without_power(asked: dict[str, Any]) -> dict[str, Any]:
     needed = {
         "power_cap", "clock_mhz", "tp_collectives", "fp8_recipe", "fp8_param_gather",
         "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16", "moe_dispatcher",
+        "moe_dispatcher_sms",
     }  # fmt: skip
     names = set(asked) | set(asked.get("tune_also", ()))
     return {} if names & needed else {"profile": "a100-sxm"}
