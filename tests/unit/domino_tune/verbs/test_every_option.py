@@ -29,8 +29,8 @@ JOB: Final[dict[str, Any]] = {
 }  # fmt: skip
 VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "model": ("llama2-7b",), "profile": ("h200-sxm",), "tp": (1, 4), "dp": (2,), "pp": (2,),
-    "ep": (2,), "etp": (1,), "moe_dispatcher_sms": (32,), "moe_imbalance": ("1.5",), "cuda_graph_scope": ("attn",),
-    "recompute_modules": ("layernorm,mlp",),
+    "ep": (2,), "etp": (1,), "moe_dispatcher_sms": (32,), "moe_imbalance": ("1.5",),
+    "cuda_graph_scope": ("attn",), "recompute_modules": ("layernorm,mlp",),
     "vpp": (2,), "pp_layers": ("1,3",), "cp": (2,), "nodes": (2,), "seq_length": (512,),
     "micro_batch_size": (1, 3), "grad_accumulation": (1, 3), "power_cap": ("500W",),
     "memory_margin": ("2GiB", "5%", "0"), "clock_mhz": (1500,), "recompute_layers": (2,),
