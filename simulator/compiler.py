@@ -247,12 +247,7 @@ class _Compiler:
             self.lanes, launch.queue_depth if launch.mode == "async" else 0, order,
             int(idle.max(initial=0)), cost.resume,
         )  # fmt: skip
-        counts = np.zeros(len(steps))
-        for first, last, count in parts.tolist():
-            for begin, end, times in leaves[first:last].tolist():
-                counts[begin:end] = count * times
         return ProgramArrays(
             config=config, steps=steps, waits=waits, leaves=leaves, parts=parts,
-            curve=curve, counts=counts,
-            lanes_of=tuple(one.lane for one in self.listing.played),
+            curve=curve, lanes_of=tuple(one.lane for one in self.listing.played),
         )  # fmt: skip

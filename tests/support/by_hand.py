@@ -68,7 +68,6 @@ class _Lines:
         self.waits: list[tuple[int, int]] = []
         self.leaves: list[tuple[int, int, int]] = []
         self.parts: list[tuple[int, int, int]] = []
-        self.counts: list[int] = []
         self.rows: dict[tuple[int, int, int], int] = {}
         self.numbers: list[list[int]] = [[0, 0, 0, 0] for _ in program.signatures]
         self.lanes_of = [0] * len(program.signatures)
@@ -80,7 +79,6 @@ class _Lines:
             begin = len(self.steps)
             for step in cast("tuple[Step, ...]", leaf.body):
                 self._add_step(step)
-            self.counts += [count * leaf.count] * len(leaf.body)
             self.leaves.append((begin, len(self.steps), leaf.count))
         self.parts.append((first, len(self.leaves), count))
 
@@ -114,7 +112,6 @@ class _Lines:
             leaves=_table(self.leaves, 3),
             parts=_table(self.parts, 3),
             curve=curve,
-            counts=np.array(self.counts, np.float64),
             lanes_of=tuple(self.lanes_of),
         )
 

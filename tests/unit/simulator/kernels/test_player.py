@@ -10,7 +10,6 @@ import pytest
 
 from simulator.errors import InputError
 from simulator.kernels import clocks, load, periodic, player, program_arrays
-from simulator.kernels.program_arrays import MOST_NS
 from simulator.program import WORK_UNIT, Loop, Step
 from tests.support.by_hand import arrays_of, totals
 from tests.unit.simulator.programs import random_program
@@ -50,7 +49,7 @@ def test_a_program_that_could_leave_64_bits_is_refused_and_one_below_is_played()
         return totals(program).makespan_ns
 
     assert lasting(70) == pytest.approx(70 * 3.156e16, rel=1e-3)
-    assert lasting(70) < MOST_NS
+    assert lasting(70) < player.MOST_NS
     with pytest.raises(InputError, match="73 years"):
         lasting(80)
 
