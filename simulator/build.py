@@ -137,8 +137,7 @@ class Builder:
         self.in_pipeline = in_pipeline
         self.layers = shapes.model.stacked_layers
         self.chains = wgrad_chains(order.backward)
-        self.value_bytes: dict[str, int] = {}
-        self._templates = Templates(shapes=shapes, value_bytes=self.value_bytes)
+        self._templates = Templates(shapes=shapes)
 
     def schedule(self) -> Schedule:
         """Return the schedule of one optimizer step."""
@@ -146,8 +145,7 @@ class Builder:
         pairs = self.shapes.plan.strategy == EP_OVERLAP
         parts = self._paired_parts(micros) if pairs else self._parts(micros)
         return Schedule(
-            parts=parts, value_bytes=self.value_bytes, micros=micros,
-            launch_order=self.shapes.launch_order,
+            parts=parts, micros=micros, launch_order=self.shapes.launch_order,
             shared=self._templates.shared,
         )  # fmt: skip
 
@@ -193,7 +191,7 @@ class Builder:
     def fragments(self, *, first: bool) -> Fragments:
         """Return the builder of a micro-batch's ops; ``first``: of the iteration."""
         return Fragments(
-            shapes=self.shapes, chains=self.chains, value_bytes=self.value_bytes,
+            shapes=self.shapes, chains=self.chains,
             accumulate_first=not first or self.shapes.workload.implementation.zero_grads,
             shared=self._templates.shared,
         )  # fmt: skip

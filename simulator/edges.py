@@ -97,15 +97,13 @@ class Edges:
         if not self.shapes.model.num_nextn_predict_layers or places not in (HEADS, HEAD_GRADS):
             return ops
         key = "mtp", make.__name__, row, self.templates.cut(row), *map(id, ops)
-        sizes = self.templates.value_bytes
-        return self.templates.once(key, lambda: self._with_mtp(make, row, ops, sizes))
+        return self.templates.once(key, lambda: self._with_mtp(make, row, ops))
 
     def _with_mtp(
-        self, make: Callable[[Edges, int], list[OpTemplate]], row: int, ops: list[OpTemplate],
-        sizes: Mapping[str, int],
-    ) -> list[OpTemplate]:  # fmt: skip
+        self, make: Callable[[Edges, int], list[OpTemplate]], row: int, ops: list[OpTemplate]
+    ) -> list[OpTemplate]:
         t = self.templates
-        found = repeated(t, ops, sizes)
+        found = repeated(t, ops)
         if make is Edges.head_norm:
             return [*projections(t, row), *found]
         if make is Edges.head_norm_bwd:
@@ -208,9 +206,8 @@ class Edges:
         reduced = f.reduced(top, loss_bytes, "fp32")
         if not self._own_logits:
             return reduced
-        f.value_bytes[f"s{row}.fp32.logits"] = tokens * self._vocab() * LOSS_BYTES
-        copied = top._replace(writes=(*top.writes, Ref(0, f"s{row}.fp32.logits")))
-        return [copied, *reduced[1:]]
+        copy_bytes = tokens * self._vocab() * LOSS_BYTES
+        return [top.writing(Ref(0, f"s{row}.fp32.logits"), copy_bytes), *reduced[1:]]
 
     def loss_sums(self) -> list[OpTemplate]:
         """Return sum and target logit of all slices, after the whole of forward: another slice's
@@ -220,8 +217,7 @@ class Edges:
         if not self.shapes.model.num_nextn_predict_layers:
             return ops
         key = "mtp", "loss_sums", *map(id, ops)
-        sizes = self.templates.value_bytes
-        return self.templates.once(key, lambda: repeated(self.templates, ops, sizes))
+        return self.templates.once(key, lambda: repeated(self.templates, ops))
 
     @property
     def _own_logits(self) -> bool:
@@ -280,8 +276,8 @@ class Edges:
             there = (
                 s.element + LOSS_BYTES * self._own_logits
             )  # the gradient takes the logits' place
-            f.value_bytes[name] = (whole - there) * s.tokens(row) * self._vocab()
-            ops[0] = ops[0]._replace(writes=(*ops[0].writes, Ref(0, name)))
+            more = (whole - there) * s.tokens(row) * self._vocab()
+            ops[0] = ops[0].writing(Ref(0, name), more)
         if self._capped:
             signature = s.pointwise("softcap_bwd", 2 * logits_bytes, logits_bytes)
             sources = (*ops[0].writes, Ref(0, f"s{row}.uncapped"))
@@ -352,9 +348,8 @@ class Edges:
         reads = (self._logits_grad(row), whole, *waits)
         ops = f.accumulated("head.logits_wgrad", row, signature, reads, name, before)
         if s.workload.implementation.dummy_wgrads:
-            dummy = Ref(0, f"{name}.dummy")
-            f.value_bytes[dummy.name] = signature.m * signature.n * s.element
-            ops[0] = ops[0]._replace(writes=(*ops[0].writes, dummy))
+            dummy_bytes = signature.m * signature.n * s.element
+            ops[0] = ops[0].writing(Ref(0, f"{name}.dummy"), dummy_bytes)
         return ops
 
     @_once

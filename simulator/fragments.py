@@ -14,7 +14,7 @@ the order of accumulation. ``again.s0.attn.norm`` is a value that backward recom
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
@@ -80,7 +80,7 @@ class Fragments(Quantized):
             return self._again(token._replace(fragment=token.fragment.removesuffix(AGAIN)))
         built = self._plain(token)
         if token.fragment in FORWARD_FRAGMENTS[token.block]:
-            return [self.recomputation.dropping(op, self.value_bytes) for op in built]
+            return [self.recomputation.dropping(op) for op in built]
         return [self.recomputation.reading(op, token.fragment) for op in built]
 
     def _plain(self, token: Token) -> list[OpTemplate]:
@@ -96,11 +96,9 @@ class Fragments(Quantized):
         return Recomputation(self.shapes, self._of_first_slice)
 
     def _of_first_slice(self, block: str, fragment: str) -> list[OpTemplate]:
-        """Return forward ops whose values are looked at alone, and enter no sizes."""
-        apart = replace(self, value_bytes={}, shared={})
         count = pieces(self.shapes.plan, block, fragment) if is_cut(block, fragment) else 1
         return [
-            op for piece in range(count) for op in apart._plain(Token(block, fragment, 0, piece))
+            op for piece in range(count) for op in self._plain(Token(block, fragment, 0, piece))
         ]
 
     def _again(self, token: Token) -> list[OpTemplate]:
@@ -115,7 +113,7 @@ class Fragments(Quantized):
         overlapped = self.overlap(COLUMN_PARALLEL[block], "fprop").method != "none"
         if again.per_op and token.fragment == "norm" and overlapped and not again.part(block):
             ops += self._norm_gathered(block, row)  # no GEMM does
-        return [again.again(op, self.value_bytes) for op in ops]
+        return [again.again(op) for op in ops]
 
     def _column_parallel_again(self, block: str, row: int) -> list[OpTemplate]:
         """Return the part of the GEMM whose output was not kept."""

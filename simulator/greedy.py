@@ -168,7 +168,7 @@ class _Pass:
                 token = token._replace(slice=ALL_SLICES)
             urgent = self.gathers and token.fragment.removesuffix(AGAIN) in SHORT
             made = self.builder.templates(token)
-            ops += table.rows(made, self.builder.value_bytes)
+            ops += table.rows(made)
             owners += [len(tokens)] * len(made)
             tokens.append(token)
             rows.append((0, 0, is_wgrad, urgent, token.slice, self._shift(token), like, 0, 0, 0, 0))

@@ -6,7 +6,7 @@ a list of their rows. Values, the memory that they are in, and signatures are nu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
@@ -69,15 +69,14 @@ class OpTable:
         """The number of values that are known."""
         return len(self._values)
 
-    def rows(self, templates: Sequence[OpTemplate], sizes: Mapping[str, int]) -> list[int]:
-        """Return the rows of ops; new ones are entered, with the bytes of the values that they
-        write."""
+    def rows(self, templates: Sequence[OpTemplate]) -> list[int]:
+        """Return the rows of ops; new ones are entered."""
         rows, ids = self._rows, list(map(id, templates))
         if not rows.keys() >= set(ids):
             with self._entering:
                 for template in templates:
                     if id(template) not in rows:
-                        self._enter(template, sizes)
+                        self._enter(template)
         return [rows[one] for one in ids]
 
     def entered(self, rows: Iterable[int]) -> tuple[OpTemplate, ...]:
@@ -94,7 +93,7 @@ class OpTable:
                 self._made = ops, refs
             return ops, refs
 
-    def _enter(self, template: OpTemplate, sizes: Mapping[str, int]) -> None:
+    def _enter(self, template: OpTemplate) -> None:
         role = template.role
         played = Played(template.signature, template.lane, role.startswith(STEP), template.replayed)
         number = self._played.setdefault(played, len(self.played))
@@ -103,7 +102,8 @@ class OpTable:
         begin = len(self._refs)
         self._refs += [self._ref(ref, 0) for ref in template.reads]
         reads_end = len(self._refs)
-        self._refs += [self._ref(ref, sizes.get(ref.name, 0)) for ref in template.writes]
+        sizes = template.sizes or (0,) * len(template.writes)
+        self._refs += map(self._ref, template.writes, sizes)
         mark = lives.SUMS if role == "loss.sum" else 0
         mark = lives.RECOMPUTES if RECOMPUTED_SUFFIX in role else mark
         mark = lives.UPDATES if played.in_step else mark
@@ -198,7 +198,7 @@ def _list(schedule: Schedule) -> Listing:
         first = len(segments)
         for one in part.segments:
             begin = len(rows)
-            rows += table.rows(one.templates, schedule.value_bytes)
+            rows += table.rows(one.templates)
             segments.append((begin, len(rows), one.count, one.first, one.stride, one.mirror))
             times.append(part.count * one.count)
         parts.append((first, len(segments), part.count))

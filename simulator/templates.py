@@ -1,25 +1,17 @@
-"""Templates: how op templates are made, and the sizes of the values that they write."""
+"""Templates: how op templates are made."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from simulator.graphs import is_replayed
 from simulator.ops import Gemm, Signature
 from simulator.schedule import COMPUTE, TP, OpTemplate, Ref
 from simulator.shapes import Shapes
 from simulator.specs import ClusterSpec, ModelSpec, Workload
-
-
-class Made(NamedTuple):
-    """Templates that were made, and the sizes of the values that they write."""
-
-    templates: list[OpTemplate]
-    value_bytes: dict[str, int]
-
 
 LAYERS_KEPT: Final = 16
 """Kinds of layers whose templates are kept, for the plans that come next."""
@@ -56,7 +48,7 @@ def _layer_of(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> tup
 
 @dataclass(kw_only=True)
 class Templates:
-    """Maker of op templates; ``value_bytes`` collects the sizes of written values.
+    """Maker of op templates.
 
     ``accumulate_first``: the micro-batch adds to the gradients of an earlier micro-batch, or to
     cleared ones. ``shared``: the cache for all plans with such shapes.
@@ -64,7 +56,6 @@ class Templates:
 
     shapes: Shapes
     accumulate_first: bool = False
-    value_bytes: dict[str, int] = field(default_factory=dict)
     shared: dict[object, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -81,16 +72,13 @@ class Templates:
     def once(
         self, key: tuple[object, ...], make: Callable[[], list[OpTemplate]]
     ) -> list[OpTemplate]:
-        """Return the templates of ``make``, cached for all plans, and enter their sizes. They must
-        depend only on the shapes and on ``key``."""
-        made = self.shared.get(key)
-        if made is None:
-            sizes, self.value_bytes = self.value_bytes, {}
-            made = self.shared[key] = Made(make(), self.value_bytes)
-            self.value_bytes = sizes
-        self.value_bytes.update(made.value_bytes)
-        templates: list[OpTemplate] = made.templates
-        return templates
+        """Return the templates of ``make``, cached for all plans. They must depend only on the
+        shapes and on ``key``."""
+        found = self.shared.get(key)
+        if found is None:
+            found = self.shared[key] = make()
+        made: list[OpTemplate] = found
+        return made
 
     def moved(self, ops: list[OpTemplate], layers: int) -> list[OpTemplate]:
         """Return cached ``ops``, shifted to ``layers`` layers later in the pass; cache the result,
@@ -121,13 +109,12 @@ class Templates:
         piece: int = -1, layer: int = 0,
     ) -> OpTemplate:  # fmt: skip
         """Return a template that writes one value of ``size`` bytes (0: an alias of an input)."""
-        self.value_bytes[write] = size
+        replayed = is_replayed(
+            role, self.shapes.workload.cuda_graph_scope, experts=self.shapes.model.num_experts > 0
+        )
         return OpTemplate(
-            role, row, signature, lane, 0, reads, (Ref(layer, write),), weights, piece,
-            is_replayed(
-                role, self.shapes.workload.cuda_graph_scope,
-                experts=self.shapes.model.num_experts > 0,
-            ),
+            role, row, signature, lane, 0, reads, (Ref(layer, write),), weights, piece, replayed,
+            sizes=(size,),
         )  # fmt: skip
 
     @property
