@@ -214,7 +214,7 @@ class _Compiler:
             )  # fmt: skip
             if wrong != lives.NOTHING:
                 raise ScheduleError(
-                    f"Collective {self.listing.templates[wrong].role!r} reads a result of another "
+                    f"Collective {self.listing.op(wrong).role!r} reads a result of another "
                     f"comm lane; put a compute op between them. Lanes: {', '.join(LANES)}."
                 )
             parts.append((first, int(state[compiler.S_LEAVES]), count))

@@ -34,6 +34,7 @@ from simulator.issue_order import (
 )
 from simulator.latent_attention import latent_dgrad, latent_qkv, latent_wgrad
 from simulator.merged import JOINED, SIDES, copied
+from simulator.op_table import Ops, table_of
 from simulator.ops import Gemm
 from simulator.overlap import NONE, Overlap, overlap_of
 from simulator.overlapped import Linear, gather_gemm, reserved, sum_gemm
@@ -41,11 +42,13 @@ from simulator.quantized import ROWS, Quantized, operand_bytes
 from simulator.recomputation import RECOMPUTED_PREFIX, Recomputation
 from simulator.schedule import OpTemplate, Ref
 
-SEE_COLUMNS: Final = frozenset({"proj", "fc2", "residual", "residual_bwd"})
-"""Fragments whose templates depend on the column pieces of their block's row-parallel GEMM."""
-SEE_DGRADS: Final = frozenset({"qkv_dgrad", "fc1_dgrad", "norm_bwd"})
-"""Those whose templates depend on the pieces of its column-parallel dgrad; wgrads wait for these
-only where nothing is sliced."""
+SEES: Final = {
+    **dict.fromkeys(("proj", "fc2", "residual", "residual_bwd"), "col"),
+    **dict.fromkeys(("proj_again", "fc2_again", "residual_again"), "col"),
+    **dict.fromkeys(("qkv_dgrad", "fc1_dgrad", "norm_bwd"), "dgrad"),
+}
+"""Fragments whose templates depend on the pieces of a GEMM of their block: of the row-parallel one,
+or of the column-parallel dgrad; wgrads wait for these only where nothing is sliced."""
 
 
 @dataclass(kw_only=True)
@@ -54,20 +57,31 @@ class Fragments(Quantized):
 
     chains: dict[Token, Token | None] = field(default_factory=dict)
 
-    def templates(self, token: Token) -> list[OpTemplate]:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._known: dict[tuple[str, int, str], dict[object, Ops]] = {}
+
+    def templates(self, token: Token) -> Ops:
         """Return the op templates of ``token``, in issue order; plans with the same slice and
         pieces share them."""
+        place = token.block, token.slice, SEES.get(token.fragment, "")
+        known = self._known.get(place)
+        if known is None:
+            known = self._known[place] = self._alike(*place)
         before = self.chains.get(token)
-        plan, block = self.shapes.plan, token.block
-        kind = token.fragment.removesuffix(AGAIN)
-        columns = getattr(plan, f"{block}_col_slices") if kind in SEE_COLUMNS else 0
-        dgrads = getattr(plan, f"{block}_dgrad_slices") if kind in SEE_DGRADS else 0
+        key = token if before is None else (token, before)
+        found = known.get(key)
+        if found is None:
+            made = (op.shifted(token.offset) for op in self._new(token, before))
+            found = known[key] = table_of(self.shared).ops(made)
+        return found
 
-        def make() -> list[OpTemplate]:
-            return [op.shifted(token.offset) for op in self._new(token, before)]
-
-        key = token, before, self.accumulate_first, *self.cut(token.slice), columns, dgrads
-        return self.once(key, make)
+    def _alike(self, block: str, row: int, sees: str) -> dict[object, Ops]:
+        """Return what is known of fragments of a slice that depend on the same pieces."""
+        count = getattr(self.shapes.plan, f"{block}_{sees}_slices") if sees else 0
+        key = Fragments, block, row, self.accumulate_first, *self.cut(row), sees, count
+        known: dict[object, Ops] = self.shared.setdefault(key, {})
+        return known
 
     def _new(self, token: Token, before: Token | None) -> list[OpTemplate]:
         if token.fragment.endswith("_wgrad"):

@@ -19,13 +19,12 @@ from typing import Final
 from simulator.core_attention import SCORES
 from simulator.issue_order import COLUMN_PARALLEL
 from simulator.modules import OUTPUTS, REPLAYS, WHOLE, Replay, fitting, plays
-from simulator.schedule import OpTemplate, Ref
+from simulator.schedule import RECOMPUTED_SUFFIX, OpTemplate, Ref
 from simulator.shapes import Shapes
 from simulator.specs import Workload
 
 RECOMPUTED_PREFIX: Final = "again."
-RECOMPUTED_SUFFIX: Final = ".again"
-"""Begins the name of a recomputed value; ends the role of the op that recomputes it."""
+"""Begins the name of a recomputed value."""
 DROPPED_SUFFIX: Final = ".dropped"
 """Ends the name of the part of a GEMM's output that forward does not keep."""
 _FORWARD_VALUE: Final = re.compile(r"s\d+\.(.*)")

@@ -7,7 +7,7 @@ values relative to their layer; ``Schedule.ops`` yields the fully named ops.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -22,6 +22,8 @@ PREFIX: Final = "earlier."
 """Before the names of values of an earlier micro-batch that plays in the same part."""
 STEP: Final = "step."
 """Prefix of the roles of the optimizer's step."""
+RECOMPUTED_SUFFIX: Final = ".again"
+"""Ends the role of the op that recomputes a value."""
 TP: Final = 1
 DP: Final = 2
 CP: Final = 3
@@ -91,7 +93,7 @@ class Segment:
     of an earlier micro-batch are in it, which go back while ``mirror`` is −1.
     """
 
-    templates: tuple[OpTemplate, ...]
+    templates: Sequence[OpTemplate]
     count: int = 1
     first: int = 0
     stride: int = 1

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, Final
 
 from simulator.graphs import is_replayed
+from simulator.op_table import Ops, table_of
 from simulator.ops import Gemm, Signature
 from simulator.schedule import COMPUTE, TP, OpTemplate, Ref
 from simulator.shapes import Shapes
@@ -69,30 +70,19 @@ class Templates:
         s = self.shapes
         return s.model, s.workload, s.cluster, s.embedding, s.head
 
-    def once(
-        self, key: tuple[object, ...], make: Callable[[], list[OpTemplate]]
-    ) -> list[OpTemplate]:
-        """Return the templates of ``make``, cached for all plans. They must depend only on the
-        shapes and on ``key``."""
-        found = self.shared.get(key)
+    def once(self, key: tuple[object, ...], make: Callable[[], Iterable[OpTemplate]]) -> Ops:
+        """Return the templates of ``make``, entered once for all plans. They must depend only on
+        the shapes and on ``key``."""
+        found: Ops | None = self.shared.get(key)
         if found is None:
-            found = self.shared[key] = make()
-        made: list[OpTemplate] = found
-        return made
+            found = self.shared[key] = table_of(self.shared).ops(make())
+        return found
 
-    def moved(self, ops: list[OpTemplate], layers: int) -> list[OpTemplate]:
-        """Return cached ``ops``, shifted to ``layers`` layers later in the pass; cache the result,
-        too."""
+    def moved(self, ops: Ops, layers: int) -> Ops:
+        """Return ops that ``once`` made, shifted to ``layers`` layers later in the pass."""
         if not layers:
             return ops
-        found = []
-        for op in ops:
-            key = id(op), layers
-            pair = self.shared.get(key)
-            if pair is None:
-                pair = self.shared[key] = op, op.shifted(layers)
-            found.append(pair[1])
-        return found
+        return self.once((id(ops), layers), lambda: [op.shifted(layers) for op in ops])
 
     def cut(self, row: int) -> tuple[int, ...]:
         """Return the part of a plan's row slicing that a slice's templates depend on."""

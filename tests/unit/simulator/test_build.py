@@ -43,7 +43,7 @@ def test_greedy_needs_its_explicit_order() -> None:
 
 def test_an_order_of_another_plan_is_refused() -> None:
     with pytest.raises(ScheduleError, match=r"once per layer.*plan it again"):
-        build(order=fixed_order(replace(INTRA, row_slices=4)))
+        check(fixed_order(replace(INTRA, row_slices=4)))
 
 
 def check(order: LayerOrder) -> None:
