@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
 
 import numpy as np
 
+from simulator.contention import Family
 from simulator.kernels import lives
 from simulator.kernels.load import call
 from simulator.ops import Signature
@@ -50,7 +51,7 @@ class _Value(NamedTuple):
 
 class OpTable:
     """The ops that were entered, each once, by threads one at a time. ``played``: of the
-    signatures' numbers."""
+    signatures' numbers; ``families``: of the contention families'."""
 
     def __init__(self) -> None:
         self.played: list[Played] = []
@@ -60,6 +61,16 @@ class OpTable:
         self._entered: list[OpTemplate] = []  # which keeps their ids
         self._ops, self._refs = _Lines(lives.OP_COLUMNS), _Lines(lives.REF_COLUMNS)
         self._entering = Lock()
+        self.families: list[Family] = []
+        self._families: dict[Family, int] = {}
+
+    def family(self, family: Family) -> int:
+        """Return the number of a contention family."""
+        with self._entering:
+            number = self._families.setdefault(family, len(self.families))
+            if number == len(self.families):
+                self.families.append(family)
+            return number
 
     @property
     def values(self) -> int:

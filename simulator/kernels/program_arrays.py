@@ -63,7 +63,7 @@ class State(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class ProgramArrays:
     """The structure of a program. ``config``: what holds for all of it; ``curve``: what compute
-    loses after waits (``simulator.resume``); ``lanes_of``: the lane of each row of a pricing."""
+    loses after waits (``simulator.resume``)."""
 
     config: Ints
     steps: Ints
@@ -71,7 +71,6 @@ class ProgramArrays:
     leaves: Ints
     parts: Ints
     curve: Floats
-    lanes_of: tuple[int, ...]
 
     def play(self, pricing: Pricing, *, shortcut: bool = True, led: bool = False) -> State:
         """Return the sums of a play; ``led``: behind a host that had issued all before, where

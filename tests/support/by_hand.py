@@ -70,7 +70,6 @@ class _Lines:
         self.parts: list[tuple[int, int, int]] = []
         self.rows: dict[tuple[int, int, int], int] = {}
         self.numbers: list[list[int]] = [[0, 0, 0, 0] for _ in program.signatures]
-        self.lanes_of = [0] * len(program.signatures)
         self.families: list[list[Family | None]] = [[None] for _ in range(program.lanes)]
 
     def add_part(self, count: int, leaves: Sequence[Loop]) -> None:
@@ -88,11 +87,9 @@ class _Lines:
             number = self.rows.setdefault((work, family, lane), len(self.numbers))
             if number == len(self.numbers):
                 self.numbers.append([0, 0, 0, 0])
-                self.lanes_of.append(lane)
         row = self.numbers[number]
         row[part] = work
         row[player.FAMILY] = _place(self.families[lane], self.program.families[family])
-        self.lanes_of[number] = lane
         begin = len(self.waits)
         self.waits += waits
         self.steps.append(
@@ -112,7 +109,6 @@ class _Lines:
             leaves=_table(self.leaves, 3),
             parts=_table(self.parts, 3),
             curve=curve,
-            lanes_of=tuple(self.lanes_of),
         )
 
     def pricing(self) -> Pricing:

@@ -76,10 +76,10 @@ def test_a_clock_is_the_largest_that_keeps_the_cap() -> None:
     """By a plain search over all clocks, with the plain functions."""
     rng = np.random.default_rng(1)
     for _ in range(20):
-        rows = np.array([[rng.integers(1, 50), 1, kind % 4] for kind in range(9)])
+        rows = np.array([[rng.integers(1, 50), 1, 0] for _ in range(9)])
         ops = np.stack([
             rng.uniform(5, 900, 9), rng.uniform(1200, 1980, 9), rng.uniform(0, 1, 9),
-            rng.uniform(100, 900, 9),
+            rng.uniform(100, 900, 9), np.arange(9) % 4.0,
         ], axis=1)  # fmt: skip
         law, drawn = np.array([1980.0, 2.4, 90.0, rng.uniform(150, 700), 1.0]), np.empty(4)
         beside = int(rng.integers(0, 10_000_000))
@@ -90,7 +90,7 @@ def test_a_clock_is_the_largest_that_keeps_the_cap() -> None:
             beside: int = beside,
         ) -> bool:  # fmt: skip
             drawn = np.empty(4)
-            elapsed = clocks.load_at(rows, ops, law, 1980 - 15 * place, drawn) + beside
+            elapsed = clocks.load_at(rows, ops, law, 1980 - 15 * place, 0, drawn) + beside
             watts = 90.0 + (drawn[0] + drawn[1] + drawn[2] + drawn[3]) / elapsed / 1e-9
             return bool(watts <= law[clocks.CAP_W])  # type: ignore[index]
 
