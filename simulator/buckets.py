@@ -7,7 +7,7 @@ backward ``gather_bwd``, collects the parameters of the next group ahead of its 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -129,12 +129,12 @@ def gathers(
     return [*ops, t.op(role, -1, signature, reads, write, 0, lane=DP)]
 
 
-def awaiting(token: Token, layers: int, templates: list[OpTemplate]) -> list[OpTemplate]:
+def awaiting(token: Token, layers: int, templates: Sequence[OpTemplate]) -> list[OpTemplate]:
     """Return ``token``'s templates; where it begins a group of ``layers``, their compute waits for
     its parameters."""
     gathered = FIRST_USES.get((token.block, token.fragment))
     if gathered is None or token.offset % layers:
-        return templates
+        return list(templates)
     first = next(index for index, op in enumerate(templates) if op.lane == COMPUTE)
     waits = Ref(0, GATHERS[gathered][1])
     late = templates[first]._replace(reads=(*templates[first].reads, waits))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
 
 from simulator.buckets import (
     BUCKET,
@@ -18,7 +20,7 @@ from simulator.buckets import (
     with_buckets,
     with_gathers,
 )
-from simulator.edges import EMBED_GRADS, EMBEDS, HEAD_GRADS, HEADS, Edges
+from simulator.edges import EMBED_GRADS, EMBEDS, HEAD_GRADS, HEADS, Edges, Places
 from simulator.errors import ScheduleError
 from simulator.fragments import Fragments, gradient_name
 from simulator.issue_order import (
@@ -32,6 +34,7 @@ from simulator.issue_order import (
     wgrad_chains,
     without_recomputation,
 )
+from simulator.op_table import Ops, table_of
 from simulator.optimizer_step import begin_step, optimizer_step
 from simulator.overlap import EP_OVERLAP
 from simulator.paired import paired
@@ -43,6 +46,11 @@ from simulator.sharding import check_shardable
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 from simulator.stack import LayerKind, joined, own_kind, stack
 from simulator.templates import Templates, shared_by
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
 
 MAX_SPAN: Final = 4
 """By how many repetitions a stored order may move a token."""
@@ -84,7 +92,9 @@ def check_layer_order(
     A short stack is enough: an order relates only layers within its span. Where layers are computed
     again, both kinds are in it.
     """
-    for issue_order in (order.forward, order.backward):
+    back = backward_fragments(workload.recompute, workload.modules)
+    for issue_order, fragments in ((order.forward, FORWARD_FRAGMENTS), (order.backward, back)):
+        check_issue_order(issue_order, plan, fragments)
         far = max((abs(token.offset) for token in issue_order.tokens), default=0)
         if far > MAX_SPAN * issue_order.stride:
             raise ScheduleError(
@@ -109,16 +119,25 @@ def _own_order(plan: SlicePlan, workload: Workload) -> LayerOrder:
     return fixed_order(plan, workload.recompute, workload.modules)
 
 
-class Ends(NamedTuple):
-    """What a pass plays in the place of tokens of the layer before its first one, and of the layer
-    after its last one; None where nothing is played."""
+class End(NamedTuple):
+    """What a pass plays in the place of tokens of the layer before its first one, or after its last
+    one. ``there``: whether it plays anything; ``later``: by how many layers its ops belong to a
+    later layer than the tokens."""
 
-    before: Callable[[Token], list[OpTemplate]] | None
-    behind: Callable[[Token], list[OpTemplate]] | None
+    edges: Edges
+    places: Places
+    there: bool
+    later: int = 0
 
-    def of(self, *, before: bool, behind: bool) -> Ends:
-        """Return the ends that there are."""
-        return Ends(self.before if before else None, self.behind if behind else None)
+
+class _Line(NamedTuple):
+    """Ops of one or several repetitions of an order: those that begin with layers ``first`` to
+    ``last``. ``inside``: they are a layer's, not an edge's."""
+
+    rows: Ints
+    first: int
+    last: int
+    inside: bool
 
 
 class Builder:
@@ -128,17 +147,12 @@ class Builder:
     """
 
     def __init__(self, shapes: Shapes, order: LayerOrder, *, in_pipeline: bool = False) -> None:
-        check_issue_order(order.forward, shapes.plan, FORWARD_FRAGMENTS)
-        work = shapes.workload
-        backward = backward_fragments(work.recompute, work.modules)
-        check_issue_order(order.backward, shapes.plan, backward)
         self.shapes = shapes
         self.order = order
         self.in_pipeline = in_pipeline
         self.layers = shapes.model.stacked_layers
         self.chains = wgrad_chains(order.backward)
-        self.value_bytes: dict[str, int] = {}
-        self._templates = Templates(shapes=shapes, value_bytes=self.value_bytes)
+        self._templates = Templates(shapes=shapes)
 
     def schedule(self) -> Schedule:
         """Return the schedule of one optimizer step."""
@@ -146,8 +160,7 @@ class Builder:
         pairs = self.shapes.plan.strategy == EP_OVERLAP
         parts = self._paired_parts(micros) if pairs else self._parts(micros)
         return Schedule(
-            parts=parts, value_bytes=self.value_bytes, micros=micros,
-            launch_order=self.shapes.launch_order,
+            parts=parts, micros=micros, launch_order=self.shapes.launch_order,
             shared=self._templates.shared,
         )  # fmt: skip
 
@@ -193,7 +206,7 @@ class Builder:
     def fragments(self, *, first: bool) -> Fragments:
         """Return the builder of a micro-batch's ops; ``first``: of the iteration."""
         return Fragments(
-            shapes=self.shapes, chains=self.chains, value_bytes=self.value_bytes,
+            shapes=self.shapes, chains=self.chains,
             accumulate_first=not first or self.shapes.workload.implementation.zero_grads,
             shared=self._templates.shared,
         )  # fmt: skip
@@ -204,12 +217,11 @@ class Builder:
         gathers = self._gathers_early and (first or shapes.shards_parameters)
         edges = Edges(templates=fragments, gathers=gathers)
         t = self._templates
-        ahead = t.once(("begin_step", *t.rank), lambda: begin_step(t)) if first else []
-        ahead = [*ahead, *(edges.parameters() if gathers and shapes.embedding else ())]
-        ends = Ends(
-            before=lambda token: fragments.moved(edges.instead(EMBEDS, token), token.offset + 1),
-            behind=lambda token: fragments.moved(edges.instead(HEADS, token), token.offset),
-        )
+        ahead: list[OpTemplate] = []
+        if first:
+            ahead += t.once(("begin_step", *t.rank), lambda: begin_step(t))
+        if gathers and shapes.embedding:
+            ahead += edges.parameters()
         segments = _segment(ahead)
         runs = joined(stack(shapes.model, shapes.workload))
         for kind, layers in runs:
@@ -217,10 +229,8 @@ class Builder:
             made = fragments if own else self._of(fragments, kind)
             segments += self._pass(
                 made, self._gathering(made, order) if gathers else order, layers, mirror=-1,
-                ends=ends.of(
-                    before=shapes.embedding and not layers.start,
-                    behind=shapes.head and layers.stop == self.layers,
-                ),
+                before=End(edges, EMBEDS, shapes.embedding and not layers.start, 1),
+                behind=End(edges, HEADS, shapes.head and layers.stop == self.layers),
             )  # fmt: skip
         return segments + _segment(edges.loss_sums(), self.layers)
 
@@ -232,13 +242,7 @@ class Builder:
     def backward(self, fragments: Fragments, *, last: bool) -> list[Segment]:
         """Return the segments of a micro-batch's backward pass, from the loss, run by run of the
         stack. ``last``: of the iteration."""
-        edges, segments = Edges(templates=fragments), []
-        ends = Ends(
-            before=lambda token: fragments.moved(edges.instead(HEAD_GRADS, token), token.offset),
-            behind=lambda token: fragments.moved(
-                edges.instead(EMBED_GRADS, token), token.offset - 1
-            ),
-        )
+        edges, segments = Edges(templates=fragments), list[Segment]()
         for kind, layers in reversed(stack(self.shapes.model, self.shapes.workload)):
             order, made = self.order.backward, self._of(fragments, kind)
             if kind.recompute == "none":
@@ -253,9 +257,10 @@ class Builder:
             positions = range(self.layers - layers.stop, self.layers - layers.start)
             segments += self._pass(
                 made, order, positions, mirror=self.layers - 1,
-                ends=ends.of(
-                    before=self.shapes.head and not positions.start,
-                    behind=self.shapes.embedding and positions.stop == self.layers,
+                before=End(edges, HEAD_GRADS, self.shapes.head and not positions.start),
+                behind=End(
+                    edges, EMBED_GRADS,
+                    self.shapes.embedding and positions.stop == self.layers, -1,
                 ),
             )  # fmt: skip
         return segments + _segment(edges.dense_embedding_grad())
@@ -268,81 +273,100 @@ class Builder:
         return replace(fragments, shapes=shapes, shared=shared_by(shapes))
 
     def _pass(
-        self, fragments: Fragments, order: IssueOrder, positions: range, *, mirror: int, ends: Ends
-    ) -> list[Segment]:
+        self, fragments: Fragments, order: IssueOrder, positions: range, *, mirror: int,
+        before: End, behind: End,
+    ) -> list[Segment]:  # fmt: skip
         """Return the segments of an order along ``positions`` of a pass: whole repetitions become a
-        loop. ``ends`` makes the ops one position before and after them."""
+        loop. ``before`` and ``behind`` make the ops one position before and after them."""
         stride, offsets = order.stride, [t.offset for t in order.tokens]
-        gathers = any(token.fragment in GATHERS for token in order.tokens)
-        if gathers:
+        gather = next((token for token in order.tokens if token.fragment in GATHERS), None)
+        if gather:
             offsets.append(2 * stride - 1)  # the last layer that a whole repetition gathers
         low, high, count = min(offsets), max(offsets), len(positions)
-        first = -((high + (ends.before is not None)) // stride)
-        last = (count - 1 - low + (ends.behind is not None)) // stride
+        first = -((high + before.there) // stride)
+        last = (count - 1 - low + behind.there) // stride
         whole = range(-(low // stride), (count - 1 - high) // stride + 1)
-        plain = [self._inside(fragments, token, stride, gathers=gathers) for token in order.tokens]
-        segments = []
+        lines = self._lines(fragments, order, positions, before, behind)
+        table, segments = table_of(self._templates.shared), []
+        rows = np.concatenate([line.rows for line in lines])
+        lengths = [len(line.rows) for line in lines]
+        begins, ends, inside = np.repeat([line[1:] for line in lines], lengths, axis=0).T
         repetition = first
         while repetition <= last:
             times = len(whole) if whole and repetition == whole.start else 1
             start = positions.start + repetition * stride
-            inside = self._repetition(fragments, plain, order, start, positions, ends)
-            if inside:
+            there = (begins <= start) & (start <= ends)
+            played = rows[there]
+            if gather and start + gather.offset in positions:
+                layers = min(stride, positions.stop - start - gather.offset)
+                gathered = table.ops(self._gather(fragments, gather, layers)).rows
+                # Embedding and head do not need them.
+                begin = int(np.append(inside[there], 1).argmax())
+                played = np.concatenate((played[:begin], gathered, played[begin:]))
+            if len(played):
+                ops = Ops(table, played)
                 segments.append(
-                    Segment(
-                        templates=inside, count=times, first=start, stride=stride,
-                        mirror=mirror,
-                    )
-                )  # fmt: skip
+                    Segment(templates=ops, count=times, first=start, stride=stride, mirror=mirror)
+                )
             repetition += times
         return segments
 
-    def _inside(
-        self, fragments: Fragments, token: Token, stride: int, *, gathers: bool
-    ) -> list[OpTemplate]:
-        """Return the ops of a token of a layer; of gathers none, which depend on the layer.
-        ``gathers``: the order has any."""
-        if token.fragment in GATHERS:
-            return []
-        if token.fragment == BUCKET:
-            return self._bucket(fragments, token, stride)
-        if gathers:
-            return self._awaiting(fragments, token, stride)
-        return fragments.templates(token)
-
-    def _repetition(
-        self, fragments: Fragments, plain: list[list[OpTemplate]], order: IssueOrder, start: int,
-        positions: range, ends: Ends,
-    ) -> tuple[OpTemplate, ...]:  # fmt: skip
-        """Return the ops of the repetition that begins with layer ``start`` of the pass, with those
-        of ``ends`` for the layers next to ``positions``, and none for layers beyond. ``plain``: of
-        each token."""
-        at_ends = {positions.start - 1: ends.before, positions.stop: ends.behind}
-        ops: list[OpTemplate] = []
-        ahead: list[OpTemplate] = []  # gathers, which embedding and head do not need
-        for token, inside in zip(order.tokens, plain, strict=True):
-            layer = start + token.offset
-            if layer not in positions:
-                edge = at_ends.get(layer)
-                ops += edge(token) if edge else []
-            elif token.fragment in GATHERS:
-                count = min(order.stride, positions.stop - layer)
-                ahead += self._gather(fragments, token, count)
+    def _lines(
+        self, fragments: Fragments, order: IssueOrder, positions: range, before: End, behind: End
+    ) -> list[_Line]:
+        """Return the ops of an order's tokens, in its order, in layers of ``positions`` and in the
+        places next to them; of gathers none, which depend on the layer."""
+        table, lines = table_of(self._templates.shared), list[_Line]()
+        gathers = any(token.fragment in GATHERS for token in order.tokens)
+        ahead = self._edge_lines(order, positions, positions.start - 1, before)
+        after = self._edge_lines(order, positions, positions.stop, behind)
+        for number, token in enumerate(order.tokens):
+            if token.fragment in GATHERS:
+                continue
+            if token.fragment == BUCKET:
+                ops = self._bucket(fragments, token, order.stride)
+            elif gathers:
+                ops = self._awaiting(fragments, token, order.stride)
             else:
-                ops += ahead
-                ops += inside
-                ahead = []
-        return (*ops, *ahead)
+                ops = fragments.templates(token)
+            first = positions.start - token.offset
+            lines.append(_Line(table.ops(ops).rows, first, first + len(positions) - 1, True))
+            lines += (*ahead.get(number, ()), *after.get(number, ()))
+        return lines
 
-    def _gather(self, t: Templates, token: Token, layers: int) -> list[OpTemplate]:
+    def _edge_lines(
+        self, order: IssueOrder, positions: range, layer: int, end: End
+    ) -> dict[int, list[_Line]]:
+        """Return the ops in the places of tokens of a layer next to ``positions``, by the tokens'
+        numbers; made in the order in which they are issued."""
+        if not end.there:
+            return {}
+        begins = [
+            (layer - token.offset, number)
+            for number, token in enumerate(order.tokens)
+            if (token.block, token.fragment) in end.places
+            and (layer - token.offset - positions.start) % order.stride == 0
+        ]
+        lines: dict[int, list[_Line]] = {}
+        for begin, number in sorted(begins):
+            token = order.tokens[number]
+            lines[number] = [
+                _Line(
+                    self._templates.moved(ops, token.offset + end.later).rows, begin, begin, False
+                )
+                for ops in end.edges.instead(end.places, token)
+            ]
+        return lines
+
+    def _gather(self, t: Templates, token: Token, layers: int) -> Ops:
         return t.once(("gather", token, layers, *t.rank), lambda: gather(t, token, layers))
 
-    def _bucket(self, t: Templates, token: Token, stride: int) -> list[OpTemplate]:
+    def _bucket(self, t: Templates, token: Token, stride: int) -> Ops:
         gradients = self._final_gradients
         key = "bucket", token, stride, gradients, *t.rank
         return t.once(key, lambda: bucket(t, token, stride, gradients))
 
-    def _awaiting(self, fragments: Fragments, token: Token, stride: int) -> list[OpTemplate]:
+    def _awaiting(self, fragments: Fragments, token: Token, stride: int) -> Ops:
         templates = fragments.templates(token)
         key = "awaiting", token, stride, id(templates)
         return fragments.once(key, lambda: awaiting(token, stride, templates))
@@ -371,7 +395,7 @@ class Builder:
         finals = (token for token in self.chains if token not in followed)
         return tuple(dict.fromkeys(gradient_name(token) for token in finals))
 
-    def _step(self) -> list[OpTemplate]:
+    def _step(self) -> Ops:
         """Return the optimizer's step."""
         early, stride = self._reduces_early, self.order.backward.stride
         names = self._final_gradients
@@ -394,9 +418,9 @@ class Builder:
         return optimizer_step(self._templates, held, tuple(reads), gathers=gathers)
 
 
-def _segment(ops: list[OpTemplate], layer: int = 0) -> list[Segment]:
+def _segment(ops: Sequence[OpTemplate], layer: int = 0) -> list[Segment]:
     """Return ``ops`` once, at ``layer``; no segment without ops."""
-    return [Segment(templates=tuple(ops), first=layer)] if ops else []
+    return [Segment(templates=ops, first=layer)] if ops else []
 
 
 def _micro_groups(micros: int) -> list[tuple[int, int]]:

@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
+from simulator.by_signature import timed_rows
 from simulator.cost import CostModel
 from simulator.kernels import clocks as clock_kernels
 from simulator.kernels.load import call
 from simulator.op_table import listing_of
-from simulator.ops import Fused, Signature
+from simulator.ops import Signature
 from simulator.power import FAMILIES, PowerSection
 from simulator.program import Program
 from simulator.repriced import Repriced, repriced
@@ -104,13 +105,14 @@ def find_clock(
 ) -> tuple[Run, Power]:
     """Return the play at the clock that keeps the cap, and its power."""
     clock = burden.clock(clocks, clocks[0], None)
-    tried: dict[int, tuple[Run, Power]] = {}
+    tried: dict[int, Run] = {}
     while clock not in tried:
-        run = play_at(clock)
-        tried[clock] = run, burden.power(clock, makespan_ns(run))
-        clock = burden.clock(clocks, clock, makespan_ns(run))
-    kept = [mhz for mhz, (_, power) in tried.items() if power.passes_w <= burden.law.cap_w]
-    return tried[max(kept, default=min(tried))]
+        tried[clock] = play_at(clock)
+        clock = burden.clock(clocks, clock, makespan_ns(tried[clock]))
+    cap_w = burden.law.cap_w
+    kept = [mhz for mhz, run in tried.items() if burden.passes_w(mhz, makespan_ns(run)) <= cap_w]
+    chosen = max(kept, default=min(tried))
+    return tried[chosen], burden.power(chosen, makespan_ns(tried[chosen]))
 
 
 class Load(NamedTuple):
@@ -129,15 +131,6 @@ class Burden:
     law: PowerSection
     _loads: dict[tuple[int, bool], Load] = field(default_factory=dict)
 
-    @cached_property
-    def _counts(self) -> dict[bool, list[tuple[Signature, bool, int]]]:
-        """Return each signature, whether it computes, and how often it is played: in the passes
-        (False) and in the optimizer's step."""
-        split: dict[bool, list[tuple[Signature, bool, int]]] = {False: [], True: []}
-        for (signature, lane, in_step, _), count in listing_of(self.schedule).counts.items():
-            split[in_step].append((signature, lane == COMPUTE, count))
-        return split
-
     def load(self, clock_mhz: int, *, in_step: bool = False) -> Load:
         """Return time and energy of the passes, or of the step. The time of the passes is that of
         their compute; the step is one chain, so all its ops count."""
@@ -147,14 +140,16 @@ class Burden:
         return self._loads[key]
 
     def _sum(self, clock_mhz: int, *, in_step: bool) -> Load:
-        rows, ops = self._rows[in_step]
         drawn_j = np.empty(len(FAMILIES))
-        alone_ns = call("load_at", rows, ops, self._law_values, clock_mhz, drawn_j)
+        alone_ns = call(
+            "load_at", self._rows, self._timed, self._law_values, clock_mhz, in_step, drawn_j
+        )
         drawn = dict(zip(FAMILIES, drawn_j.tolist(), strict=True))
-        for signature, count in self._fused[in_step]:
-            cost = self.cost.at_clock(clock_mhz)
-            drawn[signature.kind] += count * cost.energy_j(signature)
-            alone_ns += count * cost.duration_ns(signature)
+        cost = self.cost.at_clock(clock_mhz)
+        for signature, played_in_step, count in self._fused:
+            if played_in_step == in_step:
+                drawn[signature.kind] += count * cost.energy_j(signature)
+                alone_ns += count * cost.duration_ns(signature)
         return Load(alone_ns, drawn)
 
     def clock(
@@ -167,11 +162,11 @@ class Burden:
             passes_ns = makespan_ns - self.load(played_mhz, in_step=True).alone_ns
             beside_ns = passes_ns - self.load(played_mhz).alone_ns
 
-        if not self._fused[False]:
+        if not self._fused:
             law = self._law_values.copy()
             law[clock_kernels.TIMES] = times
             place = call(
-                "find_clock", *self._rows[False], law, np.empty(len(FAMILIES)), clocks[0],
+                "find_clock", self._rows, self._timed, law, np.empty(len(FAMILIES)), clocks[0],
                 -clocks.step, len(clocks), beside_ns,
             )  # fmt: skip
             return clocks[place]
@@ -185,35 +180,37 @@ class Burden:
         return clocks[min(index, len(clocks) - 1)]
 
     @cached_property
-    def _fused(self) -> dict[bool, list[tuple[Fused, int]]]:
-        """Return the kernels whose times follow from those of their parts, and their counts."""
-        return {
-            in_step: [(one, count) for one, _, count in counts if isinstance(one, Fused)]
-            for in_step, counts in self._counts.items()
-        }
+    def _timed(self) -> NDArray[np.float64]:
+        """The signatures as ``kernels.clocks`` takes them."""
+        return timed_rows(self.cost.at_clock(self.law.boost_mhz), listing_of(self.schedule))
 
     @cached_property
-    def _rows(self) -> dict[bool, tuple[NDArray[np.int64], NDArray[np.float64]]]:
-        """Return the other ops as rows of ``kernels.clocks``: of the passes, and of the step."""
-        return {in_step: self._rows_of(in_step) for in_step in self._counts}
+    def _rows(self) -> NDArray[np.int64]:
+        """How often each is played, whether it computes, and whether it is in the step."""
+        listing = listing_of(self.schedule)
+        marks = [(one.lane == COMPUTE or one.in_step, one.in_step) for one in listing.played]
+        return np.column_stack((listing.times, np.array(marks, np.int64).reshape(-1, 2)))
 
-    def _rows_of(self, in_step: bool) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        timed = self.cost.at_clock(self.law.boost_mhz)
-        counts = [one for one in self._counts[in_step] if not isinstance(one[0], Fused)]
-        rows = [
-            (count, computes or in_step, FAMILIES.index(one.kind))
-            for one, computes, count in counts
+    @cached_property
+    def _fused(self) -> list[tuple[Signature, bool, int]]:
+        """The kernels whose times follow from those of their parts, whether they are in the step,
+        and their counts."""
+        listing = listing_of(self.schedule)
+        numbers = np.flatnonzero(self._timed[:, clock_kernels.KIND] == clock_kernels.FUSED)
+        return [
+            (listing.played[one].signature, listing.played[one].in_step, int(listing.times[one]))
+            for one in numbers.tolist()
         ]
-        ops = [timed.timed(one) for one, _, _ in counts]
-        return (
-            np.array(rows, np.int64).reshape(len(rows), 3),
-            np.array(ops, np.float64).reshape(len(ops), 4),
-        )
 
     @cached_property
     def _law_values(self) -> NDArray[np.float64]:
         law = self.law
         return np.array([law.boost_mhz, law.exponent, law.idle_w, law.cap_w, 1.0])
+
+    def passes_w(self, clock_mhz: int, makespan_ns: int) -> float:
+        """Return the mean power of the passes of an iteration that took ``makespan_ns``."""
+        passes_ns = makespan_ns - self.load(clock_mhz, in_step=True).alone_ns
+        return self.law.idle_w + _mean_w(self.load(clock_mhz), passes_ns)
 
     def power(self, clock_mhz: int, makespan_ns: int) -> Power:
         """Return the power of an iteration that took ``makespan_ns`` at a clock."""
@@ -224,7 +221,7 @@ class Burden:
         energy_j = passes_j + step_j + self.law.idle_w * makespan_ns * S_PER_NS
         return Power(
             clock_mhz=clock_mhz,
-            passes_w=self.law.idle_w + _mean_w(passes, makespan_ns - step.alone_ns),
+            passes_w=self.passes_w(clock_mhz, makespan_ns),
             energy_j=energy_j,
             unsure=off_j / max(1e-12, passes_j),
             burden=self,

@@ -17,11 +17,13 @@ counts as alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.contention import Family
+from simulator.by_signature import compiled_rows
+from simulator.contention import Contention
 from simulator.cost import CostModel
 from simulator.errors import ScheduleError
 from simulator.idle_lane import IdleTimes
@@ -34,11 +36,11 @@ from simulator.kernels.program_arrays import (
     machine_of,
     priced,
 )
-from simulator.op_table import Played, listing_of
-from simulator.ops import Collective, Signature
+from simulator.op_table import Listing, OpTable, listing_of
+from simulator.ops import Signature
 from simulator.program import WHOLE, WORK_UNIT, Loop, Program, Step
 from simulator.schedule import COMPUTE, LANES, Schedule
-from simulator.waves import OPEN, room_beside
+from simulator.waves import OPEN
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,13 +50,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """A compiled schedule: its arrays, the durations of the machine that it was compiled for, and
-    the signatures of the pricing's first rows with their waves."""
+    """A compiled schedule: its arrays, and the durations of the machine that it was compiled for.
+    ``rows``: the signatures of the pricing's first rows (``kernels.compiler``)."""
 
     arrays: ProgramArrays
     pricing: Pricing
-    signatures: tuple[Signature, ...]
-    waves: Ints
+    listing: Listing
+    rows: Ints
+
+    @cached_property
+    def signatures(self) -> tuple[Signature, ...]:
+        """The signatures, by their numbers in the program."""
+        return tuple(one.signature for one in self.listing.played)
 
     def program(self, cost: CostModel, pricing: Pricing) -> Program:
         """Return the program as steps, on the machine of ``cost`` with its ``pricing``."""
@@ -108,14 +115,19 @@ def compile_schedule(schedule: Schedule, cost: CostModel) -> Compiled:
     return _Compiler(schedule, cost).compiled()
 
 
-class _Made(NamedTuple):
-    """A signature's entries in a program: its row for ``kernels.compiler`` and the works of its
-    parts, both without its family; its waves and its family."""
-
-    row: tuple[int, ...]
-    works: tuple[int, ...]
-    waves: int
-    family: Family
+def priced_signatures(
+    table: OpTable, rows: Ints, durations: Ints, contention: Contention
+) -> Pricing:
+    """Return the pricing of signatures that take ``durations``, without launches inside them. Their
+    families' numbers in the table become those among the families of their lane."""
+    lanes, numbers = rows[:, compiler.N_LANE].tolist(), rows[:, compiler.N_FAMILY].tolist()
+    used: list[dict[int, int]] = [{} for _ in range(max(lanes, default=COMPUTE) + 1)]
+    for row, (lane, number) in enumerate(zip(lanes, numbers, strict=True)):
+        rows[row, compiler.N_FAMILY] = used[lane].setdefault(number, len(used[lane]) + 1)
+    works = np.empty((len(rows), player.NUMBER_COLUMNS), np.int64)
+    call("price", rows, durations, works)
+    families = [(None, *map(table.families.__getitem__, own)) for own in used]
+    return priced(works, families, contention)
 
 
 class _Compiler:
@@ -125,69 +137,14 @@ class _Compiler:
         self.schedule, self.cost = schedule, cost
         self.listing = listing_of(schedule)
         self.ops, self.refs, self.values = self.listing.with_refs(lives.R_VALUE)
-        self.lanes = max((one.lane for one in self.listing.played), default=COMPUTE) + 1
-        self.families: list[dict[Family | None, int]] = [{None: 0} for _ in range(self.lanes)]
-        self._make_signatures()
-
-    def _make_signatures(self) -> None:
-        played, compiled = self.listing.played, self.cost.compiled
-        needs = [self._needs(one.signature) for one in played]
-        least = min({one for one in needs if one}, default=OPEN)
-        rows, numbers, waves = [], [], []
-        for one, needed in zip(played, needs, strict=True):
-            signature, lane, _, replayed = one
-            made = compiled.get((signature, replayed, least))
-            if made is None:
-                made = self._made(one, needed, least)
-                compiled[signature, replayed, least] = made
-            own = self.families[lane]
-            family = own.setdefault(made.family, len(own))
-            rows.append((*made.row, family))
-            numbers.append((*made.works, family))
-            waves.append(made.waves)
-        self.rows = np.array(rows, np.int64).reshape(-1, compiler.SIGNATURE_COLUMNS)
-        self.pricing_rows = np.array(numbers, np.int64).reshape(-1, player.NUMBER_COLUMNS)
-        self.waves = np.array(waves, np.int64)
-
-    def _made(self, played: Played, needed: int, least: int) -> _Made:
-        """Return a signature's rows; cache them for each machine. ``least``: the fewest SMs that a
-        collective of the schedule needs."""
-        cost, launch, signature = self.cost, self.cost.launch, played.signature
-        duration_ns, idle = cost.awake_ns(signature), cost.idle_times(signature)
-        launch_ns = launch.of(signature, replayed=played.replayed) if launch.mode != "none" else 0
-        inline_ns = launch_ns if launch.mode == "inline" else 0
-        if isinstance(signature, Collective):  # an awake lane needs no launch
-            idle = idle._replace(wake_ns=idle.wake_ns + inline_ns)
-        else:
-            duration_ns += inline_ns
-        count, room = room_beside(signature, cost.contention, least)
-        first_ns = duration_ns * (count - 1) // count
-        return _Made(
-            row=(
-                launch_ns,
-                room,
-                needed,
-                first_ns > 0,
-                *idle,
-                duration_ns,
-                launch.stops(signature),
-            ),
-            works=tuple(
-                part * WORK_UNIT for part in (duration_ns, first_ns, duration_ns - first_ns)
-            ),
-            waves=count,
-            family=cost.family(signature),
-        )
-
-    def _needs(self, signature: Signature) -> int:
-        if not isinstance(signature, Collective) or signature.needs_no_room:
-            return 0
-        return self.cost.contention.sms_of(self.cost.family(signature))
+        self.rows = compiled_rows(cost, self.listing)
+        self.lanes = int(self.rows[:, compiler.N_LANE].max(initial=COMPUTE)) + 1
 
     def compiled(self) -> Compiled:
         """Return the schedule's arrays. Raise ScheduleError as ``compile_program`` says."""
         cost, skew = self.cost, self.cost.skew
-        pricing = priced(self.pricing_rows, self.families, cost.contention)
+        awake_ns = self.rows[:, compiler.N_TIME] - self.rows[:, compiler.N_INLINE]
+        pricing = priced_signatures(self.listing.table, self.rows, awake_ns, cost.contention)
         rows = self._most_rows()
         state = np.zeros(compiler.S_SIZE, np.int64)
         state[compiler.S_LANES], state[compiler.S_OPEN] = self.lanes, OPEN
@@ -214,7 +171,7 @@ class _Compiler:
             )  # fmt: skip
             if wrong != lives.NOTHING:
                 raise ScheduleError(
-                    f"Collective {self.listing.templates[wrong].role!r} reads a result of another "
+                    f"Collective {self.listing.op(wrong).role!r} reads a result of another "
                     f"comm lane; put a compute op between them. Lanes: {', '.join(LANES)}."
                 )
             parts.append((first, int(state[compiler.S_LEAVES]), count))
@@ -226,12 +183,7 @@ class _Compiler:
             leaves[: state[compiler.S_LEAVES]].copy(),
             np.array(parts, np.int64).reshape(-1, 3),
         )  # fmt: skip
-        return Compiled(
-            arrays=arrays,
-            pricing=pricing,
-            signatures=tuple(one.signature for one in self.listing.played),
-            waves=self.waves,
-        )
+        return Compiled(arrays=arrays, pricing=pricing, listing=self.listing, rows=self.rows)
 
     def _most_rows(self) -> int:
         """Return at most how many steps are written: two an op and repetition."""
@@ -242,17 +194,12 @@ class _Compiler:
     def _arrays(self, steps: Ints, waits: Ints, leaves: Ints, parts: Ints) -> ProgramArrays:
         cost, launch = self.cost, self.cost.launch
         order = self.schedule.launch_order if cost.contention.admits_late else "comm_first"
-        idle = self.rows[:, [compiler.N_SAVED, compiler.N_WAKE]]
+        idle = self.rows[:, compiler.N_SAVED : compiler.N_WAKE + 1]
         config, curve = machine_of(
             self.lanes, launch.queue_depth if launch.mode == "async" else 0, order,
             int(idle.max(initial=0)), cost.resume,
         )  # fmt: skip
-        counts = np.zeros(len(steps))
-        for first, last, count in parts.tolist():
-            for begin, end, times in leaves[first:last].tolist():
-                counts[begin:end] = count * times
         return ProgramArrays(
             config=config, steps=steps, waits=waits, leaves=leaves, parts=parts,
-            curve=curve, counts=counts,
-            lanes_of=tuple(one.lane for one in self.listing.played),
+            curve=curve,
         )  # fmt: skip

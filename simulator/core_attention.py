@@ -125,10 +125,9 @@ def _with_kv_grad(t: Templates, row: int, ops: list[OpTemplate], write: str) -> 
     if later:
         reads += [Ref(0, f"d.s{i}.{total}") for i in dict.fromkeys((row + 1, last))]
     if before:
-        given = f"d.s{row}.attn.kv"
-        t.value_bytes[given] = before * s.element
-        ops[-1] = ops[-1]._replace(writes=(*ops[-1].writes, Ref(0, given)))
-        reads.append(Ref(0, given))
+        given = Ref(0, f"d.s{row}.attn.kv")
+        ops[-1] = ops[-1].writing(given, before * s.element)
+        reads.append(given)
     signature = s.pointwise(
         "grad_add",
         before * (s.element + GRAD_BYTES * later) + own * (s.element + GRAD_BYTES) * later,
@@ -136,8 +135,7 @@ def _with_kv_grad(t: Templates, row: int, ops: list[OpTemplate], write: str) -> 
     )
     op = t.op("attn.kv_bwd", row, signature, tuple(dict.fromkeys(reads)), write, 0)
     if before:
-        t.value_bytes[f"d.s{row}.{total}"] = 0 if later else before * GRAD_BYTES
-        op = op._replace(writes=(*op.writes, Ref(0, f"d.s{row}.{total}")))
+        op = op.writing(Ref(0, f"d.s{row}.{total}"), 0 if later else before * GRAD_BYTES)
     return [*ops, op]
 
 

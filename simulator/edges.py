@@ -9,13 +9,14 @@ edges run beside the layers' compute of other slices, as far as the order lets l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from simulator.issue_order import ALL_SLICES, Token
 from simulator.mtp import projections, projections_bwd, repeated
+from simulator.op_table import Ops
 from simulator.ops import Pointwise
 from simulator.schedule import DP, OpTemplate, Ref
 from simulator.shapes import GRAD_BYTES, Shapes
@@ -49,12 +50,12 @@ Place = tuple[str, str]
 """Block and fragment of a layer."""
 
 
-def _once(make: Callable[..., list[OpTemplate]]) -> Callable[..., list[OpTemplate]]:
+def _once(make: Callable[..., list[OpTemplate]]) -> Callable[..., Ops]:
     """Cache the ops of ``make`` for all plans; they must depend only on the slice and on the other
     arguments."""
 
     @wraps(make)
-    def kept(edges: Edges, row: int, *told: object) -> list[OpTemplate]:
+    def kept(edges: Edges, row: int, *told: object) -> Ops:
         t = edges.templates
         key = make.__name__, row, t.cut(row), edges.gathers, t.accumulate_first, *told
         return t.once(key, lambda: make(edges, row, *told))
@@ -80,32 +81,28 @@ class Edges:
         """Shapes of the templates."""
         return self.templates.shapes
 
-    def instead(self, places: Places, token: Token) -> list[OpTemplate]:
+    def instead(self, places: Places, token: Token) -> list[Ops]:
         """Return the ops in the place of ``token``; none for most fragments, and for column pieces
         but the first."""
         make = places.get((token.block, token.fragment))
         if make is None or token.piece > 0:
             return []
         rows = self.shapes.plan.rows_back if token.slice == ALL_SLICES else (token.slice,)
-        return [op for row in rows for op in self._made(places, make, row)]
+        made = (self._made(places, make, row) for row in rows)
+        return [ops for ops in made if ops is not None]
 
-    def _made(
-        self, places: Places, make: Callable[[Edges, int], list[OpTemplate]], row: int
-    ) -> list[OpTemplate]:
+    def _made(self, places: Places, make: Maker, row: int) -> Ops | None:
         """Return the ops of a place; at the head with those of multi-token prediction."""
         ops = make(self, row)
-        if not self.shapes.model.num_nextn_predict_layers or places not in (HEADS, HEAD_GRADS):
+        predicts = self.shapes.model.num_nextn_predict_layers > 0
+        if ops is None or not predicts or places not in (HEADS, HEAD_GRADS):
             return ops
-        key = "mtp", make.__name__, row, self.templates.cut(row), *map(id, ops)
-        sizes = self.templates.value_bytes
-        return self.templates.once(key, lambda: self._with_mtp(make, row, ops, sizes))
+        key = "mtp", make.__name__, row, self.templates.cut(row), id(ops)
+        return self.templates.once(key, lambda: self._with_mtp(make, row, ops))
 
-    def _with_mtp(
-        self, make: Callable[[Edges, int], list[OpTemplate]], row: int, ops: list[OpTemplate],
-        sizes: Mapping[str, int],
-    ) -> list[OpTemplate]:  # fmt: skip
+    def _with_mtp(self, make: Maker, row: int, ops: Ops) -> list[OpTemplate]:
         t = self.templates
-        found = repeated(t, ops, sizes)
+        found = repeated(t, ops)
         if make is Edges.head_norm:
             return [*projections(t, row), *found]
         if make is Edges.head_norm_bwd:
@@ -119,11 +116,11 @@ class Edges:
         heads = (HEADS, HEAD_GRADS) if s.head else ()
         ops = [
             op for places in (*embeds, *heads) for make in places.values() for row in rows
-            for op in self._made(places, make, row)
+            for op in self._made(places, make, row) or ()
         ]  # fmt: skip
         return [*ops, *self.loss_sums(), *self.dense_embedding_grad()]
 
-    def parameters(self) -> list[OpTemplate]:
+    def parameters(self) -> Ops:
         """Return the gather of the edges' parameters from the replicas."""
         return self._parameters(-1, *self.templates.rank)
 
@@ -208,11 +205,10 @@ class Edges:
         reduced = f.reduced(top, loss_bytes, "fp32")
         if not self._own_logits:
             return reduced
-        f.value_bytes[f"s{row}.fp32.logits"] = tokens * self._vocab() * LOSS_BYTES
-        copied = top._replace(writes=(*top.writes, Ref(0, f"s{row}.fp32.logits")))
-        return [copied, *reduced[1:]]
+        copy_bytes = tokens * self._vocab() * LOSS_BYTES
+        return [top.writing(Ref(0, f"s{row}.fp32.logits"), copy_bytes), *reduced[1:]]
 
-    def loss_sums(self) -> list[OpTemplate]:
+    def loss_sums(self) -> Sequence[OpTemplate]:
         """Return sum and target logit of all slices, after the whole of forward: another slice's
         work hides the small all-reduces."""
         rows = range(self.shapes.plan.row_slices) if self.shapes.head else ()
@@ -220,8 +216,7 @@ class Edges:
         if not self.shapes.model.num_nextn_predict_layers:
             return ops
         key = "mtp", "loss_sums", *map(id, ops)
-        sizes = self.templates.value_bytes
-        return self.templates.once(key, lambda: repeated(self.templates, ops, sizes))
+        return self.templates.once(key, lambda: repeated(self.templates, ops))
 
     @property
     def _own_logits(self) -> bool:
@@ -280,8 +275,8 @@ class Edges:
             there = (
                 s.element + LOSS_BYTES * self._own_logits
             )  # the gradient takes the logits' place
-            f.value_bytes[name] = (whole - there) * s.tokens(row) * self._vocab()
-            ops[0] = ops[0]._replace(writes=(*ops[0].writes, Ref(0, name)))
+            more = (whole - there) * s.tokens(row) * self._vocab()
+            ops[0] = ops[0].writing(Ref(0, name), more)
         if self._capped:
             signature = s.pointwise("softcap_bwd", 2 * logits_bytes, logits_bytes)
             sources = (*ops[0].writes, Ref(0, f"s{row}.uncapped"))
@@ -291,14 +286,15 @@ class Edges:
             return ops
         return [*ops, *f.gathered(row, "head.norm.ag_bwd", Ref(0, norm), f"{norm}.ag_bwd")]
 
-    def logits_dgrad(self, row: int) -> list[OpTemplate]:
-        """Return the gradient of the final norm's output, summed over the ranks."""
+    def logits_dgrad(self, row: int) -> Ops:
+        """Return the gradient of the final norm's output, summed over the ranks; where its wgrad
+        came first, that follows."""
         asked = self._awaited.get(row) == "dgrad"
-        self._awaited[row] = "wgrad"
-        return [*self._logits_dgrad(row), *(self.early_wgrad(row) if asked else ())]
+        self._awaited[row] = "nothing" if asked else "wgrad"
+        return self._logits_dgrad(row, *(self._adding("head", row) if asked else ()))
 
     @_once
-    def _logits_dgrad(self, row: int) -> list[OpTemplate]:
+    def _logits_dgrad(self, row: int, *adding: Any) -> list[OpTemplate]:
         s, f, norm = self.shapes, self.templates, f"s{row}.head.norm"
         again = f.gathered_ref(Ref(0, norm), self._whole_input(row))
         waits = (again,) if f.waits_for_sums and s.shards_tokens else ()
@@ -307,7 +303,8 @@ class Edges:
             "head.logits_dgrad", row, signature, (self._logits_grad(row), *waits),
             f"d.{norm}", s.hidden_bytes(row), weights=(self._table,),
         )  # fmt: skip
-        return f.summed(dgrad, s.hidden_bytes(row))
+        wgrad = self._logits_wgrad(row, *adding) if adding else ()
+        return [*f.summed(dgrad, s.hidden_bytes(row)), *wgrad]
 
     @property
     def _capped(self) -> bool:
@@ -329,17 +326,17 @@ class Edges:
         last = len(added) == self.shapes.plan.row_slices
         return f"grad.{table}" if last else f"grad.{table}.s{row}", before
 
-    def logits_wgrad(self, row: int) -> list[OpTemplate]:
+    def logits_wgrad(self, row: int) -> Ops | None:
         """Return ``early_wgrad``; if the dgrad is not issued yet, the wgrad follows right after
         it."""
         self._awaited.setdefault(row, "dgrad")
         return self.early_wgrad(row)
 
-    def early_wgrad(self, row: int) -> list[OpTemplate]:
-        """Return the ops that add slice ``row`` to the gradient of the head's table; [] if its
+    def early_wgrad(self, row: int) -> Ops | None:
+        """Return the ops that add slice ``row`` to the gradient of the head's table; None if its
         dgrad is yet to be issued, or if these ops were issued before."""
         if self._awaited.get(row) != "wgrad":
-            return []
+            return None
         self._awaited[row] = "nothing"
         return self._logits_wgrad(row, *self._adding("head", row))
 
@@ -352,9 +349,8 @@ class Edges:
         reads = (self._logits_grad(row), whole, *waits)
         ops = f.accumulated("head.logits_wgrad", row, signature, reads, name, before)
         if s.workload.implementation.dummy_wgrads:
-            dummy = Ref(0, f"{name}.dummy")
-            f.value_bytes[dummy.name] = signature.m * signature.n * s.element
-            ops[0] = ops[0]._replace(writes=(*ops[0].writes, dummy))
+            dummy_bytes = signature.m * signature.n * s.element
+            ops[0] = ops[0].writing(Ref(0, f"{name}.dummy"), dummy_bytes)
         return ops
 
     @_once
@@ -374,7 +370,7 @@ class Edges:
         local = Ref(0, f"d.s{row}.x")
         return self.templates.gathered(row, "embed_bwd.ag", local, f"d.s{row}.embed.ag")
 
-    def embed_bwd(self, row: int) -> list[OpTemplate]:
+    def embed_bwd(self, row: int) -> Ops:
         """Return the scatter-add of a slice into the table's (and the positions') gradient.
 
         The first of a step clears the table's gradient, unless a tied head has written it.
@@ -395,9 +391,9 @@ class Edges:
             name = "grad.embed.dense"
         return [f.op("embed_bwd", row, signature, (whole, *before), name, 0)]
 
-    def dense_embedding_grad(self) -> list[OpTemplate]:
+    def dense_embedding_grad(self) -> Sequence[OpTemplate]:
         """Return the sum of a gradient that the embedding made apart into the table's."""
-        return self._dense_add(-1) if self._dense and self.shapes.embedding else []
+        return self._dense_add(-1) if self._dense and self.shapes.embedding else ()
 
     @_once
     def _dense_add(self, row: int) -> list[OpTemplate]:
@@ -420,7 +416,8 @@ class Edges:
         return "w.embed" if self.shapes.model.tie_word_embeddings else "w.head.logits"
 
 
-Places = Mapping[Place, Callable[[Edges, int], list[OpTemplate]]]
+Maker = Callable[[Edges, int], Ops | None]
+Places = Mapping[Place, Maker]
 EMBEDS: Final[Places] = {("mlp", "fc2"): Edges.look_up, ("mlp", "residual"): Edges.embed_post}
 """Fragment of the layer before the stack -> what makes the ops in its place."""
 HEADS: Final[Places] = {

@@ -14,7 +14,7 @@ the order of accumulation. ``again.s0.attn.norm`` is a value that backward recom
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
@@ -35,6 +35,7 @@ from simulator.issue_order import (
 )
 from simulator.latent_attention import latent_dgrad, latent_qkv, latent_wgrad
 from simulator.merged import JOINED, SIDES, copied
+from simulator.op_table import Ops, table_of
 from simulator.ops import Gemm
 from simulator.overlap import NONE, Overlap, overlap_of
 from simulator.overlapped import Linear, gather_gemm, reserved, sum_gemm
@@ -43,11 +44,13 @@ from simulator.recomputation import RECOMPUTED_PREFIX, Recomputation
 from simulator.schedule import OpTemplate, Ref
 from simulator.token_way import TokenWay
 
-SEE_COLUMNS: Final = frozenset({"proj", "fc2", "residual", "residual_bwd"})
-"""Fragments whose templates depend on the column pieces of their block's row-parallel GEMM."""
-SEE_DGRADS: Final = frozenset({"qkv_dgrad", "fc1_dgrad", "norm_bwd"})
-"""Those whose templates depend on the pieces of its column-parallel dgrad; wgrads wait for these
-only where nothing is sliced."""
+SEES: Final = {
+    **dict.fromkeys(("proj", "fc2", "residual", "residual_bwd"), "col"),
+    **dict.fromkeys(("proj_again", "fc2_again", "residual_again"), "col"),
+    **dict.fromkeys(("qkv_dgrad", "fc1_dgrad", "norm_bwd"), "dgrad"),
+}
+"""Fragments whose templates depend on the pieces of a GEMM of their block: of the row-parallel one,
+or of the column-parallel dgrad; wgrads wait for these only where nothing is sliced."""
 
 
 @dataclass(kw_only=True)
@@ -56,20 +59,31 @@ class Fragments(Quantized):
 
     chains: dict[Token, Token | None] = field(default_factory=dict)
 
-    def templates(self, token: Token) -> list[OpTemplate]:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._known: dict[tuple[str, int, str], dict[object, Ops]] = {}
+
+    def templates(self, token: Token) -> Ops:
         """Return the op templates of ``token``, in issue order; plans with the same slice and
         pieces share them."""
+        place = token.block, token.slice, SEES.get(token.fragment, "")
+        known = self._known.get(place)
+        if known is None:
+            known = self._known[place] = self._alike(*place)
         before = self.chains.get(token)
-        plan, block = self.shapes.plan, token.block
-        kind = token.fragment.removesuffix(AGAIN)
-        columns = getattr(plan, f"{block}_col_slices") if kind in SEE_COLUMNS else 0
-        dgrads = getattr(plan, f"{block}_dgrad_slices") if kind in SEE_DGRADS else 0
+        key = token if before is None else (token, before)
+        found = known.get(key)
+        if found is None:
+            made = (op.shifted(token.offset) for op in self._new(token, before))
+            found = known[key] = table_of(self.shared).ops(made)
+        return found
 
-        def make() -> list[OpTemplate]:
-            return [op.shifted(token.offset) for op in self._new(token, before)]
-
-        key = token, before, self.accumulate_first, *self.cut(token.slice), columns, dgrads
-        return self.once(key, make)
+    def _alike(self, block: str, row: int, sees: str) -> dict[object, Ops]:
+        """Return what is known of fragments of a slice that depend on the same pieces."""
+        count = getattr(self.shapes.plan, f"{block}_{sees}_slices") if sees else 0
+        key = Fragments, block, row, self.accumulate_first, *self.cut(row), sees, count
+        known: dict[object, Ops] = self.shared.setdefault(key, {})
+        return known
 
     def _new(self, token: Token, before: Token | None) -> list[OpTemplate]:
         if token.fragment.endswith("_wgrad"):
@@ -82,7 +96,7 @@ class Fragments(Quantized):
             return self._again(token._replace(fragment=token.fragment.removesuffix(AGAIN)))
         built = [*self._graph_copies(token), *self._plain(token)]
         if token.fragment in FORWARD_FRAGMENTS[token.block]:
-            return [self.recomputation.dropping(op, self.value_bytes) for op in built]
+            return [self.recomputation.dropping(op) for op in built]
         return [self.recomputation.reading(op, token.fragment) for op in built]
 
     def _plain(self, token: Token) -> list[OpTemplate]:
@@ -118,11 +132,9 @@ class Fragments(Quantized):
         return Recomputation(self.shapes, self._of_first_slice)
 
     def _of_first_slice(self, block: str, fragment: str) -> list[OpTemplate]:
-        """Return forward ops whose values are looked at alone, and enter no sizes."""
-        apart = replace(self, value_bytes={}, shared={})
         count = pieces(self.shapes.plan, block, fragment) if is_cut(block, fragment) else 1
         return [
-            op for piece in range(count) for op in apart._plain(Token(block, fragment, 0, piece))
+            op for piece in range(count) for op in self._plain(Token(block, fragment, 0, piece))
         ]
 
     def _again(self, token: Token) -> list[OpTemplate]:
@@ -137,7 +149,7 @@ class Fragments(Quantized):
         overlapped = self.overlap(COLUMN_PARALLEL[block], "fprop").method != "none"
         if again.per_op and token.fragment == "norm" and overlapped and not again.part(block):
             ops += self._norm_gathered(block, row)  # no GEMM does
-        return [again.again(op, self.value_bytes) for op in ops]
+        return [again.again(op) for op in ops]
 
     def _column_parallel_again(self, block: str, row: int) -> list[OpTemplate]:
         """Return the part of the GEMM whose output was not kept."""

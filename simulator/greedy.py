@@ -159,7 +159,6 @@ class _Pass:
             work = self.builder.shapes.workload
             fragments = backward_fragments(work.recompute, work.modules)
         tokens, rows, ops, owners = list[Token](), list[tuple[int, ...]](), list[int](), list[int]()
-        table = table_of(self.builder.shared)
         for like, fragment in enumerate(slice_tokens(self.plan, block, fragments[block], row)):
             token, is_wgrad = fragment, fragment.fragment.endswith("_wgrad")
             if merges and is_wgrad:
@@ -168,7 +167,7 @@ class _Pass:
                 token = token._replace(slice=ALL_SLICES)
             urgent = self.gathers and token.fragment.removesuffix(AGAIN) in SHORT
             made = self.builder.templates(token)
-            ops += table.rows(made, self.builder.value_bytes)
+            ops += made.rows.tolist()
             owners += [len(tokens)] * len(made)
             tokens.append(token)
             rows.append((0, 0, is_wgrad, urgent, token.slice, self._shift(token), like, 0, 0, 0, 0))

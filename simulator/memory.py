@@ -170,11 +170,15 @@ def head_bytes(case: Case) -> Iterator[int]:
 def _turned_bytes(case: Case, plan: SlicePlan, turn: Live) -> int:
     """Return the fewest bytes that are live with the first gradient of the head's input. Gradients
     of other slices' logits may be made before it, and free the values that only they read."""
-    made, rows = Templates(shapes=case.shapes(plan)), range(plan.row_slices)
-    Edges(templates=made).whole()
+    rows = range(plan.row_slices)
+    sizes = {
+        ref.name: size
+        for op in Edges(templates=Templates(shapes=case.shapes(plan))).whole()
+        for ref, size in zip(op.writes, op.sizes, strict=True)
+    }
 
     def size(name: str) -> int:
-        return made.value_bytes.get(name, 0)
+        return sizes.get(name, 0)
 
     def turned(row: int) -> int:
         """Return the bytes that the gradient of a slice's logits and the gather after it add."""

@@ -11,7 +11,7 @@ whose ops they repeat under other names: ``mtp1.head.logits``.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from simulator.schedule import OpTemplate, Ref
 from simulator.templates import Templates
@@ -20,16 +20,10 @@ _OWN = re.compile(r"^(d\.)?(s\d+)\.((?:head|loss|fp32|logits|uncapped).*)$")
 """Names of values at the head of the model: gradient, slice and the rest."""
 
 
-def repeated(t: Templates, ops: list[OpTemplate], sizes: Mapping[str, int]) -> list[OpTemplate]:
-    """Return ops of the head, whose values have ``sizes``, and each once more for every layer of
-    multi-token prediction."""
-    found = list(ops)
-    for k in range(t.shapes.model.num_nextn_predict_layers):
-        for op in ops:
-            found.append(_renamed_op(op, f"mtp{k + 1}"))
-            for ref, written in zip(op.writes, found[-1].writes, strict=True):
-                t.value_bytes[written.name] = sizes[ref.name]
-    return found
+def repeated(t: Templates, ops: Iterable[OpTemplate]) -> list[OpTemplate]:
+    """Return ops of the head, and each once more for every layer of multi-token prediction."""
+    once, again = list(ops), range(1, t.shapes.model.num_nextn_predict_layers + 1)
+    return once + [_renamed_op(op, f"mtp{k}") for k in again for op in once]
 
 
 def projections(t: Templates, row: int) -> list[OpTemplate]:

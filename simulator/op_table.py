@@ -6,19 +6,19 @@ a list of their rows. Values, the memory that they are in, and signatures are nu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from threading import Lock
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
 
 import numpy as np
 
+from simulator.contention import Family
 from simulator.kernels import lives
 from simulator.kernels.load import call
 from simulator.ops import Signature
-from simulator.recomputation import RECOMPUTED_SUFFIX
-from simulator.schedule import STEP, OpTemplate, Ref, Schedule
+from simulator.schedule import RECOMPUTED_SUFFIX, STEP, OpTemplate, Ref, Schedule
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,7 +51,7 @@ class _Value(NamedTuple):
 
 class OpTable:
     """The ops that were entered, each once, by threads one at a time. ``played``: of the
-    signatures' numbers."""
+    signatures' numbers; ``families``: of the contention families'."""
 
     def __init__(self) -> None:
         self.played: list[Played] = []
@@ -59,56 +59,63 @@ class OpTable:
         self._values: dict[str, _Value] = {}
         self._rows: dict[int, int] = {}
         self._entered: list[OpTemplate] = []  # which keeps their ids
-        self._ops: list[tuple[int, ...]] = []
-        self._refs: list[tuple[int, ...]] = []
-        self._made = _table((), lives.OP_COLUMNS), _table((), lives.REF_COLUMNS)
+        self._ops, self._refs = _Lines(lives.OP_COLUMNS), _Lines(lives.REF_COLUMNS)
         self._entering = Lock()
+        self.families: list[Family] = []
+        self._families: dict[Family, int] = {}
+
+    def family(self, family: Family) -> int:
+        """Return the number of a contention family."""
+        with self._entering:
+            number = self._families.setdefault(family, len(self.families))
+            if number == len(self.families):
+                self.families.append(family)
+            return number
 
     @property
     def values(self) -> int:
         """The number of values that are known."""
         return len(self._values)
 
-    def rows(self, templates: Sequence[OpTemplate], sizes: Mapping[str, int]) -> list[int]:
-        """Return the rows of ops; new ones are entered, with the bytes of the values that they
-        write."""
-        rows, ids = self._rows, list(map(id, templates))
-        if not rows.keys() >= set(ids):
+    def ops(self, templates: Iterable[OpTemplate]) -> Ops:
+        """Return ops as rows; new ones are entered."""
+        if isinstance(templates, Ops) and templates.table is self:
+            return templates
+        rows, given = self._rows, list(templates)
+        if not rows.keys() >= set(map(id, given)):
             with self._entering:
-                for template in templates:
+                for template in given:
                     if id(template) not in rows:
-                        self._enter(template, sizes)
-        return [rows[one] for one in ids]
+                        self._enter(template)
+        return Ops(self, np.array([rows[id(one)] for one in given], np.int64))
 
-    def entered(self, rows: Iterable[int]) -> tuple[OpTemplate, ...]:
-        """Return the ops of rows."""
-        return tuple(self._entered[row] for row in rows)
+    def entered(self, row: int) -> OpTemplate:
+        """Return the op of a row."""
+        return self._entered[row]
 
     def tables(self) -> tuple[Ints, Ints]:
         """Return the ops and the values that they read and write, as ``kernels.lives`` says."""
         with self._entering:
-            ops, refs = self._made
-            if len(ops) < len(self._ops):
-                ops = np.concatenate((ops, _table(self._ops[len(ops) :], lives.OP_COLUMNS)))
-                refs = np.concatenate((refs, _table(self._refs[len(refs) :], lives.REF_COLUMNS)))
-                self._made = ops, refs
-            return ops, refs
+            return self._ops.array(), self._refs.array()
 
-    def _enter(self, template: OpTemplate, sizes: Mapping[str, int]) -> None:
+    def _enter(self, template: OpTemplate) -> None:
         role = template.role
         played = Played(template.signature, template.lane, role.startswith(STEP), template.replayed)
         number = self._played.setdefault(played, len(self.played))
         if number == len(self.played):
             self.played.append(played)
         begin = len(self._refs)
-        self._refs += [self._ref(ref, 0) for ref in template.reads]
+        for ref in template.reads:
+            self._refs.add(self._ref(ref, 0))
         reads_end = len(self._refs)
-        self._refs += [self._ref(ref, sizes.get(ref.name, 0)) for ref in template.writes]
+        sizes = template.sizes or (0,) * len(template.writes)
+        for ref, size in zip(template.writes, sizes, strict=True):
+            self._refs.add(self._ref(ref, size))
         mark = lives.SUMS if role == "loss.sum" else 0
         mark = lives.RECOMPUTES if RECOMPUTED_SUFFIX in role else mark
         mark = lives.UPDATES if played.in_step else mark
         self._entered.append(template)
-        self._ops.append((
+        self._ops.add((
             template.lane, number, template.offset, begin, reads_end, reads_end, len(self._refs),
             mark,
         ))  # fmt: skip
@@ -128,31 +135,97 @@ class OpTable:
         return found
 
 
+class _Lines:
+    """Rows of numbers that are added one by one, and the array of all."""
+
+    def __init__(self, columns: int) -> None:
+        self._array = np.empty((256, columns), np.int64)
+        self._count = 0
+        self._added: list[tuple[int, ...]] = []
+
+    def __len__(self) -> int:
+        return self._count + len(self._added)
+
+    def add(self, row: tuple[int, ...]) -> None:
+        self._added.append(row)
+
+    def array(self) -> Ints:
+        count = len(self)
+        if count > len(self._array):
+            grown = np.empty((2 * count, self._array.shape[1]), np.int64)
+            grown[: self._count] = self._array[: self._count]
+            self._array = grown
+        if self._added:
+            self._array[self._count : count] = self._added
+            self._count = count
+            self._added.clear()
+        return self._array[:count]
+
+
+class Ops(Sequence[OpTemplate]):
+    """Ops of a table, by their rows."""
+
+    def __init__(self, table: OpTable, rows: Ints) -> None:
+        self.table = table
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> OpTemplate: ...
+    @overload
+    def __getitem__(self, index: slice) -> Ops: ...
+    def __getitem__(self, index: int | slice) -> OpTemplate | Ops:
+        if isinstance(index, slice):
+            return Ops(self.table, self.rows[index])
+        return self.table.entered(int(self.rows[index]))
+
+    def __iter__(self) -> Iterator[OpTemplate]:
+        return map(self.table.entered, self.rows.tolist())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Listing:
     """A schedule as arrays. ``ops``: its distinct ops, with signatures as in ``played``;
     ``listed``: the ops of all segments; ``segments``: rows of these; ``parts``: the first segment,
-    the end and the count of each; ``counts``: how often each signature is played. ``values``: more
-    than the numbers of all values."""
+    the end and the count of each. ``numbers``: of the signatures in ``table``, in the order in
+    which they are played first; ``times``: how often each is played."""
 
+    table: OpTable
+    rows: Ints
     ops: Ints
     refs: Ints
     listed: Ints
     segments: Ints
     parts: tuple[tuple[int, int, int], ...]
-    templates: tuple[OpTemplate, ...]
-    counts: dict[Played, int]
-    values: int
+    numbers: Ints
+    times: Ints
 
-    @property
+    @cached_property
     def played(self) -> tuple[Played, ...]:
         """The signatures, in the order in which they are played first."""
-        return tuple(self.counts)
+        return tuple(map(self.table.played.__getitem__, self.numbers.tolist()))
+
+    @property
+    def counts(self) -> dict[Played, int]:
+        """How often each signature is played."""
+        return dict(zip(self.played, self.times.tolist(), strict=True))
+
+    def op(self, number: int) -> OpTemplate:
+        """Return one of the distinct ops."""
+        return self.table.entered(int(self.rows[self.listed.tolist().index(number)]))
 
     def with_refs(self, column: int) -> tuple[Ints, Ints, int]:
         """Return ops, refs and the number of values, without values that do not count: those in
         memory (column ``lives.R_STORAGE``), or on comm lanes (``lives.R_VALUE``)."""
-        ops, places = self.ops.copy(), np.full(self.values, lives.NOTHING, np.int64)
+        ops, places = self.ops.copy(), np.full(self.table.values, lives.NOTHING, np.int64)
         most = int((ops[:, lives.O_WRITES_END] - ops[:, lives.O_READS]).sum())
         refs = np.empty((most, lives.REF_COLUMNS), np.int64)
         values = call("pick_refs", ops, self.refs, places, refs, column)
@@ -161,15 +234,10 @@ class Listing:
     def layers(self, part: int, ops: Ints, refs: Ints) -> tuple[int, int]:
         """Return the lowest layer that a part can name, and the number of layers from there on."""
         begin, end, _ = self.parts[part]
-        rows = self.segments[begin:end]
-        last = rows[:, lives.G_FIRST] + (rows[:, lives.G_COUNT] - 1) * rows[:, lives.G_STRIDE]
-        ends = np.concatenate((rows[:, lives.G_FIRST], last))
-        mirrors = np.concatenate((rows[:, lives.G_MIRROR], rows[:, lives.G_MIRROR]))
-        ends = np.where(mirrors < 0, ends, mirrors - ends)
-        far = int(np.abs(ops[:, lives.O_OFFSET]).max(initial=0))
-        far += int(np.abs(refs[:, lives.R_LAYER]).max(initial=0))
-        low, high = (int(ends.min()), int(ends.max())) if len(ends) else (0, 0)
-        return low - far, high - low + 2 * far + 1
+        found = np.empty(2, np.int64)
+        call("span_layers", ops, refs, self.segments[begin:end], found)
+        low, high = found.tolist()
+        return low, high - low + 1
 
 
 def listing_of(schedule: Schedule) -> Listing:
@@ -181,47 +249,43 @@ def listing_of(schedule: Schedule) -> Listing:
     return made
 
 
-def table_of(shared: dict[object, object]) -> OpTable:
+def table_of(shared: dict[object, Any]) -> OpTable:
     """Return the table that schedules with the same kind of layer share; create it if needed."""
-    table = shared.get(OpTable)
-    if table is None:
-        table = shared.setdefault(OpTable, OpTable())
-    assert isinstance(table, OpTable)
+    table: OpTable = shared.get(OpTable) or shared.setdefault(OpTable, OpTable())
     return table
 
 
 def _list(schedule: Schedule) -> Listing:
-    table, parts, times = table_of(schedule.shared), [], []
-    rows: list[int] = []
+    table, parts = table_of(schedule.shared), list[tuple[int, int, int]]()
+    rows: list[Ints] = []
     segments: list[tuple[int, ...]] = []
+    end = 0
     for part in schedule.parts:
         first = len(segments)
         for one in part.segments:
-            begin = len(rows)
-            rows += table.rows(one.templates, schedule.value_bytes)
-            segments.append((begin, len(rows), one.count, one.first, one.stride, one.mirror))
-            times.append(part.count * one.count)
+            rows.append(table.ops(one.templates).rows)
+            begin, end = end, end + len(rows[-1])
+            segments.append((begin, end, one.count, one.first, one.stride, one.mirror))
         parts.append((first, len(segments), part.count))
-    distinct, firsts, listed = np.unique(
-        np.array(rows, np.int64), return_index=True, return_inverse=True
-    )
+    listed = np.concatenate(rows) if rows else np.empty(0, np.int64)
     all_ops, refs = table.tables()
-    ops = all_ops[distinct]
-    played = list(dict.fromkeys(ops[np.argsort(firsts), lives.O_SIGNATURE].tolist()))
-    places = np.zeros(len(table.played), np.int64)
-    places[played] = range(len(played))
-    ops[:, lives.O_SIGNATURE] = places[ops[:, lives.O_SIGNATURE]]
     made = _table(segments, lives.SEGMENT_COLUMNS)
-    repeats = np.repeat(np.array(times, np.int64), made[:, lives.G_OPS_END] - made[:, lives.G_OPS])
-    counts = np.zeros(len(played), np.int64)
-    np.add.at(counts, ops[listed, lives.O_SIGNATURE], repeats)
+    kinds = len(table.played)
+    found = np.empty(len(listed), np.int64), np.empty((len(listed), lives.OP_COLUMNS), np.int64)
+    numbers, times, size = (
+        np.empty(kinds, np.int64),
+        np.empty(kinds, np.int64),
+        np.empty(2, np.int64),
+    )
+    call(
+        "list_ops", listed, all_ops, made, _table(parts, 3),
+        np.full(len(all_ops), lives.NOTHING, np.int64), np.full(kinds, lives.NOTHING, np.int64),
+        *found, numbers, times, size,
+    )  # fmt: skip
+    distinct, count = size.tolist()
     return Listing(
-        ops=ops, refs=refs, listed=listed.astype(np.int64, copy=False), segments=made,
-        parts=tuple(parts), templates=table.entered(distinct.tolist()),
-        counts={
-            table.played[one]: count for one, count in zip(played, counts.tolist(), strict=True)
-        },
-        values=table.values,
+        table=table, rows=listed, ops=found[1][:distinct], refs=refs, listed=found[0],
+        segments=made, parts=tuple(parts), numbers=numbers[:count], times=times[:count],
     )  # fmt: skip
 
 
@@ -238,5 +302,5 @@ def _storage(name: str) -> str:
     return name
 
 
-def _table(rows: Iterable[tuple[int, ...]], columns: int) -> Ints:
-    return np.array(list(rows), np.int64).reshape(-1, columns)
+def _table(rows: Sequence[tuple[int, ...]], columns: int) -> Ints:
+    return np.array(rows, np.int64).reshape(-1, columns)

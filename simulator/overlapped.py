@@ -152,10 +152,7 @@ def _fused(
         linear.role, linear.row, signature, reads, linear.write, linear.size,
         weights=linear.weights, piece=linear.piece,
     )  # fmt: skip
-    if not also:
-        return made
-    t.value_bytes[also] = size
-    return made._replace(writes=(*made.writes, Ref(0, also)))
+    return made.writing(Ref(0, also), size) if also else made
 
 
 def _added(

@@ -86,7 +86,7 @@ def _split(segments: Sequence[Segment], layers: int) -> _Pass:
         for repetition in range(segment.count):
             position = segment.first + repetition * segment.stride
             if is_layer_role(segment.templates[0].role) and 0 <= position < layers:
-                found.layers.append(segment.templates)
+                found.layers.append(tuple(segment.templates))
             else:
                 edge = found.after if found.layers else found.before
                 edge.append(replace(segment, count=1, first=position))

@@ -121,7 +121,7 @@ class Quantized(Templates):
         signature = signature._replace(kernels=kernels)
         role = f"{_role(base)}.cast"
         made = self.op(role, row, signature, (value,), base + ROWS, copy)
-        return [self._also(made, base + ACROSS, copy) if both else made]
+        return [made.writing(Ref(0, base + ACROSS), copy) if both else made]
 
     def transposed(self, row: int, value: Ref, elements: int) -> list[OpTemplate]:
         """Return the copy across of a value that arrived in FP8, none where it came, too."""
@@ -140,11 +140,6 @@ class Quantized(Templates):
             return s.hidden_bytes(row)
         both = copies if self.scales_across else 1
         return both * operand_bytes(s, s.tokens(row) * s.model.hidden_size)
-
-    def _also(self, op: OpTemplate, write: str, size: int) -> OpTemplate:
-        """Return ``op`` with one more value that it writes."""
-        self.value_bytes[write] = size
-        return op._replace(writes=(*op.writes, Ref(0, write)))
 
 
 def _role(name: str) -> str:

@@ -19,13 +19,12 @@ from typing import Final
 from simulator.core_attention import SCORES
 from simulator.issue_order import COLUMN_PARALLEL
 from simulator.modules import OUTPUTS, REPLAYS, WHOLE, Replay, fitting, plays
-from simulator.schedule import OpTemplate, Ref
+from simulator.schedule import RECOMPUTED_SUFFIX, OpTemplate, Ref
 from simulator.shapes import Shapes
 from simulator.specs import Workload
 
 RECOMPUTED_PREFIX: Final = "again."
-RECOMPUTED_SUFFIX: Final = ".again"
-"""Begins the name of a recomputed value; ends the role of the op that recomputes it."""
+"""Begins the name of a recomputed value."""
 DROPPED_SUFFIX: Final = ".dropped"
 """Ends the name of the part of a GEMM's output that forward does not keep."""
 _FORWARD_VALUE: Final = re.compile(r"s\d+\.(.*)")
@@ -70,12 +69,10 @@ class Recomputation:
             return [op for op in ops if op.role in _PER_OP_CORE]
         return ops
 
-    def again(self, op: OpTemplate, value_bytes: dict[str, int]) -> OpTemplate:
-        """Return the op that repeats ``op``, and enter the sizes of its values."""
+    def again(self, op: OpTemplate) -> OpTemplate:
+        """Return the op that repeats ``op``."""
         reads = tuple(one for ref in op.reads for one in self.read(ref))
         writes = tuple(map(_again, op.writes))
-        for ref, written in zip(op.writes, writes, strict=True):
-            value_bytes[written.name] = value_bytes[ref.name]
         return op._replace(role=f"{op.role}{RECOMPUTED_SUFFIX}", reads=reads, writes=writes)
 
     def reading(self, op: OpTemplate, fragment: str) -> OpTemplate:
@@ -160,26 +157,27 @@ class Recomputation:
         """Return the recomputed columns of a block's column-parallel GEMM."""
         return self.parts.get(f"{block}.{COLUMN_PARALLEL[block]}", 0)
 
-    def dropping(self, op: OpTemplate, value_bytes: dict[str, int]) -> OpTemplate:
+    def dropping(self, op: OpTemplate) -> OpTemplate:
         """Return a forward op with the parts of GEMMs' outputs that nobody keeps as values of
-        their own, and enter their sizes."""
+        their own."""
         if not self.per_op:
             return op
-        writes, reads = list(op.writes), list(op.reads)
+        writes, sizes, reads = list(op.writes), list(op.sizes), list(op.reads)
         for role, columns in self.parts.items():
             whole = f"s{op.slice}.{role}"
             size = self._shapes.tokens(op.slice) * columns * self._shapes.element
             dropped = f"{whole}{DROPPED_SUFFIX}"
             if op.role == role and Ref(0, whole) in op.writes:
-                value_bytes[whole] -= size
-                value_bytes[dropped] = size
+                sizes[op.writes.index(Ref(0, whole))] -= size
                 writes.append(Ref(0, dropped))
+                sizes.append(size)
             reads += [
                 ref._replace(name=f"{name}{DROPPED_SUFFIX}")
                 for ref in op.reads
                 if (name := ref.name.removesuffix(".rope")).endswith(f".{role}")
             ]
-        return op._replace(reads=tuple(dict.fromkeys(reads)), writes=tuple(writes))
+        reads = list(dict.fromkeys(reads))
+        return op._replace(reads=tuple(reads), writes=tuple(writes), sizes=tuple(sizes))
 
 
 def _bare(ref: Ref) -> str:

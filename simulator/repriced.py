@@ -6,20 +6,18 @@ effects that only CPU hosts have, it is compiled anew.
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from simulator.compiler import compile_program, compile_schedule
-from simulator.contention import Family
+from simulator.by_signature import families_of, timed_rows
+from simulator.compiler import compile_program, compile_schedule, priced_signatures
 from simulator.cost import AtClock, CostModel
-from simulator.kernels import player
+from simulator.kernels import clocks, compiler, player
 from simulator.kernels.load import call
-from simulator.kernels.program_arrays import Pricing, ProgramArrays, priced
-from simulator.ops import Fused
-from simulator.program import WORK_UNIT, Program
-from simulator.schedule import COMPUTE, Schedule
+from simulator.kernels.program_arrays import Pricing, ProgramArrays
+from simulator.program import Program
+from simulator.schedule import Schedule
 from simulator.totals import Totals
 
 if TYPE_CHECKING:
@@ -68,7 +66,7 @@ class Repriced:
         self.cost = cost
         self._compiled = compile_schedule(schedule, cost)
         self._timed_for: CostModel | None = None
-        self._timed = np.empty((0, 4))
+        self._timed = np.empty((0, clocks.TIMED_COLUMNS))
 
     def program(self, cost: CostModel) -> Program:
         """Return the program on the machine of ``cost``."""
@@ -98,51 +96,26 @@ class Repriced:
 
     def pricing(self, cost: CostModel) -> Pricing:
         """Return the durations and slowdowns of the program's signatures."""
-        own, waves = self._compiled.pricing, self._compiled.waves
+        made = self._compiled
         if cost is self.cost:
-            return own
-        durations = self._durations(cost) + self._inline_ns(cost)
-        first = durations * (waves - 1) // waves
-        numbers = np.stack(
-            (durations, first, durations - first, own.numbers[:, player.FAMILY]), axis=1
-        )
-        numbers[:, : player.FAMILY] *= WORK_UNIT
-        if not cost.contention.depends_on_streams and cost.contention is self.cost.contention:
-            return own._replace(numbers=numbers)
-        return self._with_families(numbers, cost)
+            return made.pricing
+        durations = self._durations(cost)
+        if cost.contention.depends_on_streams or cost.contention is not self.cost.contention:
+            rows = made.rows.copy()
+            rows[:, compiler.N_FAMILY] = families_of(cost, made.listing)
+            return priced_signatures(made.listing.table, rows, durations, cost.contention)
+        numbers = np.empty((len(durations), player.NUMBER_COLUMNS), np.int64)
+        call("price", made.rows, durations, numbers)
+        return made.pricing._replace(numbers=numbers)
 
     def _durations(self, cost: CostModel) -> NDArray[np.int64]:
-        signatures = self._compiled.signatures
-        if not isinstance(cost, AtClock):
-            return np.array([cost.duration_ns(one) for one in signatures], np.int64)
-        if self._timed_for is not cost.timed_cost:
-            ops = [(0.0,) * 4 if isinstance(one, Fused) else cost.timed(one) for one in signatures]
-            self._timed_for, self._timed = cost.timed_cost, np.array(ops, np.float64).reshape(-1, 4)
-        durations = np.empty(len(signatures), np.int64)
-        call("durations_at", self._timed, cost.clock_mhz, durations)
-        for number in self._fused:
-            durations[number] = cost.duration_ns(signatures[number])
-        return durations
-
-    @cached_property
-    def _fused(self) -> list[int]:
-        """The numbers of kernels whose times follow from those of their parts."""
-        signatures = enumerate(self._compiled.signatures)
-        return [number for number, one in signatures if isinstance(one, Fused)]
-
-    def _inline_ns(self, cost: CostModel) -> NDArray[np.int64]:
-        """Return the launch costs inside the ops."""
-        launch, made = cost.launch, self._compiled
-        if launch.mode != "inline":
-            return np.zeros(len(made.signatures), np.int64)
-        played = zip(made.signatures, made.arrays.lanes_of, strict=True)
-        inline = [launch.of(one) if lane == COMPUTE else 0 for one, lane in played]
-        return np.array(inline, np.int64)
-
-    def _with_families(self, numbers: NDArray[np.int64], cost: CostModel) -> Pricing:
         made = self._compiled
-        families: list[dict[Family | None, int]] = [{None: 0} for _ in made.pricing.families]
-        for number, signature in enumerate(made.signatures):
-            own = families[made.arrays.lanes_of[number]]
-            numbers[number, player.FAMILY] = own.setdefault(cost.family(signature), len(own))
-        return priced(numbers, families, cost.contention)
+        if not isinstance(cost, AtClock):
+            return np.array([cost.duration_ns(one) for one in made.signatures], np.int64)
+        if self._timed_for is not cost.timed_cost:
+            self._timed_for, self._timed = cost.timed_cost, timed_rows(cost, made.listing)
+        durations = np.empty(len(self._timed), np.int64)
+        call("durations_at", self._timed, cost.clock_mhz, durations)
+        for number in np.flatnonzero(self._timed[:, clocks.KIND] == clocks.FUSED).tolist():
+            durations[number] = cost.duration_ns(made.signatures[number])
+        return durations

@@ -7,7 +7,7 @@ values relative to their layer; ``Schedule.ops`` yields the fully named ops.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -22,6 +22,8 @@ PREFIX: Final = "earlier."
 """Before the names of values of an earlier micro-batch that plays in the same part."""
 STEP: Final = "step."
 """Prefix of the roles of the optimizer's step."""
+RECOMPUTED_SUFFIX: Final = ".again"
+"""Ends the role of the op that recomputes a value."""
 TP: Final = 1
 DP: Final = 2
 CP: Final = 3
@@ -41,7 +43,9 @@ class Ref(NamedTuple):
 class OpTemplate(NamedTuple):
     """One op of a repeated pattern. ``offset`` counts layers from the repetition's first layer.
     ``replayed``: it is in a CUDA graph of a part of the layer. ``earlier``: it is of the
-    micro-batch before, and goes back (``simulator.paired``)."""
+    micro-batch before, and goes back (``simulator.paired``). ``sizes``: bytes of the values that it
+    writes; 0 of one that is in another's memory (an all-reduce works in place) or only an event.
+    Without any, all are 0."""
 
     role: str
     slice: int
@@ -54,6 +58,11 @@ class OpTemplate(NamedTuple):
     piece: int = -1
     replayed: bool = False
     earlier: bool = False
+    sizes: tuple[int, ...] = ()
+
+    def writing(self, value: Ref, size: int) -> OpTemplate:
+        """Return the op with one more value that it writes, of ``size`` bytes."""
+        return self._replace(writes=(*self.writes, value), sizes=(*self.sizes, size))
 
     def shifted(self, layers: int) -> OpTemplate:
         """Return the same op, ``layers`` layers later in the pass."""
@@ -84,7 +93,7 @@ class Segment:
     of an earlier micro-batch are in it, which go back while ``mirror`` is −1.
     """
 
-    templates: tuple[OpTemplate, ...]
+    templates: Sequence[OpTemplate]
     count: int = 1
     first: int = 0
     stride: int = 1
@@ -113,14 +122,12 @@ class Repeat:
 class Schedule:
     """The whole iteration: groups of segments, in issue order.
 
-    ``value_bytes`` maps a value's name to its size; 0 means that it aliases another value (an
-    all-reduce works in place) or is only an event. ``micros`` is the number of micro-batches;
-    ``launch_order`` says who is first on a GPU (``simulator.implementation``). ``shared``: what
-    schedules of the same kind of layer have in common (``simulator.templates``).
+    ``micros`` is the number of micro-batches; ``launch_order`` says who is first on a GPU
+    (``simulator.implementation``). ``shared``: what schedules of the same kind of layer have in
+    common (``simulator.templates``).
     """
 
     parts: tuple[Repeat, ...]
-    value_bytes: dict[str, int] = field(hash=False, compare=False)
     micros: int = 1
     launch_order: LaunchOrder = "comm_first"
     shared: dict[object, Any] = field(default_factory=dict, hash=False, compare=False, repr=False)

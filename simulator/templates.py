@@ -1,25 +1,18 @@
-"""Templates: how op templates are made, and the sizes of the values that they write."""
+"""Templates: how op templates are made."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from simulator.graphs import is_replayed
+from simulator.op_table import Ops, table_of
 from simulator.ops import Gemm, Signature
 from simulator.schedule import COMPUTE, TP, OpTemplate, Ref
 from simulator.shapes import Shapes
 from simulator.specs import ClusterSpec, ModelSpec, Workload
-
-
-class Made(NamedTuple):
-    """Templates that were made, and the sizes of the values that they write."""
-
-    templates: list[OpTemplate]
-    value_bytes: dict[str, int]
-
 
 LAYERS_KEPT: Final = 16
 """Kinds of layers whose templates are kept, for the plans that come next."""
@@ -56,7 +49,7 @@ def _layer_of(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> tup
 
 @dataclass(kw_only=True)
 class Templates:
-    """Maker of op templates; ``value_bytes`` collects the sizes of written values.
+    """Maker of op templates.
 
     ``accumulate_first``: the micro-batch adds to the gradients of an earlier micro-batch, or to
     cleared ones. ``shared``: the cache for all plans with such shapes.
@@ -64,7 +57,6 @@ class Templates:
 
     shapes: Shapes
     accumulate_first: bool = False
-    value_bytes: dict[str, int] = field(default_factory=dict)
     shared: dict[object, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -78,33 +70,19 @@ class Templates:
         s = self.shapes
         return s.model, s.workload, s.cluster, s.embedding, s.head
 
-    def once(
-        self, key: tuple[object, ...], make: Callable[[], list[OpTemplate]]
-    ) -> list[OpTemplate]:
-        """Return the templates of ``make``, cached for all plans, and enter their sizes. They must
-        depend only on the shapes and on ``key``."""
-        made = self.shared.get(key)
-        if made is None:
-            sizes, self.value_bytes = self.value_bytes, {}
-            made = self.shared[key] = Made(make(), self.value_bytes)
-            self.value_bytes = sizes
-        self.value_bytes.update(made.value_bytes)
-        templates: list[OpTemplate] = made.templates
-        return templates
+    def once(self, key: tuple[object, ...], make: Callable[[], Iterable[OpTemplate]]) -> Ops:
+        """Return the templates of ``make``, entered once for all plans. They must depend only on
+        the shapes and on ``key``."""
+        found: Ops | None = self.shared.get(key)
+        if found is None:
+            found = self.shared[key] = table_of(self.shared).ops(make())
+        return found
 
-    def moved(self, ops: list[OpTemplate], layers: int) -> list[OpTemplate]:
-        """Return cached ``ops``, shifted to ``layers`` layers later in the pass; cache the result,
-        too."""
+    def moved(self, ops: Ops, layers: int) -> Ops:
+        """Return ops that ``once`` made, shifted to ``layers`` layers later in the pass."""
         if not layers:
             return ops
-        found = []
-        for op in ops:
-            key = id(op), layers
-            pair = self.shared.get(key)
-            if pair is None:
-                pair = self.shared[key] = op, op.shifted(layers)
-            found.append(pair[1])
-        return found
+        return self.once((id(ops), layers), lambda: [op.shifted(layers) for op in ops])
 
     def cut(self, row: int) -> tuple[int, ...]:
         """Return the part of a plan's row slicing that a slice's templates depend on."""
@@ -121,13 +99,12 @@ class Templates:
         piece: int = -1, layer: int = 0,
     ) -> OpTemplate:  # fmt: skip
         """Return a template that writes one value of ``size`` bytes (0: an alias of an input)."""
-        self.value_bytes[write] = size
+        replayed = is_replayed(
+            role, self.shapes.workload.cuda_graph_scope, experts=self.shapes.model.num_experts > 0
+        )
         return OpTemplate(
-            role, row, signature, lane, 0, reads, (Ref(layer, write),), weights, piece,
-            is_replayed(
-                role, self.shapes.workload.cuda_graph_scope,
-                experts=self.shapes.model.num_experts > 0,
-            ),
+            role, row, signature, lane, 0, reads, (Ref(layer, write),), weights, piece, replayed,
+            sizes=(size,),
         )  # fmt: skip
 
     @property

@@ -20,8 +20,7 @@ from domino_tune.runtime.ops.state import State
 from domino_tune.runtime.shards import EDGES
 from simulator.issue_order import BLOCKS, COLUMN_PARALLEL, ROW_PARALLEL
 from simulator.ops import Collective
-from simulator.recomputation import RECOMPUTED_SUFFIX
-from simulator.schedule import COMPUTE, Op, is_weight
+from simulator.schedule import COMPUTE, RECOMPUTED_SUFFIX, Op, is_weight
 from simulator.shapes import GRAD_BYTES
 
 OpFunction = Callable[[State, Op], None]

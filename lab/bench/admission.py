@@ -209,7 +209,7 @@ def _played(
         OpTemplate("op", -1, Pointwise("copy", 0, 0), step.lane, 0, (), ())
         for step in steps if step.part != REST
     )  # fmt: skip
-    schedule = Schedule(parts=(Repeat(segments=(Segment(templates=templates),)),), value_bytes={})
+    schedule = Schedule(parts=(Repeat(segments=(Segment(templates=templates),)),))
     timeline = record(schedule, program)
     ends: dict[int, list[int]] = {COMPUTE: [], TP: []}
     for template, end in zip(templates, timeline.end_ns, strict=True):

@@ -25,6 +25,7 @@ def compile_kernels() -> dict[str, Compiled]:
             error_model="numpy",
             no_cpython_wrapper=True,
             no_cfunc_wrapper=True,
+            forceinline=not one.entry,  # an array is seven arguments, a call of many costs more
         )(plain)
     entries = [one for one in KERNELS.values() if one.entry]
     return {one.name: _entry(numba, one, made[one.name]) for one in entries}

@@ -16,9 +16,12 @@ from simulator.kernels.kernel import kernel
 Array = Any
 FAMILIES: Final = 4
 
-# Columns of the rows of a burden: integers, then floats.
-COUNT, COMPUTES, KIND = range(3)
-TIMED_US, TIMED_MHZ, ELASTICITY, DRAW_W = range(4)
+# Columns of the rows of a burden, and of signatures.
+COUNT, COMPUTES, IN_STEP = range(3)
+TIMED_US, TIMED_MHZ, ELASTICITY, DRAW_W, KIND = range(5)
+TIMED_COLUMNS: Final = 5
+FUSED: Final = -1
+"""Kind of kernels whose times follow from those of their parts."""
 # Entries of the law.
 BOOST_MHZ, EXPONENT, IDLE_W, CAP_W, TIMES = range(5)
 
@@ -40,19 +43,22 @@ def durations_at(ops: Array, clock: int, found: Array) -> int:
     return 0
 
 
-@kernel("i2 f2 f1 i f1", entry=True)
-def load_at(rows: Array, ops: Array, law: Array, clock: int, drawn: Array) -> int:
+@kernel("i2 f2 f1 i i f1", entry=True)
+def load_at(rows: Array, ops: Array, law: Array, clock: int, in_step: int, drawn: Array) -> int:
     """Return the time of the computing ops alone at a clock, in ns; put the energy above idle by
-    family, in J, into ``drawn``."""
+    family, in J, into ``drawn``. ``in_step``: those of the optimizer's step, else of the passes."""
     alone = 0
     for family in range(FAMILIES):
         drawn[family] = 0.0
     for index in range(rows.shape[0]):
+        kind = int(ops[index, KIND])
+        if rows[index, IN_STEP] != in_step or kind == FUSED:
+            continue
         mhz = ops[index, TIMED_MHZ]
         duration = duration_at(ops[index, TIMED_US], mhz, ops[index, ELASTICITY], clock)
         kept = min(float(clock), mhz)
         watts = ops[index, DRAW_W] * math.pow(kept / law[BOOST_MHZ], law[EXPONENT])
-        drawn[rows[index, KIND]] += rows[index, COUNT] * (watts * duration * 1e-9)
+        drawn[kind] += rows[index, COUNT] * (watts * duration * 1e-9)
         if rows[index, COMPUTES]:
             alone += rows[index, COUNT] * duration
     return alone
@@ -68,7 +74,7 @@ def find_clock(
     low, high = 0, count
     while low < high:
         middle = (low + high) // 2
-        elapsed = load_at(rows, ops, law, highest - middle * step, drawn) + beside
+        elapsed = load_at(rows, ops, law, highest - middle * step, 0, drawn) + beside
         joules = 0.0
         for family in range(FAMILIES):
             joules += drawn[family]

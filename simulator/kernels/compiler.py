@@ -32,6 +32,7 @@ from simulator.kernels.lives import (
 )
 from simulator.kernels.player import (
     COUNT,
+    FAMILY,
     FIRST,
     LANE,
     LANES,
@@ -56,7 +57,8 @@ Array = Any
 
 # Columns of signatures.
 N_LAUNCH, N_ROOM, N_NEEDS, N_IN_TWO, N_SAVED, N_WAKE, N_TIME, N_STOPS, N_FAMILY = range(9)
-SIGNATURE_COLUMNS: Final = 9
+N_LANE, N_WAVES, N_INLINE = range(9, 12)
+SIGNATURE_COLUMNS: Final = 12
 
 # Entries of ``s``: what was issued and waited for, the lengths of the tables, and the skew's count.
 S_LANES, S_LOWEST, S_STEPS, S_WAITS, S_LEAVES, S_LATE, S_SKEWS, S_SPLITS, S_OPEN = range(9)
@@ -118,6 +120,20 @@ def settled_after(
             if older and not own:
                 return int(segments[segment, G_COUNT])
     return int(latest + 2)
+
+
+@kernel("i2 i1 i2", entry=True)
+def price(signatures: Array, durations: Array, numbers: Array) -> int:
+    """Put the works of the parts of signatures that take ``durations``, without launches inside
+    them, and their families into ``numbers``."""
+    for index in range(signatures.shape[0]):
+        waves = signatures[index, N_WAVES]
+        whole = durations[index] + signatures[index, N_INLINE]
+        first = whole * (waves - 1) // waves
+        numbers[index, WHOLE], numbers[index, FIRST] = whole << 10, first << 10
+        numbers[index, REST] = (whole - first) << 10
+        numbers[index, FAMILY] = signatures[index, N_FAMILY]
+    return 0
 
 
 # Skew ---------------------------------------------------------------------------------------------

@@ -33,6 +33,54 @@ def layer_of(segments: Array, segment: int, repetition: int, offset: int) -> int
     return int(position if mirror < 0 else mirror - position)
 
 
+@kernel("i1 i2 i2 i2 i1 i1 i1 i2 i1 i1 i1", entry=True)
+def list_ops(
+    rows: Array, table: Array, segments: Array, parts: Array, places: Array, kinds: Array,
+    listed: Array, ops: Array, numbers: Array, times: Array, size: Array,
+) -> int:  # fmt: skip
+    """Copy the ops of ``rows``, each once, from their ``table`` into ``ops``; number them and their
+    signatures in the order in which they come. ``listed``: the op of each row; ``numbers``: of the
+    signatures in the table; ``times``: how often each is played; ``size``: how many ops and
+    signatures. ``places`` of the table's ops and ``kinds`` of its signatures start as NOTHING."""
+    size[0] = size[1] = 0
+    for at in range(rows.shape[0]):
+        row = rows[at]
+        if places[row] == NOTHING:
+            op, kind = size[0], table[row, O_SIGNATURE]
+            places[row] = op
+            size[0] += 1
+            for column in range(OP_COLUMNS):
+                ops[op, column] = table[row, column]
+            if kinds[kind] == NOTHING:
+                kinds[kind] = size[1]
+                numbers[size[1]], times[size[1]] = kind, 0
+                size[1] += 1
+            ops[op, O_SIGNATURE] = kinds[kind]
+        listed[at] = places[row]
+    for part in range(parts.shape[0]):
+        for segment in range(parts[part, 0], parts[part, 1]):
+            for at in range(segments[segment, G_OPS], segments[segment, G_OPS_END]):
+                times[ops[listed[at], O_SIGNATURE]] += parts[part, 2] * segments[segment, G_COUNT]
+    return 0
+
+
+@kernel("i2 i2 i2 i1", entry=True)
+def span_layers(ops: Array, refs: Array, segments: Array, found: Array) -> int:
+    """Put the lowest and the highest layer that segments can name into ``found``."""
+    offset = layer = low = high = 0
+    for op in range(ops.shape[0]):
+        offset = max(offset, abs(ops[op, O_OFFSET]))
+    for ref in range(refs.shape[0]):
+        layer = max(layer, abs(refs[ref, R_LAYER]))
+    for segment in range(segments.shape[0]):
+        for end in range(2):
+            at = layer_of(segments, segment, end * (segments[segment, G_COUNT] - 1), 0)
+            low = at if segment + end == 0 else min(low, at)
+            high = at if segment + end == 0 else max(high, at)
+    found[0], found[1] = low - offset - layer, high + offset + layer
+    return 0
+
+
 @kernel("i2 i2 i1 i2 i", entry=True)
 def pick_refs(ops: Array, refs: Array, places: Array, found: Array, column: int) -> int:
     """Copy the refs to values that count into ``found``, number their entries of ``column`` without

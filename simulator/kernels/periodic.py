@@ -24,6 +24,7 @@ from simulator.kernels.player import (
     BUSY_UNTIL,
     C_DEPTH,
     C_LANES,
+    C_LED,
     C_MOST_IDLE,
     C_SHORTCUT,
     COUNT,
@@ -38,8 +39,10 @@ from simulator.kernels.player import (
     LEAF,
     LEAF_END,
     LONG_AGO,
+    MOST_NS,
     MOVED_UNTIL,
     NOW,
+    NUMBER,
     OWED,
     PART,
     PLAYED,
@@ -59,6 +62,7 @@ from simulator.kernels.player import (
     STUCK,
     SUMS,
     TAIL,
+    TOO_LONG,
     WORK,
     ended,
     idle,
@@ -98,7 +102,7 @@ def mark(
     heap[at + M_ENDS] = lead
     to = at + M_ENDS + 1
     for index in range(lead):
-        heap[to] = s[NOW] - ends[(s[RING] + index) % c[C_DEPTH]]
+        heap[to] = s[NOW] - ends[(s[RING] + index) & (ends.shape[0] - 1)]
         to += 1
     begins = to
     heap[to + 1] = s[OWED]
@@ -112,7 +116,7 @@ def mark(
         heap[to + 4] = 0 if moves else min(c[C_MOST_IDLE], s[NOW] - s[MOVED_UNTIL + lane])
         to += 5
         for index in range(s[HEAD + lane], s[TAIL + lane]):
-            place = index % queue.shape[1]
+            place = index & (queue.shape[1] - 1)
             heap[to] = queue[lane, place, Q_WORK]
             heap[to + 1] = queue[lane, place, Q_FAMILY]
             heap[to + 2] = max(0, queue[lane, place, Q_ISSUED] - s[NOW])
@@ -154,7 +158,7 @@ def same_host(c: Array, s: Array, ends: Array, heap: Array, at: int) -> int:
     if lead == 0 or lead != s[RING_END] - s[RING]:
         return 0
     for index in range(lead):
-        back = s[NOW] - ends[(s[RING] + index) % c[C_DEPTH]]
+        back = s[NOW] - ends[(s[RING] + index) & (ends.shape[0] - 1)]
         if back != heap[at + M_ENDS + 1 + index]:
             return 0
     return 1
@@ -193,7 +197,7 @@ def skip_host(
     """
     depth, cost = c[C_DEPTH], 0
     for index in range(count):
-        scratch[index] = ends[(s[RING_END] - count + index) % depth]
+        scratch[index] = ends[(s[RING_END] - count + index) & (ends.shape[0] - 1)]
     played = min(times, -(-depth // count) + 2)
     for number in range(1, played + 1):
         position = cost = 0
@@ -215,7 +219,7 @@ def skip_host(
     if stops:
         s[HOST] += rest * elapsed
         for index in range(s[RING], s[RING_END]):
-            ends[index % depth] += rest * elapsed
+            ends[index & (ends.shape[0] - 1)] += rest * elapsed
         return 0
     whole, part = depth // count, depth % count
     latest, left, position = s[HOST] + rest * cost, cost, 0
@@ -233,7 +237,7 @@ def skip_host(
                     left -= steps[index, LAUNCH]
     s[HOST] = latest
     for index in range(s[RING], s[RING_END]):
-        ends[index % depth] += rest * elapsed
+        ends[index & (ends.shape[0] - 1)] += rest * elapsed
     return 0
 
 
@@ -268,13 +272,13 @@ def skip(
     later = times * elapsed
     for lane in range(1, c[C_LANES]):
         for index in range(s[HEAD + lane], s[TAIL + lane]):
-            queue[lane, index % queue.shape[1], Q_ISSUED] += later
-            queue[lane, index % queue.shape[1], Q_READY] += later
+            queue[lane, index & (queue.shape[1] - 1), Q_ISSUED] += later
+            queue[lane, index & (queue.shape[1] - 1), Q_READY] += later
         s[MOVED_UNTIL + lane] += later
     if same:
         s[HOST] += later
         for index in range(s[RING], s[RING_END]):
-            ends[index % c[C_DEPTH]] += later
+            ends[index & (ends.shape[0] - 1)] += later
     elif c[C_DEPTH] != 0:
         skip_host(
             c, steps, leaves, s, ends, scratch, leaf, leaf_end, one, period, computes, times,
@@ -314,16 +318,38 @@ def run_leaf(
     return PLAYED
 
 
+@kernel("i1 i2 i2 i2 i2 i1 i1")
+def measure(
+    c: Array, steps: Array, leaves: Array, parts: Array, numbers: Array, rates: Array, s: Array
+) -> int:
+    """Put the host behind its launches where it has issued all before; return PLAYED, or TOO_LONG
+    if times could leave 64 bits."""
+    works, launched, slowest = 0.0, 0, 0
+    for part in range(parts.shape[0]):
+        for leaf in range(parts[part, LEAF], parts[part, LEAF_END]):
+            times = parts[part, COUNT] * leaves[leaf, COUNT]
+            for step in range(leaves[leaf, LEAF], leaves[leaf, LEAF_END]):
+                works += float(times) * numbers[steps[step, NUMBER], steps[step, PART]]
+                launched += times * steps[step, LAUNCH]
+    for place in range(rates.shape[0]):
+        slowest = max(slowest, rates[place])
+    if c[C_LED]:
+        s[HOST] = -launched
+    return TOO_LONG if works / 1024 * slowest / 1024 + launched >= MOST_NS else PLAYED
+
+
 @kernel("i1 i2 i2 i2 i2 i2 i1 f2 i1 i3 i1 i1 i1 i2", entry=True)
 def play_program(
     c: Array, steps: Array, waits: Array, leaves: Array, parts: Array, numbers: Array,
     rates: Array, curve: Array, s: Array, queue: Array, ends: Array, heap: Array,
     scratch: Array, spans: Array,
 ) -> int:  # fmt: skip
-    """Play a program from the start, with ``s`` all zero but the host's lead; return PLAYED,
-    NO_ROOM if the queues are too short, or STUCK if compute waits for an op that is never issued.
-    ``spans``, if it has rows, receives the start and end of each step, lane by lane; then nothing
-    may be skipped."""
+    """Play a program from the start, with ``s`` all zero; return PLAYED, NO_ROOM if the queues are
+    too short, STUCK if compute waits for an op that is never issued, or TOO_LONG. ``spans``, if it
+    has rows, receives the start and end of each step, lane by lane; then nothing may be skipped."""
+    status = measure(c, steps, leaves, parts, numbers, rates, s)
+    if status != PLAYED:
+        return status
     for lane in range(LANES):
         s[MOVED_UNTIL + lane] = LONG_AGO
     for part in range(parts.shape[0]):

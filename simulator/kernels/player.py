@@ -50,7 +50,7 @@ NUMBER_COLUMNS: Final = 4
 LEAF, LEAF_END, COUNT = range(3)
 
 # Entries of ``c``, what holds for the whole program.
-C_LANES, C_DEPTH, C_ORDERED, C_FREE, C_SHORTCUT, C_MOST_IDLE, C_RECOVERY, C_ROWS = range(8)
+C_LANES, C_DEPTH, C_ORDERED, C_FREE, C_SHORTCUT, C_LED, C_MOST_IDLE, C_RECOVERY, C_ROWS = range(9)
 C_SPANS: Final = C_ROWS + LANES
 C_SIZE: Final = C_SPANS + LANES
 
@@ -85,7 +85,9 @@ QUEUE_COLUMNS: Final = 7
 NEVER: Final = 1 << 62
 LONG_AGO: Final = -(1 << 61)
 """When a lane was busy that was not yet used."""
-PLAYED, NO_ROOM, STUCK = range(3)
+PLAYED, NO_ROOM, STUCK, TOO_LONG = range(4)
+MOST_NS: Final = float(1 << 61)
+"""Times of programs are below this, so that no sum leaves 64 bits: 73 years."""
 _BITS: Final = 20
 _MASK: Final = (1 << _BITS) - 1
 _SAFE: Final = 1 << 43
@@ -123,7 +125,7 @@ def start(c: Array, s: Array, queue: Array, before: int, room: int) -> int:
     s[PENDING] = 0
     for lane in range(1, c[C_LANES]):
         if s[WORK + lane] == 0 and s[HEAD + lane] < s[TAIL + lane]:
-            at = s[HEAD + lane] % queue.shape[1]
+            at = s[HEAD + lane] & (queue.shape[1] - 1)
             issued = queue[lane, at, Q_ISSUED]
             if issued > s[NOW]:
                 s[BINDINGS] += 1
@@ -266,7 +268,7 @@ def is_awaited(c: Array, s: Array, queue: Array) -> int:
     """Return whether a collective that was issued and needs SMs has not started."""
     for lane in range(1, c[C_LANES]):
         for index in range(s[HEAD + lane], s[TAIL + lane]):
-            if queue[lane, index % queue.shape[1], Q_NEEDS] != 0:
+            if queue[lane, index & (queue.shape[1] - 1), Q_NEEDS] != 0:
                 return 1
     return 0
 
@@ -277,7 +279,7 @@ def issue(c: Array, s: Array, ends: Array, lane: int, launch: int) -> int:
     if c[C_DEPTH] == 0:
         return 0
     if lane == 0 and s[RING_END] - s[RING] == c[C_DEPTH]:
-        oldest = ends[s[RING] % c[C_DEPTH]]
+        oldest = ends[s[RING] & (ends.shape[0] - 1)]
         if oldest > s[HOST]:
             s[HOST] = oldest
     s[HOST] += launch
@@ -290,7 +292,7 @@ def ended(c: Array, s: Array, ends: Array, at: int) -> int:
     if c[C_DEPTH] != 0:
         if s[RING_END] - s[RING] == c[C_DEPTH]:
             s[RING] += 1
-        ends[s[RING_END] % c[C_DEPTH]] = at
+        ends[s[RING_END] & (ends.shape[0] - 1)] = at
         s[RING_END] += 1
     return 0
 
@@ -321,7 +323,7 @@ def play_leaf(
         if lane != 0:
             if s[TAIL + lane] - s[HEAD + lane] == queue.shape[1]:
                 return NO_ROOM
-            at = s[TAIL + lane] % queue.shape[1]
+            at = s[TAIL + lane] & (queue.shape[1] - 1)
             queue[lane, at, Q_WORK] = work
             queue[lane, at, Q_FAMILY] = family
             queue[lane, at, Q_ISSUED] = issued

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
+from threading import local
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -18,7 +19,6 @@ from simulator.contention import SCALE, Contention, Family
 from simulator.errors import InputError
 from simulator.kernels import player
 from simulator.kernels.load import call
-from simulator.program import WORK_UNIT
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 MARKED: Final = 1 << 21
 """Entries of the shortcut's marks. A page of them takes memory when it is first written."""
-MOST_NS: Final = float(1 << 61)
-"""Times of programs are below this, so that no sum leaves 64 bits: 73 years."""
 
 
 Families = tuple[tuple[Family | None, ...], ...]
@@ -65,8 +63,7 @@ class State(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class ProgramArrays:
     """The structure of a program. ``config``: what holds for all of it; ``curve``: what compute
-    loses after waits (``simulator.resume``); ``counts``: how often each step is played;
-    ``lanes_of``: the lane of each row of a pricing."""
+    loses after waits (``simulator.resume``)."""
 
     config: Ints
     steps: Ints
@@ -74,19 +71,15 @@ class ProgramArrays:
     leaves: Ints
     parts: Ints
     curve: Floats
-    counts: Floats
-    lanes_of: tuple[int, ...]
 
     def play(self, pricing: Pricing, *, shortcut: bool = True, led: bool = False) -> State:
         """Return the sums of a play; ``led``: behind a host that had issued all before, where
         nothing stops it. Raise InputError if times could leave 64 bits."""
-        state = self._play(pricing, shortcut, np.empty((0, 2), np.int64), led=led)
-        lanes = int(self.config[player.C_LANES])
-        compute_ns, comm_ns, exposed_ns = state[:3].tolist()
+        state = self._play(pricing, _NO_SPANS, shortcut=shortcut, led=led).tolist()
         return State(
-            (int(state[player.NOW]), compute_ns, comm_ns, exposed_ns),
-            tuple(state[player.LANE_NS : player.LANE_NS + lanes].tolist()),
-            int(state[player.HOST]),
+            (state[player.NOW], *state[: player.LANE_NS]),
+            tuple(state[player.LANE_NS : player.LANE_NS + int(self.config[player.C_LANES])]),
+            state[player.HOST],
         )
 
     def record(self, pricing: Pricing) -> tuple[list[int], list[int]]:
@@ -97,7 +90,7 @@ class ProgramArrays:
         begins = np.concatenate(([0], np.cumsum(sizes)))
         self.config[player.C_SPANS : player.C_SPANS + player.LANES] = begins[:-1]
         by_lane = np.empty((len(steps), 2), np.int64)
-        self._play(pricing, False, by_lane)
+        self._play(pricing, by_lane, shortcut=False)
         spans = np.empty_like(by_lane)
         spans[np.argsort(steps[:, player.LANE], kind="stable")] = by_lane
         waits = pricing.numbers[steps[:, player.NUMBER], player.FAMILY] == 0
@@ -124,50 +117,61 @@ class ProgramArrays:
     @cached_property
     def computes(self) -> int:
         """The number of compute ops."""
-        counted = (self.steps[:, player.LANE] == 0) & (self.steps[:, player.PART] != player.REST)
-        return int(self.counts[counted].sum())
+        begins = (self.steps[:, player.LANE] == 0) & (self.steps[:, player.PART] != player.REST)
+        return sum(
+            count * times * int(begins[begin:end].sum())
+            for first, last, count in self.parts.tolist()
+            for begin, end, times in self.leaves[first:last].tolist()
+        )
 
-    def _play(self, pricing: Pricing, shortcut: bool, spans: Ints, *, led: bool = False) -> Ints:
-        self._check_size(pricing)
+    def _play(self, pricing: Pricing, spans: Ints, *, shortcut: bool, led: bool = False) -> Ints:
         config = self.config.copy()
+        config[player.C_SHORTCUT], config[player.C_LED] = shortcut, led
         if led and not self.stops:
             config[player.C_DEPTH] = 0
-        config[player.C_SHORTCUT] = shortcut
         config[player.C_ROWS : player.C_ROWS + len(pricing.families)] = pricing.rows
-        depth = int(config[player.C_DEPTH])
-        ends, scratch = np.empty(max(1, depth), np.int64), np.empty(depth + 2, np.int64)
-        heap, queued = np.empty(MARKED, np.int64), 64
+        _room.deepen(int(config[player.C_DEPTH]))
         while True:
             state = np.zeros(player.S_SIZE, np.int64)
-            state[player.HOST] = -int(self._plays[1]) if led else 0
-            queue = np.empty((player.LANES, queued, player.QUEUE_COLUMNS), np.int64)
             status = call(
                 "play_program", config, self.steps, self.waits, self.leaves, self.parts,
-                pricing.numbers, pricing.rates, self.curve, state, queue, ends, heap, scratch,
-                spans,
+                pricing.numbers, pricing.rates, self.curve, state, _room.queue, _room.ends,
+                _room.heap, _room.scratch, spans,
             )  # fmt: skip
             if status == player.PLAYED:
                 return state
+            if status == player.TOO_LONG:
+                raise InputError(
+                    "The iteration may take longer than 73 years, more nanoseconds than 64 bits "
+                    "hold; ask for a smaller job, or for changes of the machine that slow it less."
+                )
             assert status == player.NO_ROOM, "compute waits for what was never issued"
-            queued *= 4
+            _room.widen()
 
-    @cached_property
-    def _plays(self) -> tuple[Floats, float]:
-        """How often each part of a signature is played, and the time of all launches (ns)."""
-        numbers = self.steps[:, player.NUMBER]
-        plays = np.zeros((int(numbers.max(initial=-1)) + 1, player.NUMBER_COLUMNS))
-        np.add.at(plays, (numbers, self.steps[:, player.PART]), self.counts)
-        return plays, float(self.counts @ self.steps[:, player.LAUNCH])
 
-    def _check_size(self, pricing: Pricing) -> None:
-        plays, launches_ns = self._plays
-        works = float((plays * pricing.numbers[: len(plays)]).sum())
-        most_ns = works / WORK_UNIT * float(pricing.rates.max()) / SCALE
-        if most_ns + launches_ns >= MOST_NS:
-            raise InputError(
-                "The iteration may take longer than 73 years, more nanoseconds than 64 bits hold; "
-                "ask for a smaller job, or for changes of the machine that slow it less."
-            )
+class _Room(local):
+    """What a play writes on, of each thread: queues of collectives, marks, the host's queue.
+    Lengths of queues are powers of two."""
+
+    def __init__(self) -> None:
+        self.queue = np.empty((player.LANES, 64, player.QUEUE_COLUMNS), np.int64)
+        self.heap = np.empty(MARKED, np.int64)
+        self.ends, self.scratch = np.empty(1, np.int64), np.empty(3, np.int64)
+
+    def widen(self) -> None:
+        """Make the queues of collectives longer."""
+        lanes, queued, columns = self.queue.shape
+        self.queue = np.empty((lanes, 4 * queued, columns), np.int64)
+
+    def deepen(self, depth: int) -> None:
+        """Make the host's queue long enough."""
+        if depth > len(self.ends):
+            self.ends = np.empty(1 << (depth - 1).bit_length(), np.int64)
+            self.scratch = np.empty(len(self.ends) + 2, np.int64)
+
+
+_room: Final = _Room()
+_NO_SPANS: Final = np.empty((0, 2), np.int64)
 
 
 def machine_of(

@@ -181,8 +181,7 @@ class Pieces:
             if piece.part != "backward":
                 segments = _only(segments, wgrads=piece.part == "wgrad")
         return Schedule(
-            parts=(Repeat(segments=tuple(segments)),), value_bytes=builder.value_bytes,
-            launch_order=builder.shapes.launch_order,
+            parts=(Repeat(segments=tuple(segments)),), launch_order=builder.shapes.launch_order,
             shared=fragments.shared,
         )  # fmt: skip
 
@@ -210,7 +209,7 @@ class Pieces:
         gathers = shapes.reduces and shapes.shards_optimizer and not work.overlap_param_gather
         ops += update(t, tuple(ref for op in ops[-1:] for ref in op.writes), gathers=gathers)
         cut = next(index for index, op in enumerate(ops) if op.role in NORMS)
-        return self._ops(ops[:cut], t), self._ops(ops[cut:], t)
+        return self._ops(ops[:cut]), self._ops(ops[cut:])
 
     def step_shapes(self, rank: int) -> Shapes:
         """Return the shapes of all chunks of a rank."""
@@ -220,7 +219,7 @@ class Pieces:
         """Return the passes over a bucket's gradients before its sum."""
         if held not in self._passes:
             t = Templates(shapes=self.whole)
-            self._passes[held] = self._ops(gradient_passes(t, "dp", held, ()), t)
+            self._passes[held] = self._ops(gradient_passes(t, "dp", held, ()))
         return self._passes[held]
 
     def bucket_sizes(self, rank: int, number: int) -> list[Held]:
@@ -249,9 +248,9 @@ class Pieces:
             rest += one.layer * (layers % each)
         return [*sizes, rest] if rest.whole else sizes
 
-    def _ops(self, ops: list[OpTemplate], t: Templates) -> Schedule:
+    def _ops(self, ops: list[OpTemplate]) -> Schedule:
         segments = [Segment(templates=tuple(ops))] if ops else []
-        return Schedule(parts=(Repeat(segments=tuple(segments)),), value_bytes=t.value_bytes)
+        return Schedule(parts=(Repeat(segments=tuple(segments)),))
 
 
 def _only(segments: Iterable[Segment], *, wgrads: bool) -> list[Segment]:

@@ -126,9 +126,8 @@ def _held_in(pieces: Pieces, chunk: Chunk, kinds: str) -> Phases:
     parts = {kind: PASSES[kind] for kind in kinds}
     schedules = [pieces.schedule(Piece(chunk, part, False)) for part in parts.values()]
     segments = [one.parts[0].segments for one in schedules]
-    sizes = {name: size for one in schedules for name, size in one.value_bytes.items()}
     passes = (Repeat(segments=tuple(chain(*segments))),)
-    whole = replace(schedules[0], parts=passes, value_bytes=sizes)
+    whole = replace(schedules[0], parts=passes)
     phased = [number for number, several in enumerate(segments) for _ in several]
     found = lifetimes(listing_of(whole), phased, len(parts))
     phases = dict(zip(parts, found, strict=True))

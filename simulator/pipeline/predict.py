@@ -110,7 +110,7 @@ def busiest_schedule(case: Case, plan: SlicePlan, order: LayerOrder | None = Non
         for part in schedule.parts
     ]
     launch_order = pieces.whole.launch_order
-    return Schedule(parts=tuple(parts), value_bytes={}, micros=micros, launch_order=launch_order)
+    return Schedule(parts=tuple(parts), micros=micros, launch_order=launch_order)
 
 
 def _placed(pieces: Pieces, rank: int, action: Action) -> Repeat:
@@ -143,7 +143,7 @@ def rank_schedule(pieces: Pieces, rank: int) -> Schedule:
     ]
     parts += [part for schedule in pieces.step(rank) for part in schedule.parts]
     launch_order = pieces.whole.launch_order
-    return Schedule(parts=tuple(parts), value_bytes={}, launch_order=launch_order)
+    return Schedule(parts=tuple(parts), launch_order=launch_order)
 
 
 def _times_of(rank: int, found: PlayedPipeline) -> RankTimes:

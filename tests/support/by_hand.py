@@ -68,10 +68,8 @@ class _Lines:
         self.waits: list[tuple[int, int]] = []
         self.leaves: list[tuple[int, int, int]] = []
         self.parts: list[tuple[int, int, int]] = []
-        self.counts: list[int] = []
         self.rows: dict[tuple[int, int, int], int] = {}
         self.numbers: list[list[int]] = [[0, 0, 0, 0] for _ in program.signatures]
-        self.lanes_of = [0] * len(program.signatures)
         self.families: list[list[Family | None]] = [[None] for _ in range(program.lanes)]
 
     def add_part(self, count: int, leaves: Sequence[Loop]) -> None:
@@ -80,7 +78,6 @@ class _Lines:
             begin = len(self.steps)
             for step in cast("tuple[Step, ...]", leaf.body):
                 self._add_step(step)
-            self.counts += [count * leaf.count] * len(leaf.body)
             self.leaves.append((begin, len(self.steps), leaf.count))
         self.parts.append((first, len(self.leaves), count))
 
@@ -90,11 +87,9 @@ class _Lines:
             number = self.rows.setdefault((work, family, lane), len(self.numbers))
             if number == len(self.numbers):
                 self.numbers.append([0, 0, 0, 0])
-                self.lanes_of.append(lane)
         row = self.numbers[number]
         row[part] = work
         row[player.FAMILY] = _place(self.families[lane], self.program.families[family])
-        self.lanes_of[number] = lane
         begin = len(self.waits)
         self.waits += waits
         self.steps.append(
@@ -114,8 +109,6 @@ class _Lines:
             leaves=_table(self.leaves, 3),
             parts=_table(self.parts, 3),
             curve=curve,
-            counts=np.array(self.counts, np.float64),
-            lanes_of=tuple(self.lanes_of),
         )
 
     def pricing(self) -> Pricing:

@@ -42,7 +42,7 @@ class TableCost(CostModel):
         self.skew = skew
         self.resume = resume
         self.idle, self.idle_lane = idle or {}, None
-        self.compiled = {}
+        self.by_signature = {}
 
     def duration_ns(self, signature: Signature) -> int:
         return self.durations[signature]
@@ -73,7 +73,7 @@ def random_dag(seed: int, *, contention: bool = False) -> RandomDag:
     rng = random.Random(seed)
     lanes = rng.choice((1, 2, 2, 3, 3))
     micros = rng.choice((1, 1, 1, 2, 3, 5))
-    schedule = Schedule(parts=_parts(rng, lanes, micros), value_bytes={}, micros=micros)
+    schedule = Schedule(parts=_parts(rng, lanes, micros), micros=micros)
     most_ns = rng.choice((3, 40, 1000))
     durations: dict[Signature, int] = {
         signature: rng.randint(1, most_ns) for lane in range(lanes) for signature in _choices(lane)

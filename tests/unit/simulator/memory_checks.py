@@ -37,9 +37,8 @@ def named_peak_bytes(schedule: Schedule) -> int:
     ops = list(schedule.ops())
     buffer: dict[str, str] = {}
     size: dict[str, int] = {}
-    for op in ops:
-        for value in op.writes:
-            own = schedule.value_bytes[_within_layer(value, schedule.micros)]
+    for op, template in zip(ops, schedule.templates(), strict=True):
+        for value, own in zip(op.writes, template.sizes, strict=True):
             source = _overwritten(value, op.role, op.reads)
             buffer[value] = buffer[source] if not own and source else value
             size[value] = own
@@ -57,11 +56,6 @@ def named_peak_bytes(schedule: Schedule) -> int:
         live += step
         peak = max(peak, live)
     return peak
-
-
-def _within_layer(value: str, micros: int) -> str:
-    """``l3.s0.x`` → ``s0.x``, and so is ``m1.l3.s0.x`` where there are several micro-batches."""
-    return value.split(".", 2 if micros > 1 else 1)[-1]
 
 
 def _overwritten(value: str, role: str, reads: tuple[str, ...]) -> str | None:

@@ -177,4 +177,4 @@ def program_schedule(program: Program) -> Schedule:
         for index, step in enumerate(program.root.steps())
         if step.family and step.part != REST
     )
-    return Schedule(parts=(Repeat(segments=(Segment(templates=templates),)),), value_bytes={})
+    return Schedule(parts=(Repeat(segments=(Segment(templates=templates),)),))

@@ -55,6 +55,12 @@ def edges_of(schedule: Schedule) -> dict[str, Op]:
     return {op.name: op for op in schedule.ops() if not op.role.startswith(("attn.", "mlp."))}
 
 
+def value_bytes(schedule: Schedule) -> dict[str, int]:
+    """Bytes of every value, by its name within the layer."""
+    ops = (t for part in schedule.parts for s in part.segments for t in s.templates)
+    return {ref.name: size for t in ops for ref, size in zip(t.writes, t.sizes, strict=True)}
+
+
 def sizes_of(schedule: Schedule) -> dict[str, int]:
     """Bytes of every value that takes memory, by its name within the layer."""
-    return {name: size for name, size in schedule.value_bytes.items() if size}
+    return {name: size for name, size in value_bytes(schedule).items() if size}

@@ -51,7 +51,7 @@ def timeline_of(*spans: tuple[str, Signature, int, int]) -> Timeline:
         OpTemplate(role, -1, signature, TP if signature is REDUCE else COMPUTE, 0, (), ())
         for role, signature, _, _ in spans
     )
-    schedule = Schedule(parts=(Repeat(segments=(Segment(templates=templates),)),), value_bytes={})
+    schedule = Schedule(parts=(Repeat(segments=(Segment(templates=templates),)),))
     return Timeline(
         schedule=schedule,
         start_ns=tuple(start for _, _, start, _ in spans),

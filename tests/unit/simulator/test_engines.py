@@ -65,7 +65,7 @@ def op(name: str, *reads: str, signature: Pointwise | Collective = SMALL, lane: 
 
 def spans(*segments: Segment) -> dict[str, tuple[int, int]]:
     """Start and end of each op, by name."""
-    schedule = Schedule(parts=(Repeat(segments=segments),), value_bytes={})
+    schedule = Schedule(parts=(Repeat(segments=segments),))
     timeline = play(schedule, compile_program(schedule, COST))
     assert totals(compile_program(schedule, COST)).makespan_ns == timeline.makespan_ns
     times = zip(timeline.start_ns, timeline.end_ns, strict=True)
@@ -120,7 +120,7 @@ def test_a_lane_without_collectives_in_a_loop_sees_all_of_its_compute() -> None:
     cost = TableCost(COST.durations, COST.contention, COST.launch, skew)
     layers = Segment(templates=(op("x"), op("ar", "x", signature=REDUCE, lane=TP)), count=50)
     grads = Segment(templates=(op("dp", "x", signature=REDUCE, lane=DP),), first=49)
-    schedule = Schedule(parts=(Repeat(segments=(layers, grads)),), value_bytes={})
+    schedule = Schedule(parts=(Repeat(segments=(layers, grads)),))
     late, last = compile_program(schedule, cost).root.steps()[-2:]
     assert (late.family, late.work) == (0, 50 * 10 * WORK_UNIT)
     assert last.work == 100 * WORK_UNIT
@@ -140,7 +140,7 @@ def test_a_loop_repeats_only_once_its_waits_do(back: int) -> None:
         count=12,
     )  # fmt: skip
     before = Segment(templates=(op("grads", signature=REDUCE, lane=DP),))
-    schedule = Schedule(parts=(Repeat(segments=(before, layer)),), value_bytes={})
+    schedule = Schedule(parts=(Repeat(segments=(before, layer)),))
     for landed_ns in range(5, 330, 7):
         durations: dict[Signature, int] = {SMALL: 10, SHORT: 3, REDUCE: landed_ns}
         cost = TableCost(durations, COST.contention, COST.launch, skew)

@@ -29,7 +29,7 @@ from simulator.presets import MODELS
 from simulator.schedule import COMPUTE, Op, check_order
 from simulator.specs import ClusterSpec, Recompute, Workload
 from tests.unit.simulator.cases import bundled_profile
-from tests.unit.simulator.small_models import GPT, LLAMA
+from tests.unit.simulator.small_models import GPT, LLAMA, value_bytes
 
 OURS = IMPLEMENTATIONS["domino-tune"]
 TE = IMPLEMENTATIONS["megatron-te"]
@@ -197,7 +197,7 @@ def test_autograds_empty_gradients() -> None:
     assert linears == 5120 * 5120 * 12 // 8
     assert with_them.buffers - without.buffers == 2 * linears
     schedule = build_schedule(case.model, case.workload, case.cluster, SHARDED)
-    assert schedule.value_bytes["grad.head.dummy"] == 2 * 5120 * 51200 // 8
+    assert value_bytes(schedule)["grad.head.dummy"] == 2 * 5120 * 51200 // 8
 
 
 def test_cross_entropy_in_fp32_keeps_its_own_logits() -> None:

@@ -41,7 +41,7 @@ def waits_ns(*items: Item, slower: float = 1.0, count: int = 1, **skew: Any) -> 
     fit = SkewFit(slowest_factor=1.0, error=0.0, **skew)
     cost = TableCost(durations, Contention(law), Launch(mode="none"), fit)
     segment = Segment(templates=tuple(templates), count=count)
-    schedule = Schedule(parts=(Repeat(segments=(segment,)),), value_bytes={})
+    schedule = Schedule(parts=(Repeat(segments=(segment,)),))
     steps, found = compile_program(schedule, cost).root.steps(), []
     for before, step in zip((None, *steps), steps, strict=False):
         if step.lane and step.family:

@@ -32,7 +32,7 @@ def template(
 
 def schedule(*segments: Segment, count: int = 1, first_micro: int = 0, micros: int = 1) -> Schedule:
     part = Repeat(segments=segments, count=count, first_micro=first_micro)
-    return Schedule(parts=(part,), value_bytes={}, micros=micros)
+    return Schedule(parts=(part,), micros=micros)
 
 
 def test_a_segment_counts_up_or_from_the_top() -> None:

@@ -23,6 +23,7 @@ from simulator.shapes import Shapes
 from simulator.slicing import FRONT, SLICE_BALANCES, TILE, SliceBalance, sequence_spans
 from simulator.specs import RECOMPUTE, ClusterSpec, ModelSpec, Workload
 from tests.unit.simulator.cases import bundled_profile, cost_model, random_model, with_cost
+from tests.unit.simulator.small_models import value_bytes
 
 PLAIN = ModelSpec(
     name="plain", num_hidden_layers=2, hidden_size=64, num_attention_heads=4,
@@ -318,14 +319,15 @@ def kept_bytes(schedule: Schedule) -> int:
     head = next(at for at, op in enumerate(ops) if op.role.startswith("head."))
     written = {value for op in ops[:head] for value in op.writes}
     kept = written & {value for op in ops[head:] for value in op.reads}
-    return sum(schedule.value_bytes[value.partition(".")[2]] for value in kept)
+    sizes = value_bytes(schedule)
+    return sum(sizes[value.partition(".")[2]] for value in kept)
 
 
 def test_backward_holds_one_sum_of_the_gradients_of_keys_and_values() -> None:
     """That of the last slice, in fp32, for 16 positions of two sequences; others add in place. What
     a slice gives to earlier positions is in bf16 until it is added."""
     schedule = schedule_of(replace(ALONG, slice_balance="even"))
-    sizes = {name: size for name, size in schedule.value_bytes.items() if ".kv" in name}
+    sizes = {name: size for name, size in value_bytes(schedule).items() if ".kv" in name}
     one = 2 * 2 * 16  # two sequences, a key and a value of one head
     assert sizes == {
         "d.s2.attn.kv": 16 * one * 2, "d.s1.attn.kv": 8 * one * 2,

@@ -31,7 +31,7 @@ def drawn() -> Timeline:
         )
         for name in SPANS
     )  # fmt: skip
-    schedule = Schedule(parts=(Repeat(segments=(Segment(templates=templates),)),), value_bytes={})
+    schedule = Schedule(parts=(Repeat(segments=(Segment(templates=templates),)),))
     start, end = zip(*SPANS.values(), strict=True)
     return Timeline(schedule=schedule, start_ns=start, end_ns=end)
 
@@ -57,7 +57,7 @@ def test_critical_path_goes_through_the_all_reduce_and_over_the_hosts_gap() -> N
 
 
 def test_an_empty_timeline_takes_no_time() -> None:
-    timeline = Timeline(schedule=Schedule(parts=(), value_bytes={}), start_ns=(), end_ns=())
+    timeline = Timeline(schedule=Schedule(parts=()), start_ns=(), end_ns=())
     assert timeline.makespan_ns == 0
     assert timeline.critical_path == ()
     assert timeline.breakdown.hidden_comm_fraction == 1.0

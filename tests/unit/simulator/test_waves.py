@@ -45,7 +45,7 @@ def steps(signature: Signature, *collectives: Collective) -> list[Step]:
         OpTemplate(f"op{i}", -1, one, TP if i else COMPUTE, 0, (), ())
         for i, one in enumerate(signatures)
     )
-    schedule = Schedule(parts=(Repeat(segments=(Segment(templates=templates),)),), value_bytes={})
+    schedule = Schedule(parts=(Repeat(segments=(Segment(templates=templates),)),))
     program = compile_program(schedule, cost)
     assert Repriced(schedule, cost).program(cost) == program
     return [step for step in program.root.steps() if step.lane == COMPUTE]
@@ -76,7 +76,7 @@ def test_attention_has_no_room_and_without_a_law_all_have() -> None:
     assert attention.room == 0
     cost = TableCost({TWO_WAVES: 90}, Contention(None), Launch(mode="none"))
     one = Segment(templates=(OpTemplate("op", -1, TWO_WAVES, COMPUTE, 0, (), ()),))
-    schedule = Schedule(parts=(Repeat(segments=(one,)),), value_bytes={})
+    schedule = Schedule(parts=(Repeat(segments=(one,)),))
     (open_to_all,) = compile_program(schedule, cost).root.steps()
     assert open_to_all.room == OPEN
 
