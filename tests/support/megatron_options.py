@@ -31,7 +31,8 @@ SWITCHES: Final = (
 WHOLE: Final = (
     "context-parallel-size", "expert-model-parallel-size", "expert-tensor-parallel-size",
     "ffn-hidden-size", "global-batch-size", "hidden-size", "kv-channels", "kv-lora-rank",
-    "max-position-embeddings", "micro-batch-size", "moe-ffn-hidden-size", "moe-router-topk",
+    "max-position-embeddings", "micro-batch-size", "moe-deepep-num-sms", "moe-ffn-hidden-size",
+    "moe-hybridep-num-sms", "moe-router-topk",
     "moe-shared-expert-intermediate-size", "mtp-num-layers", "num-attention-heads", "num-experts",
     "num-layers", "num-layers-per-virtual-pipeline-stage", "num-query-groups",
     "pipeline-model-parallel-size",

@@ -27,6 +27,8 @@ MIXTRAL, V3 = MODELS["mixtral-8x7b"], MODELS["deepseek-v3"]
         ("qwen3-30b-a3b", {}, {"tp": 5, "etp": 5}, "moe_intermediate_size = 768 is not div.* etp"),
         ("qwen3-30b-a3b", {}, {"tp": 5}, "by etp, which is tp unless it is given, = 5"),
         ("mixtral-8x7b", {"moe_imbalance": 5.0}, {"ep": 4}, "at most ep = 4; got 5, lower it"),
+        ("llama3-8b", {"moe_dispatcher_sms": 32}, {}, "moe_dispatcher_sms=32 is of experts"),
+        ("mixtral-8x7b", {"moe_dispatcher_sms": 32}, {"ep": 4}, "got 32 with alltoall. Leave it"),
         ("mixtral-8x7b", {"moe_dispatcher": "deepep"}, {"tp": 1, "ep": 1}, "ep × etp is 1; use"),
     ],
 )

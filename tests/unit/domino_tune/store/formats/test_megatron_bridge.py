@@ -45,6 +45,7 @@ FIELDS: Final = {
         "moe_ffn_hidden_size", "moe_flex_dispatcher_backend", "moe_grouped_gemm",
         "moe_layer_freq", "moe_router_topk", "moe_shared_expert_intermediate_size",
         "moe_token_dispatcher_type", "mtp_num_layers", "multi_latent_attention",
+        "moe_deepep_num_sms", "moe_hybridep_num_sms",
         "num_moe_experts", "q_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim",
     },
     "train": {"micro_batch_size", "global_batch_size"},

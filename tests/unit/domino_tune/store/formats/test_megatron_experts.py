@@ -78,6 +78,11 @@ def test_flex_dispatchers_have_a_backend(dispatcher: MoeDispatcher) -> None:
     told = told_to_megatron(MIXTRAL, replace(WORK, moe_dispatcher=dispatcher))
     assert told["moe_token_dispatcher_type"] == "flex"
     assert told["moe_flex_dispatcher_backend"] == dispatcher
+    assert f"moe_{dispatcher}_num_sms" not in told
+    held = told_to_megatron(
+        MIXTRAL, replace(WORK, moe_dispatcher=dispatcher, moe_dispatcher_sms=24)
+    )
+    assert held[f"moe_{dispatcher}_num_sms"] == 24
 
 
 def test_a_shared_expert_beside_the_exchange_is_told() -> None:
@@ -162,7 +167,10 @@ def test_a_log_of_deepseek_is_read() -> None:
     assert (model.qk_rope_head_dim, model.v_head_dim, model.qk_norm) == (64, 128, False)
     assert (model.first_k_dense_replace, model.num_nextn_predict_layers) == (3, 1)
     assert model.shared_expert_intermediate_size == 2048
-    assert case.workload.moe_dispatcher == "hybridep"
+    assert (case.workload.moe_dispatcher, case.workload.moe_dispatcher_sms) == ("hybridep", 0)
+    assert case_of({**told, "moe_hybridep_num_sms": 32}).workload.moe_dispatcher_sms == 32
+    of_others = {**MIXTRAL_LOG, "moe_hybridep_num_sms": 16, "moe_deepep_num_sms": 20}
+    assert case_of(of_others).workload.moe_dispatcher_sms == 0
 
 
 def test_balance_that_was_not_forced_is_told() -> None:
