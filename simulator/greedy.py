@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from simulator.by_signature import durations_of
 from simulator.cost import CostModel
 from simulator.fragments import Fragments
 from simulator.issue_order import (
@@ -41,7 +42,7 @@ from simulator.issue_order import (
 from simulator.kernels import lives, planner
 from simulator.kernels.load import call
 from simulator.modules import fitting
-from simulator.op_table import OpTable, table_of
+from simulator.op_table import table_of
 from simulator.shapes import Shapes
 
 if TYPE_CHECKING:
@@ -125,18 +126,13 @@ class _Pass:
         children, backs = np.empty((most, planner.LINK), np.int64), np.empty(most, np.int64)
         writers = np.full((table.values, planner.LINK), planner.NONE, np.int64)
         links = call(
-            "link", ops, refs, owners, self._durations(table, ops), writers,
+            "link", ops, refs, owners, durations_of(self.cost, table, ops[:, lives.O_SIGNATURE]),
+            writers,
             np.empty((most, planner.LINK + 1), np.int64), rows, children, backs,
             -1 if self.backward else 1,
         )  # fmt: skip
         tokens = tuple(token for one in slices for token in one.tokens)
         return Graph(tokens, rows, children[:links], backs[:links], self.holds)
-
-    def _durations(self, table: OpTable, ops: NDArray[np.int64]) -> NDArray[np.int64]:
-        numbers, places = np.unique(ops[:, lives.O_SIGNATURE], return_inverse=True)
-        signatures = [table.played[number].signature for number in numbers.tolist()]
-        durations = [self.cost.duration_ns(signature) for signature in signatures]
-        return np.array(durations, np.int64)[places]
 
     def _slice(self, block: str, row: int) -> _Slice:
         """Return the parts that all plans with the same cut of a slice share, made once."""
