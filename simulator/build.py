@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -210,6 +210,21 @@ class Builder:
 
     def forward(self, fragments: Fragments, *, first: bool) -> list[Segment]:
         """Return the segments of a micro-batch's forward pass, up to the loss."""
+        key = self.order.forward, first, self.shapes.pieces(backward=False)
+        return self._once(fragments, key, lambda: self._ahead(fragments, first=first))
+
+    def _once(
+        self, fragments: Fragments, key: tuple[object, ...], make: Callable[[], list[Segment]]
+    ) -> list[Segment]:
+        """Return the segments of a pass, laid out once for all plans that share it."""
+        t = self._templates
+        whole = Builder, *key, fragments.accumulate_first, self.in_pipeline, *t.rank
+        found: list[Segment] | None = t.shared.get(whole)
+        if found is None:
+            found = t.shared[whole] = make()
+        return list(found)
+
+    def _ahead(self, fragments: Fragments, *, first: bool) -> list[Segment]:
         order, shapes = self.order.forward, self.shapes
         gathers = self._gathers_early and (first or shapes.shards_parameters)
         edges = Edges(templates=fragments, gathers=gathers)
@@ -237,8 +252,13 @@ class Builder:
         return with_gathers(order, min(whole, each), "gather")
 
     def backward(self, fragments: Fragments, *, last: bool) -> list[Segment]:
-        """Return the segments of a micro-batch's backward pass, from the loss, run by run of the
-        stack. ``last``: of the iteration."""
+        """Return the segments of a micro-batch's backward pass, from the loss. ``last``: of the
+        iteration."""
+        key = self.order.backward, last, self.shapes.pieces(backward=True)
+        return self._once(fragments, key, lambda: self._back(fragments, last=last))
+
+    def _back(self, fragments: Fragments, *, last: bool) -> list[Segment]:
+        """Return them run by run of the stack."""
         edges, segments = Edges(templates=fragments), list[Segment]()
         for kind, layers in reversed(stack(self.shapes.model, self.shapes.workload)):
             order, made = self.order.backward, self._of(fragments, kind)

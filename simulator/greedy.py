@@ -63,12 +63,26 @@ SHORT: Final = frozenset({"norm", "residual", "norm_bwd", "residual_bwd"})
 def plan_order(shapes: Shapes, cost: CostModel) -> LayerOrder:
     """Return the greedy order of ``shapes.plan`` on the machine that ``cost`` describes."""
     builder = Fragments(shapes=shapes)
-    passes = (_Pass(builder, cost, backward=False), _Pass(builder, cost, backward=True))
-    forward, backward = (plan_issue_order(one.graph()) for one in passes)
-    modules = shapes.workload.modules
-    if fitting(modules, experts=shapes.model.num_experts > 0) != modules:
-        backward = with_blocks_again(backward, "mlp", modules)
+    forward, backward = (_order_of(builder, cost, backward=back) for back in (False, True))
     return LayerOrder(forward=forward, backward=backward)
+
+
+def _order_of(builder: Fragments, cost: CostModel, *, backward: bool) -> IssueOrder:
+    """Return the order of a pass, which is planned once for all plans that share it."""
+    shapes = builder.shapes
+    key = (
+        plan_order, table_of(builder.shared), backward, shapes.plan.row_slices,
+        backward and shapes.plan.merge_wgrad, shapes.launch_order,
+        *shapes.pieces(backward=backward),
+    )  # fmt: skip
+    found: IssueOrder | None = cost.kept.get(key)
+    if found is None:
+        found = plan_issue_order(_Pass(builder, cost, backward=backward).graph())
+        modules = shapes.workload.modules
+        if backward and fitting(modules, experts=shapes.model.num_experts > 0) != modules:
+            found = with_blocks_again(found, "mlp", modules)
+        cost.kept[key] = found
+    return found
 
 
 class _Slice(NamedTuple):

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from simulator.dtypes import DTYPE_BYTES, MATH_BYTES
 from simulator.implementation import FUSED, LaunchOrder
+from simulator.modules import plays_again
 from simulator.ops import MULTIMEM, Collective, CollectiveKind, Gemm, Layout, Pointwise
 from simulator.plan import SlicePlan, check_plan_fits, slice_multiple
 from simulator.sharding import padded_vocab_size
@@ -72,6 +73,16 @@ class Shapes:
             return (range(length),) * plan.row_slices
         multiple = slice_multiple(plan, self.cluster)
         return sequence_spans(self.model, length, plan.row_slices, multiple, plan.slice_balance)
+
+    def pieces(self, *, backward: bool) -> tuple[int, ...]:
+        """Return the column pieces that the ops of a pass depend on: its own, and in backward those
+        of forward's products where it plays them again or reads them."""
+        plan = self.plan
+        columns = plan.attn_col_slices, plan.mlp_col_slices
+        if not backward:
+            return columns
+        reads = plays_again(self.workload) or self.model.post_norm
+        return plan.attn_dgrad_slices, plan.mlp_dgrad_slices, *(columns if reads else ())
 
     @cached_property
     def communicates(self) -> bool:

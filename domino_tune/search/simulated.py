@@ -19,11 +19,11 @@ from simulator.clock import settle
 from simulator.clocked_form import closed_form
 from simulator.issue_order import LayerOrder
 from simulator.memory import live_peaks
+from simulator.modules import plays_again
 from simulator.ordering import order_of
 from simulator.peak import peak_bytes, static_memory
 from simulator.plan import MAX_ROW_SLICES, SlicePlan
 from simulator.predict import iteration_ns
-from simulator.recomputation import plays_again
 from simulator.slicing import Slicing, searched_slicings
 
 
