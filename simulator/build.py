@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -38,10 +38,10 @@ from simulator.op_table import Ops, table_of
 from simulator.optimizer_step import begin_step, optimizer_step
 from simulator.overlap import EP_OVERLAP
 from simulator.paired import paired
-from simulator.plan import SlicePlan, check_plan_fits
+from simulator.plan import SlicePlan
 from simulator.schedule import OpTemplate, Ref, Repeat, Schedule, Segment, check_order
 from simulator.schedules import fixed_order
-from simulator.shapes import Held, Shapes
+from simulator.shapes import Held, Shapes, shapes_of
 from simulator.sharding import check_shardable
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 from simulator.stack import LayerKind, joined, own_kind, stack
@@ -73,10 +73,7 @@ def build_schedule(
     ScheduleError if the order is not this plan's.
     """
     check_shardable(model, workload, cluster)
-    check_plan_fits(plan, model, workload, cluster)
-    shapes = Shapes(
-        model=model, workload=workload, cluster=cluster, plan=plan, fp8_any_layout=fp8_any_layout
-    )
+    shapes = shapes_of(model, workload, cluster, plan, fp8_any_layout=fp8_any_layout)
     return Builder(shapes, order or _own_order(plan, workload)).schedule()
 
 
@@ -130,14 +127,14 @@ class End(NamedTuple):
     later: int = 0
 
 
-class _Line(NamedTuple):
-    """Ops of one or several repetitions of an order: those that begin with layers ``first`` to
-    ``last``. ``inside``: they are a layer's, not an edge's."""
+class _Lines(NamedTuple):
+    """Ops of an order's tokens, in its order. Each is in the repetitions that begin with layers
+    ``first`` to ``last``. ``inside``: whether it is a layer's, not an edge's."""
 
     rows: Ints
-    first: int
-    last: int
-    inside: bool
+    first: Ints
+    last: Ints
+    inside: Ints
 
 
 class Builder:
@@ -213,6 +210,21 @@ class Builder:
 
     def forward(self, fragments: Fragments, *, first: bool) -> list[Segment]:
         """Return the segments of a micro-batch's forward pass, up to the loss."""
+        key = self.order.forward, first, self.shapes.pieces(backward=False)
+        return self._once(fragments, key, lambda: self._ahead(fragments, first=first))
+
+    def _once(
+        self, fragments: Fragments, key: tuple[object, ...], make: Callable[[], list[Segment]]
+    ) -> list[Segment]:
+        """Return the segments of a pass, laid out once for all plans that share it."""
+        t = self._templates
+        whole = Builder, *key, fragments.accumulate_first, self.in_pipeline, *t.rank
+        found: list[Segment] | None = t.shared.get(whole)
+        if found is None:
+            found = t.shared[whole] = make()
+        return list(found)
+
+    def _ahead(self, fragments: Fragments, *, first: bool) -> list[Segment]:
         order, shapes = self.order.forward, self.shapes
         gathers = self._gathers_early and (first or shapes.shards_parameters)
         edges = Edges(templates=fragments, gathers=gathers)
@@ -240,8 +252,13 @@ class Builder:
         return with_gathers(order, min(whole, each), "gather")
 
     def backward(self, fragments: Fragments, *, last: bool) -> list[Segment]:
-        """Return the segments of a micro-batch's backward pass, from the loss, run by run of the
-        stack. ``last``: of the iteration."""
+        """Return the segments of a micro-batch's backward pass, from the loss. ``last``: of the
+        iteration."""
+        key = self.order.backward, last, self.shapes.pieces(backward=True)
+        return self._once(fragments, key, lambda: self._back(fragments, last=last))
+
+    def _back(self, fragments: Fragments, *, last: bool) -> list[Segment]:
+        """Return them run by run of the stack."""
         edges, segments = Edges(templates=fragments), list[Segment]()
         for kind, layers in reversed(stack(self.shapes.model, self.shapes.workload)):
             order, made = self.order.backward, self._of(fragments, kind)
@@ -287,76 +304,87 @@ class Builder:
         last = (count - 1 - low + behind.there) // stride
         whole = range(-(low // stride), (count - 1 - high) // stride + 1)
         lines = self._lines(fragments, order, positions, before, behind)
-        table, segments = table_of(self._templates.shared), []
-        rows = np.concatenate([line.rows for line in lines])
-        lengths = [len(line.rows) for line in lines]
-        begins, ends, inside = np.repeat([line[1:] for line in lines], lengths, axis=0).T
+        table, segments = table_of(self._templates.shared), list[Segment]()
         repetition = first
         while repetition <= last:
             times = len(whole) if whole and repetition == whole.start else 1
             start = positions.start + repetition * stride
-            there = (begins <= start) & (start <= ends)
-            played = rows[there]
+            there = (lines.first <= start) & (start <= lines.last)
+            rows = lines.rows[there]
             if gather and start + gather.offset in positions:
                 layers = min(stride, positions.stop - start - gather.offset)
                 gathered = table.ops(self._gather(fragments, gather, layers)).rows
                 # Embedding and head do not need them.
-                begin = int(np.append(inside[there], 1).argmax())
-                played = np.concatenate((played[:begin], gathered, played[begin:]))
-            if len(played):
-                ops = Ops(table, played)
-                segments.append(
-                    Segment(templates=ops, count=times, first=start, stride=stride, mirror=mirror)
-                )
+                begin = int(np.append(lines.inside[there], 1).argmax())
+                rows = np.concatenate((rows[:begin], gathered, rows[begin:]))
+            if len(rows):
+                segments.append(Segment(
+                    templates=Ops(table, rows), count=times, first=start, stride=stride,
+                    mirror=mirror,
+                ))  # fmt: skip
             repetition += times
         return segments
 
     def _lines(
         self, fragments: Fragments, order: IssueOrder, positions: range, before: End, behind: End
-    ) -> list[_Line]:
-        """Return the ops of an order's tokens, in its order, in layers of ``positions`` and in the
-        places next to them; of gathers none, which depend on the layer."""
-        table, lines = table_of(self._templates.shared), list[_Line]()
-        gathers = any(token.fragment in GATHERS for token in order.tokens)
-        ahead = self._edge_lines(order, positions, positions.start - 1, before)
-        after = self._edge_lines(order, positions, positions.stop, behind)
-        for number, token in enumerate(order.tokens):
-            if token.fragment in GATHERS:
-                continue
-            if token.fragment == BUCKET:
-                ops = self._bucket(fragments, token, order.stride)
-            elif gathers:
-                ops = self._awaiting(fragments, token, order.stride)
-            else:
-                ops = fragments.templates(token)
-            first = positions.start - token.offset
-            lines.append(_Line(table.ops(ops).rows, first, first + len(positions) - 1, True))
-            lines += (*ahead.get(number, ()), *after.get(number, ()))
-        return lines
+    ) -> _Lines:
+        """Return the ops of tokens in layers of ``positions`` and in the places next to them; of
+        gathers none, which depend on the layer."""
+        table = table_of(self._templates.shared)
+        made = [table.ops(ops) for ops in self._inside(fragments, order)]
+        first = [positions.start - token.offset for token in order.tokens]
+        last = [begin + len(positions) - 1 for begin in first]
+        inside = [True] * len(made)
+        for number, begin, ops in self._edges(order, positions, before, behind):
+            made.insert(number, ops)
+            first.insert(number, begin)
+            last.insert(number, begin)
+            inside.insert(number, False)
+        columns = np.array((first, last, inside), np.int64)
+        spread = np.repeat(columns, [len(ops.rows) for ops in made], axis=1)
+        return _Lines(np.concatenate([ops.rows for ops in made]), *spread)
 
-    def _edge_lines(
-        self, order: IssueOrder, positions: range, layer: int, end: End
-    ) -> dict[int, list[_Line]]:
-        """Return the ops in the places of tokens of a layer next to ``positions``, by the tokens'
-        numbers; made in the order in which they are issued."""
-        if not end.there:
-            return {}
-        begins = [
-            (layer - token.offset, number)
-            for number, token in enumerate(order.tokens)
-            if (token.block, token.fragment) in end.places
-            and (layer - token.offset - positions.start) % order.stride == 0
+    def _inside(self, fragments: Fragments, order: IssueOrder) -> list[Ops]:
+        """Return the ops of each token in a layer."""
+        gathers = any(token.fragment in GATHERS for token in order.tokens)
+        if not gathers and not any(token.fragment == BUCKET for token in order.tokens):
+            return fragments.listed(order.tokens)
+        return [
+            self._apart(fragments, token, order.stride, gathers=gathers) for token in order.tokens
         ]
-        lines: dict[int, list[_Line]] = {}
-        for begin, number in sorted(begins):
-            token = order.tokens[number]
-            lines[number] = [
-                _Line(
-                    self._templates.moved(ops, token.offset + end.later).rows, begin, begin, False
-                )
-                for ops in end.edges.instead(end.places, token)
-            ]
-        return lines
+
+    def _apart(self, t: Fragments, token: Token, stride: int, *, gathers: bool) -> Ops:
+        """Return the ops of a token in an order with collectives of replicas."""
+        if token.fragment in GATHERS:
+            return table_of(t.shared).ops(())
+        if token.fragment == BUCKET:
+            return self._bucket(t, token, stride)
+        return self._awaiting(t, token, stride) if gathers else t.templates(token)
+
+    def _edges(
+        self, order: IssueOrder, positions: range, before: End, behind: End
+    ) -> list[tuple[int, int, Ops]]:
+        """Return what an order plays in the layers next to ``positions``: the number of a token,
+        the layer with which its repetition begins, and the ops in its place; the last number
+        first."""
+        found: list[tuple[int, int, Ops]] = []
+        for layer, end in ((positions.start - 1, before), (positions.stop, behind)):
+            if not end.there:
+                continue
+            begins = sorted(
+                (layer - token.offset, number)
+                for number, token in enumerate(order.tokens)
+                if token[:2] in end.places
+                and (layer - token.offset - positions.start) % order.stride == 0
+            )
+            tokens = tuple(order.tokens[number] for _, number in begins)
+            made = end.edges.line(end.places, tokens, end.later)
+            found += (
+                (number, begin, ops)
+                for (begin, number), ops in zip(begins, made, strict=True)
+                if ops
+            )
+        return sorted(found, key=lambda one: -one[0])
 
     def _gather(self, t: Templates, token: Token, layers: int) -> Ops:
         return t.once(("gather", token, layers, *t.rank), lambda: gather(t, token, layers))

@@ -55,9 +55,9 @@ class _Rows:
 def _rows_of(
     cost: CostModel, what: object, table: OpTable, make: Make, columns: int, dtype: type = np.int64
 ) -> _Rows:
-    found: _Rows | None = cost.by_signature.get((what, table))
+    found: _Rows | None = cost.kept.get((what, table))
     if found is None:
-        found = cost.by_signature[what, table] = _Rows(table, make, columns, dtype)
+        found = cost.kept[what, table] = _Rows(table, make, columns, dtype)
     return found
 
 

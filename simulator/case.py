@@ -11,11 +11,11 @@ from simulator.cost import NO_CHANGES, Changes, CostModel
 from simulator.draws import Draw
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.host_costs import Hosts, hosts_of
-from simulator.plan import SlicePlan, check_plan_fits
+from simulator.plan import SlicePlan
 from simulator.power import PowerSection
 from simulator.price import Cost, Price, cost_of
 from simulator.profile import Profile
-from simulator.shapes import Shapes
+from simulator.shapes import Shapes, shapes_of
 from simulator.sharding import check_context, check_pipeline, check_shardable
 from simulator.specs import ClusterSpec, ModelSpec, Workload, require_divisible
 from simulator.stack import LayerKind
@@ -172,11 +172,9 @@ class Case:
 
         Raise InfeasiblePlanError if the plan does not fit the model or the batch.
         """
-        check_plan_fits(plan, self.model, self.workload, self.cluster)
         embedding, head = (self.chunk.embedding, self.chunk.head) if self.chunk else (True, True)
-        return Shapes(
-            model=self.model, workload=self.workload, cluster=self.cluster, plan=plan,
-            embedding=embedding, head=head,
+        return shapes_of(
+            self.model, self.workload, self.cluster, plan, embedding=embedding, head=head,
             fp8_any_layout=self.profile.machine.fp8_any_layout,
         )  # fmt: skip
 

@@ -45,11 +45,11 @@ from simulator.issue_order import (
     BlockFragments,
     backward_fragments,
 )
+from simulator.modules import plays_again
 from simulator.ops import Signature
 from simulator.overlap import EP_OVERLAP, RIVALS
 from simulator.plan import SlicePlan
 from simulator.recipes import Recipe, Recipes, Window, mode_of, step_key
-from simulator.recomputation import plays_again
 from simulator.schedule import EP, TP
 from simulator.stack import LayerKind, kinds
 from simulator.stretch import (

@@ -93,8 +93,8 @@ class CostModel:
     """Durations, contention and launch costs of one profile under one set of changes.
 
     ``hosts``: what the job's implementation spends on its host; None: what the profile's launches
-    take. ``clock_mhz``: the GPU's clock; 0 for the durations as they were timed. ``by_signature``:
-    what ``simulator.by_signature`` looked up. Raise MissingSectionError if an op needs a section
+    take. ``clock_mhz``: the GPU's clock; 0 for the durations as they were timed. ``kept``: what
+    others made of these costs for all plans. Raise MissingSectionError if an op needs a section
     that the profile lacks.
     """
 
@@ -116,7 +116,7 @@ class CostModel:
         self._timed_mhz: dict[Signature, float] = {}
         self._timed: dict[Signature, tuple[float, float, float, float]] = {}
         self._at_clocks: dict[int, AtClock] = {}
-        self.by_signature: dict[object, Any] = {}
+        self.kept: dict[object, Any] = {}
         fit = _contention_fit(profile)
         self.contention = Contention(fit, strength=changes.contention)
         self.launch = NO_LAUNCH if cuda_graph else launch_of(
@@ -211,7 +211,7 @@ class CostModel:
     def beside(self, fit: ContentionFit) -> CostModel:
         """Return the same costs under another law of contention."""
         other = copy.copy(self)
-        other._at_clocks, other.by_signature = {}, {}
+        other._at_clocks, other.kept = {}, {}
         other.contention = Contention(fit, strength=self.changes.contention)
         return other
 
@@ -307,7 +307,7 @@ class Drawn(CostModel):
         self.draw = draw
         self._nominal = nominal
         self._estimates, self._durations_ns, self._timed_mhz, self._at_clocks = {}, {}, {}, {}
-        self._timed, self.by_signature = {}, {}
+        self._timed, self.kept = {}, {}
         fit = nominal.contention.fit
         self.contention = Contention(
             fit and draw.contention(fit), strength=nominal.changes.contention
@@ -348,7 +348,7 @@ class AtClock(CostModel):
         self.clock_mhz = clock_mhz
         self.timed_cost = timed
         self._power: PowerSection = timed.power or timed.profile.section("power")
-        self._estimates, self._durations_ns, self.by_signature = {}, {}, {}
+        self._estimates, self._durations_ns, self.kept = {}, {}, {}
         self._energies_j: dict[Signature, float] = {}
 
     def estimate(self, signature: Signature) -> Estimate:

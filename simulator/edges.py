@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 from simulator.issue_order import ALL_SLICES, Token
 from simulator.mtp import projections, projections_bwd, repeated
-from simulator.op_table import Ops
+from simulator.op_table import Ops, table_of
 from simulator.ops import Pointwise
 from simulator.schedule import DP, OpTemplate, Ref
 from simulator.shapes import GRAD_BYTES, Shapes
@@ -80,6 +80,24 @@ class Edges:
     def shapes(self) -> Shapes:
         """Shapes of the templates."""
         return self.templates.shapes
+
+    def line(self, places: Places, tokens: tuple[Token, ...], later: int) -> tuple[Ops, ...]:
+        """Return the ops in the places of ``tokens``, which an order issues one after the other;
+        they belong to ``later`` layers after the tokens'."""
+        t = self.templates
+        key = id(places), tokens, later, t.shapes.plan.row_slices, self.gathers, t.accumulate_first
+        found: tuple[Ops, ...] | None = t.shared.get(key)
+        if found is None:
+            table = table_of(t.shared)
+            found = t.shared[key] = tuple(
+                table.ops(
+                    op
+                    for ops in self.instead(places, token)
+                    for op in t.moved(ops, token.offset + later)
+                )
+                for token in tokens
+            )
+        return found
 
     def instead(self, places: Places, token: Token) -> list[Ops]:
         """Return the ops in the place of ``token``; none for most fragments, and for column pieces

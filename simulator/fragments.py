@@ -13,7 +13,7 @@ the order of accumulation. ``again.s0.attn.norm`` is a value that backward recom
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
@@ -25,6 +25,7 @@ from simulator.graphs import GRAPH_COPY, graph_entry
 from simulator.issue_order import (
     AGAIN,
     ALL_SLICES,
+    BLOCKS,
     COLUMN_PARALLEL,
     CORE,
     FORWARD_FRAGMENTS,
@@ -46,7 +47,6 @@ from simulator.token_way import TokenWay
 
 SEES: Final = {
     **dict.fromkeys(("proj", "fc2", "residual", "residual_bwd"), "col"),
-    **dict.fromkeys(("proj_again", "fc2_again", "residual_again"), "col"),
     **dict.fromkeys(("qkv_dgrad", "fc1_dgrad", "norm_bwd"), "dgrad"),
 }
 """Fragments whose templates depend on the pieces of a GEMM of their block: of the row-parallel one,
@@ -59,31 +59,37 @@ class Fragments(Quantized):
 
     chains: dict[Token, Token | None] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._known: dict[tuple[str, int, str], dict[object, Ops]] = {}
-
     def templates(self, token: Token) -> Ops:
         """Return the op templates of ``token``, in issue order; plans with the same slice and
         pieces share them."""
-        place = token.block, token.slice, SEES.get(token.fragment, "")
-        known = self._known.get(place)
-        if known is None:
-            known = self._known[place] = self._alike(*place)
-        before = self.chains.get(token)
-        key = token if before is None else (token, before)
-        found = known.get(key)
-        if found is None:
-            made = (op.shifted(token.offset) for op in self._new(token, before))
-            found = known[key] = table_of(self.shared).ops(made)
+        return self.listed((token,))[0]
+
+    def listed(self, tokens: Iterable[Token]) -> list[Ops]:
+        """Return ``templates`` of each token."""
+        chains, counts, rows = self.chains, self._counts, dict[int, dict[object, Ops]]()
+        found = []
+        for token in tokens:
+            known = rows.get(token.slice)
+            if known is None:
+                key = Fragments, token.slice, self.accumulate_first, *self.cut(token.slice)
+                known = rows[token.slice] = self.shared.setdefault(key, {})
+            before, count = chains.get(token), counts.get(token[:2])
+            what = token if before is None and count is None else (token, before, count)
+            ops = known.get(what)
+            if ops is None:
+                made = (op.shifted(token.offset) for op in self._new(token, before))
+                ops = known[what] = table_of(self.shared).ops(made)
+            found.append(ops)
         return found
 
-    def _alike(self, block: str, row: int, sees: str) -> dict[object, Ops]:
-        """Return what is known of fragments of a slice that depend on the same pieces."""
-        count = getattr(self.shapes.plan, f"{block}_{sees}_slices") if sees else 0
-        key = Fragments, block, row, self.accumulate_first, *self.cut(row), sees, count
-        known: dict[object, Ops] = self.shared.setdefault(key, {})
-        return known
+    @cached_property
+    def _counts(self) -> dict[tuple[str, str], int]:
+        """Block and fragment of tokens whose ops depend on the pieces of a GEMM -> their number."""
+        plan = self.shapes.plan
+        return {
+            (block, f"{fragment}{again}"): getattr(plan, f"{block}_{pieces}_slices")
+            for block in BLOCKS for fragment, pieces in SEES.items() for again in ("", AGAIN)
+        }  # fmt: skip
 
     def _new(self, token: Token, before: Token | None) -> list[OpTemplate]:
         if token.fragment.endswith("_wgrad"):

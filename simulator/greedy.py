@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from simulator.by_signature import durations_of
 from simulator.cost import CostModel
 from simulator.fragments import Fragments
 from simulator.issue_order import (
@@ -41,7 +42,7 @@ from simulator.issue_order import (
 from simulator.kernels import lives, planner
 from simulator.kernels.load import call
 from simulator.modules import fitting
-from simulator.op_table import OpTable, table_of
+from simulator.op_table import table_of
 from simulator.shapes import Shapes
 
 if TYPE_CHECKING:
@@ -62,12 +63,26 @@ SHORT: Final = frozenset({"norm", "residual", "norm_bwd", "residual_bwd"})
 def plan_order(shapes: Shapes, cost: CostModel) -> LayerOrder:
     """Return the greedy order of ``shapes.plan`` on the machine that ``cost`` describes."""
     builder = Fragments(shapes=shapes)
-    passes = (_Pass(builder, cost, backward=False), _Pass(builder, cost, backward=True))
-    forward, backward = (plan_issue_order(one.graph()) for one in passes)
-    modules = shapes.workload.modules
-    if fitting(modules, experts=shapes.model.num_experts > 0) != modules:
-        backward = with_blocks_again(backward, "mlp", modules)
+    forward, backward = (_order_of(builder, cost, backward=back) for back in (False, True))
     return LayerOrder(forward=forward, backward=backward)
+
+
+def _order_of(builder: Fragments, cost: CostModel, *, backward: bool) -> IssueOrder:
+    """Return the order of a pass, which is planned once for all plans that share it."""
+    shapes = builder.shapes
+    key = (
+        plan_order, table_of(builder.shared), backward, shapes.plan.row_slices,
+        backward and shapes.plan.merge_wgrad, shapes.launch_order,
+        *shapes.pieces(backward=backward),
+    )  # fmt: skip
+    found: IssueOrder | None = cost.kept.get(key)
+    if found is None:
+        found = plan_issue_order(_Pass(builder, cost, backward=backward).graph())
+        modules = shapes.workload.modules
+        if backward and fitting(modules, experts=shapes.model.num_experts > 0) != modules:
+            found = with_blocks_again(found, "mlp", modules)
+        cost.kept[key] = found
+    return found
 
 
 class _Slice(NamedTuple):
@@ -125,18 +140,13 @@ class _Pass:
         children, backs = np.empty((most, planner.LINK), np.int64), np.empty(most, np.int64)
         writers = np.full((table.values, planner.LINK), planner.NONE, np.int64)
         links = call(
-            "link", ops, refs, owners, self._durations(table, ops), writers,
+            "link", ops, refs, owners, durations_of(self.cost, table, ops[:, lives.O_SIGNATURE]),
+            writers,
             np.empty((most, planner.LINK + 1), np.int64), rows, children, backs,
             -1 if self.backward else 1,
         )  # fmt: skip
         tokens = tuple(token for one in slices for token in one.tokens)
         return Graph(tokens, rows, children[:links], backs[:links], self.holds)
-
-    def _durations(self, table: OpTable, ops: NDArray[np.int64]) -> NDArray[np.int64]:
-        numbers, places = np.unique(ops[:, lives.O_SIGNATURE], return_inverse=True)
-        signatures = [table.played[number].signature for number in numbers.tolist()]
-        durations = [self.cost.duration_ns(signature) for signature in signatures]
-        return np.array(durations, np.int64)[places]
 
     def _slice(self, block: str, row: int) -> _Slice:
         """Return the parts that all plans with the same cut of a slice share, made once."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -33,10 +33,9 @@ from simulator.shapes import Shapes
 from simulator.slicing import SEQUENCE_ROW_SLICES, searched_slicings
 from simulator.templates import Templates
 
-TURN: Final = 1
-"""Index of the loss's sums among the phases: forward, these, backward, backward that recomputes,
-the optimizer's step."""
-PHASES: Final = 5
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 WORKSPACE_BYTES: Final = 32 << 20
 """cuBLAS's workspace on Hopper and later, as PyTorch sets it (ATen/cuda/CublasHandlePool.cpp)."""
 GATHERED_LAYERS: Final = 2
@@ -162,7 +161,7 @@ def head_bytes(case: Case) -> Iterator[int]:
         )  # fmt: skip
         if row_problem(plan, case.workload, case.cluster):
             continue
-        turn = live_peaks(_schedule(case, plan, order_of(case, plan)))[TURN]
+        turn = live_peaks(_schedule(case, plan, order_of(case, plan)))[lives.TURN]
         held = max(turn.whole, _turned_bytes(case, plan, turn))
         yield sum(held_parameters(case, case.shapes(plan))) + held
 
@@ -220,7 +219,7 @@ class Phase(NamedTuple):
     held: Live
 
 
-def lifetimes(listing: Listing, phases: list[int], count: int) -> list[Phase]:
+def lifetimes(listing: Listing, phases: NDArray[np.int64], count: int) -> list[Phase]:
     """Return the live values of each of ``count`` phases, those of the last part's segments."""
     ops, refs, storages = listing.with_refs(lives.R_STORAGE)
     begin, end, _ = listing.parts[-1]
@@ -229,7 +228,7 @@ def lifetimes(listing: Listing, phases: list[int], count: int) -> list[Phase]:
     played = (segments[:, lives.G_OPS_END] - segments[:, lives.G_OPS]) @ segments[:, lives.G_COUNT]
     found = np.zeros((count, lives.PHASE_COLUMNS), np.int64)
     call(
-        "live_bytes", ops, refs, segments, listing.listed, np.array(phases, np.int64), lowest,
+        "live_bytes", ops, refs, segments, listing.listed, phases, lowest,
         np.empty((layers, storages), np.int64), np.zeros((played, 2), np.int64), found,
     )  # fmt: skip
     return [Phase(Live(*row[:2]), Live(*row[2:])) for row in found.tolist()]
@@ -238,22 +237,8 @@ def lifetimes(listing: Listing, phases: list[int], count: int) -> list[Phase]:
 def _phases(schedule: Schedule) -> list[Phase]:
     """Return the phases of the last micro-batch, with which the iteration ends."""
     listing = listing_of(schedule)
-    return lifetimes(listing, _phase_numbers(listing), PHASES)
-
-
-def _phase_numbers(listing: Listing) -> list[int]:
-    """Return the phase of each of the last part's segments."""
-    phase, found = 0, []
-    marks = listing.ops[listing.listed, lives.O_MARK]
     first, last, _ = listing.parts[-1]
-    for begin, end in listing.segments[first:last, : lives.G_COUNT].tolist():
-        if marks[begin] == lives.SUMS:
-            phase = TURN
-        elif marks[begin] == lives.UPDATES:
-            phase = PHASES - 1
-        elif (marks[begin:end] == lives.RECOMPUTES).any():
-            phase = TURN + 2
-        elif phase == TURN:
-            phase = TURN + 1
-        found.append(phase)
-    return found
+    segments = listing.segments[first:last]
+    phases = np.empty(len(segments), np.int64)
+    call("phases_of", listing.ops, segments, listing.listed, phases)
+    return lifetimes(listing, phases, lives.PHASES)

@@ -25,11 +25,11 @@ from simulator.issue_order import (
     is_cut,
     pieces,
 )
+from simulator.modules import plays_again
 from simulator.ops import Gemm, Signature
 from simulator.optimizer_step import begin_step, optimizer_step
 from simulator.overlap import RIVALS
 from simulator.plan import SlicePlan
-from simulator.recomputation import plays_again
 from simulator.schedule import COMPUTE, CP, EP, TP, OpTemplate
 from simulator.schedules import fixed_order
 from simulator.shapes import Held

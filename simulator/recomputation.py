@@ -18,10 +18,9 @@ from typing import Final
 
 from simulator.core_attention import SCORES
 from simulator.issue_order import COLUMN_PARALLEL
-from simulator.modules import OUTPUTS, REPLAYS, WHOLE, Replay, fitting, plays
+from simulator.modules import OUTPUTS, REPLAYS, Replay, fitting, plays
 from simulator.schedule import RECOMPUTED_SUFFIX, OpTemplate, Ref
 from simulator.shapes import Shapes
-from simulator.specs import Workload
 
 RECOMPUTED_PREFIX: Final = "again."
 """Begins the name of a recomputed value."""
@@ -37,11 +36,6 @@ _PER_OP: Final = frozenset(
 """Values of which ``per-op`` keeps nothing."""
 _PER_OP_CORE: Final = ("attn.qk_norm", "attn.rope")
 """Ops between the GEMM of qkv and the attention kernel, whose output is kept."""
-
-
-def plays_again(workload: Workload) -> bool:
-    """Return whether backward plays forward's ops, with their collectives, again."""
-    return workload.recompute in ("full", "per-op") or not WHOLE.isdisjoint(workload.modules)
 
 
 class Recomputation:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from simulator.dtypes import DTYPE_BYTES, MATH_BYTES
 from simulator.implementation import FUSED, LaunchOrder
+from simulator.modules import plays_again
 from simulator.ops import MULTIMEM, Collective, CollectiveKind, Gemm, Layout, Pointwise
-from simulator.plan import SlicePlan, slice_multiple
+from simulator.plan import SlicePlan, check_plan_fits, slice_multiple
 from simulator.sharding import padded_vocab_size
 from simulator.slicing import batch_slice_sizes, sequence_spans
 from simulator.specs import ClusterSpec, ModelSpec, Workload
@@ -72,6 +73,16 @@ class Shapes:
             return (range(length),) * plan.row_slices
         multiple = slice_multiple(plan, self.cluster)
         return sequence_spans(self.model, length, plan.row_slices, multiple, plan.slice_balance)
+
+    def pieces(self, *, backward: bool) -> tuple[int, ...]:
+        """Return the column pieces that the ops of a pass depend on: its own, and in backward those
+        of forward's products where it plays them again or reads them."""
+        plan = self.plan
+        columns = plan.attn_col_slices, plan.mlp_col_slices
+        if not backward:
+            return columns
+        reads = plays_again(self.workload) or self.model.post_norm
+        return plan.attn_dgrad_slices, plan.mlp_dgrad_slices, *(columns if reads else ())
 
     @cached_property
     def communicates(self) -> bool:
@@ -486,3 +497,19 @@ class Shapes:
     def rank_parameters(self) -> int:
         """All parameters on this rank."""
         return self.held.whole
+
+
+@lru_cache(maxsize=64)
+def shapes_of(
+    model: ModelSpec, workload: Workload, cluster: ClusterSpec, plan: SlicePlan, *,
+    embedding: bool = True, head: bool = True, fp8_any_layout: bool = False,
+) -> Shapes:  # fmt: skip
+    """Return the shapes of a rank; the last ones are kept, with all that was asked of them.
+
+    Raise InfeasiblePlanError if the plan does not fit the model or the batch.
+    """
+    check_plan_fits(plan, model, workload, cluster)
+    return Shapes(
+        model=model, workload=workload, cluster=cluster, plan=plan, embedding=embedding, head=head,
+        fp8_any_layout=fp8_any_layout,
+    )  # fmt: skip

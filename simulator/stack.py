@@ -7,6 +7,7 @@ stack is a sequence of such runs, and each thing that depends on all layers is a
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -58,6 +59,7 @@ class Run(NamedTuple):
     layers: range
 
 
+@lru_cache(maxsize=256)
 def stack(model: ModelSpec, workload: Workload) -> tuple[Run, ...]:
     """Return the runs of a stack, first layer first; none is empty."""
     count = model.stacked_layers
@@ -90,6 +92,7 @@ def own_kind(model: ModelSpec, workload: Workload) -> LayerKind:
     return LayerKind(workload.recompute, workload.fp8_recipe, model.num_experts > 0)
 
 
+@lru_cache(maxsize=256)
 def is_uniform(model: ModelSpec, workload: Workload) -> bool:
     """Return whether all layers are of the workload's own kind."""
     return tuple(kinds(model, workload)) == (own_kind(model, workload),)

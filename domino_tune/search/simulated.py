@@ -13,14 +13,17 @@ from domino_tune.search.problem import TIE_PERCENT, Evaluation, Record
 from domino_tune.search.space import Space, SpaceSpec, Target, enumerate_plans
 from domino_tune.store.formats.deepspeed import check_deepspeed
 from simulator.bound_groups import Ints
+from simulator.build import Builder
 from simulator.case import Case
+from simulator.clock import settle
 from simulator.clocked_form import closed_form
 from simulator.issue_order import LayerOrder
+from simulator.memory import live_peaks
+from simulator.modules import plays_again
 from simulator.ordering import order_of
-from simulator.peak import peak_bytes
+from simulator.peak import peak_bytes, static_memory
 from simulator.plan import MAX_ROW_SLICES, SlicePlan
 from simulator.predict import iteration_ns
-from simulator.recomputation import plays_again
 from simulator.slicing import Slicing, searched_slicings
 
 
@@ -37,6 +40,7 @@ class SimulatedPlans:
         self._closed = closed_form(self.case)
         self._bound_ns = cache(self._closed.lower_bound_ns)
         self._prior_ns = cache(self._closed.prior_ns)
+        self._static: dict[tuple[object, ...], int] = {}
 
     def order(self, plan: SlicePlan) -> LayerOrder:
         """Return the plan's explicit order."""
@@ -49,13 +53,32 @@ class SimulatedPlans:
 
         Raise InfeasiblePlanError (``memory``) when the plan does not fit.
         """
-        if plan not in self.evaluated:
-            order = self.order(plan)
-            peak = peak_bytes(self.case, plan, order)
-            self.case.check_memory(plan, peak)
-            found_ns = iteration_ns(self.case, plan, order)
-            self.evaluated[plan] = Evaluation(iteration_ns=found_ns, peak_bytes=peak)
-        return self.evaluated[plan]
+        found = self.evaluated.get(plan)
+        if found is None:
+            found = self.evaluated[plan] = self._evaluate(plan)
+        return found
+
+    def _evaluate(self, plan: SlicePlan) -> Evaluation:
+        case, order = self.case, order_of(self.case, plan)
+        if case.cluster.pp > 1:
+            peak = peak_bytes(case, plan, order)
+            case.check_memory(plan, peak)
+            return Evaluation(iteration_ns=iteration_ns(case, plan, order), peak_bytes=peak)
+        schedule = Builder(case.shapes(plan), order).schedule()
+        peak = self._static_bytes(plan) + max(live_peaks(schedule)).whole
+        case.check_memory(plan, peak)
+        found = settle(schedule, case.cost, case.power, case.cluster.clock_mhz).totals
+        return Evaluation(
+            iteration_ns=found.with_constant(case.constant_ns).makespan_ns, peak_bytes=peak
+        )
+
+    def _static_bytes(self, plan: SlicePlan) -> int:
+        """Return what a rank holds all the time, which is the same for all cuts."""
+        mode = plan.strategy, plan.tp_comm_overlap, plan.sequence_parallel
+        found = self._static.get(mode)
+        if found is None:
+            found = self._static[mode] = sum(static_memory(self.case, plan))
+        return found
 
     def lower_bound_ns(self, plan: SlicePlan) -> int:
         """Return a proven bound, without an engine."""

@@ -18,6 +18,10 @@ G_OPS, G_OPS_END, G_COUNT, G_FIRST, G_STRIDE, G_MIRROR = range(6)
 OP_COLUMNS: Final = 8
 REF_COLUMNS: Final = 5
 SEGMENT_COLUMNS: Final = 6
+FORWARD, TURN, BACKWARD, AGAIN, STEPS = range(5)
+PHASES: Final = 5
+"""Phases of the last micro-batch: forward, the loss's sums, backward, backward that recomputes, and
+the optimizer's step."""
 SUMS, RECOMPUTES, UPDATES = 1, 2, 3
 """Marks of ops: the loss's sums, what backward computes again, and the optimizer's step."""
 PEAK, PEAK_LOGITS, HELD, HELD_LOGITS = range(4)
@@ -108,6 +112,26 @@ def pick_refs(ops: Array, refs: Array, places: Array, found: Array, column: int)
         ops[op, O_READS], ops[op, O_READS_END] = begin, middle
         ops[op, O_WRITES], ops[op, O_WRITES_END] = middle, used
     return placed
+
+
+@kernel("i2 i2 i1 i1", entry=True)
+def phases_of(ops: Array, segments: Array, listed: Array, phases: Array) -> int:
+    """Put the phase of each segment of a micro-batch into ``phases``."""
+    phase = FORWARD
+    for segment in range(segments.shape[0]):
+        begin, again = segments[segment, G_OPS], 0
+        for at in range(begin, segments[segment, G_OPS_END]):
+            again |= ops[listed[at], O_MARK] == RECOMPUTES
+        if ops[listed[begin], O_MARK] == SUMS:
+            phase = TURN
+        elif ops[listed[begin], O_MARK] == UPDATES:
+            phase = STEPS
+        elif again:
+            phase = AGAIN
+        elif phase == TURN:
+            phase = BACKWARD
+        phases[segment] = phase
+    return 0
 
 
 @kernel("i2 i2 i2 i1 i1 i i2 i2 i2", entry=True)

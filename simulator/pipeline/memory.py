@@ -7,6 +7,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
+
 from simulator.case import Case
 from simulator.chunks import Chunk, joined
 from simulator.memory import Live, Memory, Phase, held_parameters, lifetimes
@@ -128,7 +130,7 @@ def _held_in(pieces: Pieces, chunk: Chunk, kinds: str) -> Phases:
     segments = [one.parts[0].segments for one in schedules]
     passes = (Repeat(segments=tuple(chain(*segments))),)
     whole = replace(schedules[0], parts=passes)
-    phased = [number for number, several in enumerate(segments) for _ in several]
+    phased = np.repeat(np.arange(len(parts)), [len(several) for several in segments])
     found = lifetimes(listing_of(whole), phased, len(parts))
     phases = dict(zip(parts, found, strict=True))
     received = pieces.whole.residual_bytes(-1)
@@ -145,7 +147,7 @@ def _step_peak(pieces: Pieces, rank: int) -> Live:
     ahead, behind = pieces.step(rank)
     segments = *ahead.parts[0].segments, *behind.parts[0].segments
     whole = replace(ahead, parts=(Repeat(segments=segments),))
-    return lifetimes(listing_of(whole), [0] * len(segments), 1)[0].peak
+    return lifetimes(listing_of(whole), np.zeros(len(segments), np.int64), 1)[0].peak
 
 
 def _more(phase: Phase, at_peak: int, at_end: int) -> Phase:

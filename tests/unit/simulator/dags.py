@@ -42,7 +42,7 @@ class TableCost(CostModel):
         self.skew = skew
         self.resume = resume
         self.idle, self.idle_lane = idle or {}, None
-        self.by_signature = {}
+        self.kept = {}
 
     def duration_ns(self, signature: Signature) -> int:
         return self.durations[signature]

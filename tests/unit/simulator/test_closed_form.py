@@ -24,10 +24,10 @@ from simulator.clocked_form import closed_form
 from simulator.closed_form import ClosedForm
 from simulator.cost import Changes
 from simulator.implementation import IMPLEMENTATIONS
+from simulator.modules import plays_again
 from simulator.plan import MEGATRON, Order, SlicePlan, WgradPlacement
 from simulator.predict import played, predict
 from simulator.profile import Profile
-from simulator.recomputation import plays_again
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 from tests.support.by_hand import totals
 from tests.unit.simulator.cases import bundled_profile, uneven_profile

@@ -11,7 +11,7 @@ from domino_tune.requests import TuneRequest
 from domino_tune.search.simulated import CasePlans
 from domino_tune.verbs.resolve import resolve
 from simulator.clocked_form import closed_form
-from simulator.recomputation import plays_again
+from simulator.modules import plays_again
 
 SHARED: dict[str, Any] = {
     "model": "gpt3-6.7b",

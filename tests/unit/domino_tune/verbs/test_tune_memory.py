@@ -16,7 +16,8 @@ from domino_tune.verbs.tune import tune_cases
 from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.errors import InfeasiblePlanError
-from simulator.memory import TURN, live_peaks
+from simulator.kernels.lives import TURN
+from simulator.memory import live_peaks
 from simulator.ordering import order_of
 from simulator.peak import least_peak_bytes, peak_bytes
 from simulator.units import GIB
