@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Make = Callable[[Played], Sequence[float]]
 
 
-class _Rows:
+class Rows:
     """Rows of numbers of a table's signatures."""
 
     def __init__(self, table: OpTable, make: Make, columns: int, dtype: type) -> None:
@@ -52,12 +52,13 @@ class _Rows:
             return self._rows[numbers]
 
 
-def _rows_of(
+def rows_of(
     cost: CostModel, what: object, table: OpTable, make: Make, columns: int, dtype: type = np.int64
-) -> _Rows:
-    found: _Rows | None = cost.kept.get((what, table))
+) -> Rows:
+    """Return the rows of a table's signatures that say ``what`` of them on a machine."""
+    found: Rows | None = cost.kept.get((what, table))
     if found is None:
-        found = cost.kept[what, table] = _Rows(table, make, columns, dtype)
+        found = cost.kept[what, table] = Rows(table, make, columns, dtype)
     return found
 
 
@@ -67,7 +68,7 @@ def durations_of(cost: CostModel, table: OpTable, numbers: Ints) -> Ints:
     def made(one: Played) -> tuple[int, ...]:
         return (cost.duration_ns(one.signature),)
 
-    return _rows_of(cost, durations_of, table, made, 1).of(numbers).ravel()
+    return rows_of(cost, durations_of, table, made, 1).of(numbers).ravel()
 
 
 def timed_rows(cost: AtClock, listing: Listing) -> Floats:
@@ -80,7 +81,7 @@ def timed_rows(cost: AtClock, listing: Listing) -> Floats:
         return *cost.timed(one.signature), FAMILIES.index(one.signature.kind)
 
     columns = clocks.TIMED_COLUMNS
-    rows = _rows_of(cost.timed_cost, timed_rows, listing.table, made, columns, np.float64)
+    rows = rows_of(cost.timed_cost, timed_rows, listing.table, made, columns, np.float64)
     return rows.of(listing.numbers)
 
 
@@ -91,14 +92,14 @@ def families_of(cost: CostModel, listing: Listing) -> Ints:
     def made(one: Played) -> tuple[int, ...]:
         return (table.family(cost.family(one.signature)),)
 
-    return _rows_of(cost, families_of, table, made, 1).of(listing.numbers).ravel()
+    return rows_of(cost, families_of, table, made, 1).of(listing.numbers).ravel()
 
 
 def compiled_rows(cost: CostModel, listing: Listing) -> Ints:
     """Return a schedule's signatures as ``kernels.compiler`` takes them; families have their
     numbers in the table."""
     table = listing.table
-    needed = _rows_of(cost, _needs, table, lambda one: (_needs(cost, one),), 1).of(listing.numbers)
+    needed = rows_of(cost, _needs, table, lambda one: (_needs(cost, one),), 1).of(listing.numbers)
     # Only an op whose last wave has room for one of these collectives is two steps.
     least = int(min(needed[needed > 0], default=OPEN))
 
@@ -106,7 +107,7 @@ def compiled_rows(cost: CostModel, listing: Listing) -> Ints:
         return _compiled(cost, one, least)
 
     columns = compiler.SIGNATURE_COLUMNS
-    rows = _rows_of(cost, least, table, made, columns).of(listing.numbers)
+    rows = rows_of(cost, least, table, made, columns).of(listing.numbers)
     rows[:, compiler.N_FAMILY] = families_of(cost, listing)
     return rows
 

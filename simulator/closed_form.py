@@ -201,7 +201,7 @@ class ClosedForm:
     def pass_bound(self, plan: SlicePlan, which: Pass) -> PassBound:
         """Return the bound of a pass of all layers."""
         key = (
-            which, mode_of(plan), plan.row_slices, self._slices(plan, which),
+            which, mode_of(plan), plan.row_slices, self.slices(plan, which),
             which == "backward" and plan.merge_wgrad, waits_for_gathers(plan), joins_edges(plan),
         )  # fmt: skip
         if key not in self._passes:
@@ -224,7 +224,7 @@ class ClosedForm:
         """Return the least time of ``layers`` equal passes."""
         if self._has_windows(plan):
             return layers * (one.compute_ns + one.waited_ns)
-        slow, waits = self._slowdowns(plan, which), waits_for_gathers(plan)
+        slow, waits = self.slowdowns(plan, which), waits_for_gathers(plan)
         waits &= not self.case.workload.moe_shared_expert_overlap
         return least_ns(one, *slow, waits=waits, layers=layers, edges_ns=beside)
 
@@ -239,11 +239,12 @@ class ClosedForm:
 
     def _kinds(self, plan: SlicePlan, which: Pass) -> list[tuple[int, Stretch]]:
         """Return the number of layers of each kind, and their pass."""
-        forms = ((layers, self.of(kind)) for kind, layers in self._layer_kinds.items())
+        forms = ((layers, self.of(kind)) for kind, layers in self.layer_kinds.items())
         return [(layers, form._stretch(plan, which)) for layers, form in forms]
 
     @cached_property
-    def _layer_kinds(self) -> dict[LayerKind, int]:
+    def layer_kinds(self) -> dict[LayerKind, int]:
+        """The number of layers of each kind."""
         return kinds(self.case.model, self.case.workload)
 
     def of(self, kind: LayerKind) -> ClosedForm:
@@ -257,7 +258,7 @@ class ClosedForm:
 
     def prior_ns(self, plan: SlicePlan) -> float:
         """Return an estimate (ns): all-reduces are hidden, except where the order exposes them."""
-        slow_forward, slow_backward = (self._slowdowns(plan, which) for which in PASSES)
+        slow_forward, slow_backward = (self.slowdowns(plan, which) for which in PASSES)
         micros = self.case.workload.grad_accumulation
         passes = behind = 0.0
         kinds = zip(*(self._kinds(plan, which) for which in PASSES), strict=True)
@@ -290,11 +291,11 @@ class ClosedForm:
         return exposed
 
     def _stretch(self, plan: SlicePlan, which: Pass) -> Stretch:
-        slices = self._slices(plan, which)
+        slices = self.slices(plan, which)
         merges = which == "backward" and plan.merge_wgrad
         key = self.recipes.kinds, mode_of(plan), which, plan.row_slices, slices, merges
         if key not in self._stretched:
-            fragments = self._fragments(which)
+            fragments = self.fragments(which)
             blocks = tuple(self._block(plan, block, fragments) for block in BLOCKS)
             experts = self.case.model.num_experts > 0
             made = stretch_of(plan, blocks, slices[:2], experts=experts)
@@ -309,7 +310,7 @@ class ClosedForm:
         """Return the compute of a layer's two passes by family: each may hide the other's
         collectives."""
         works = (
-            self._block(plan, block, self._fragments(which)) for which in PASSES for block in BLOCKS
+            self._block(plan, block, self.fragments(which)) for which in PASSES for block in BLOCKS
         )
         return sum((work.family_ns for work in works), Counter[str]())
 
@@ -350,13 +351,14 @@ class ClosedForm:
         comm_ns = sum(map(cost.least_ns, window.collectives))
         return comm_ns - (saved_ns(hiding, comm_ns, slow_comm) if hiding else 0.0)
 
-    def _fragments(self, which: Pass) -> BlockFragments:
+    def fragments(self, which: Pass) -> BlockFragments:
+        """Return the fragments of a pass."""
         work = self.case.workload
         if which == "forward":
             return FORWARD_FRAGMENTS
         return backward_fragments(work.recompute, work.modules)
 
-    def _slices(self, plan: SlicePlan, which: Pass) -> tuple[int, ...]:
+    def slices(self, plan: SlicePlan, which: Pass) -> tuple[int, ...]:
         """Return the column pieces that a pass sends: its own, and where layers are played again
         those of forward, too."""
         _, *columns, attn_dgrads, mlp_dgrads = plan.slices
@@ -426,13 +428,13 @@ class ClosedForm:
             )
         return self._edges[key]
 
-    def _slowdowns(self, plan: SlicePlan, which: Pass) -> tuple[dict[str, float], float]:
+    def slowdowns(self, plan: SlicePlan, which: Pass) -> tuple[dict[str, float], float]:
         """Return the least slowdowns of compute families and an all-reduce of a pass beside each
         other.
 
         Where sizes matter, they are the least over all sizes that the pass sends.
         """
-        cuts = frozenset(self._slices(plan, which))
+        cuts = frozenset(self.slices(plan, which))
         key = self.recipes.kinds, mode_of(plan), plan.row_slices, cuts, which
         if key not in self._slow:
             pairs = [
@@ -449,7 +451,7 @@ class ClosedForm:
         shapes = self.case.shapes(plan)
         if shapes.moves_experts_most:
             recipes = (
-                self.recipes.of(kind).block(plan, block, self._fragments(which))
+                self.recipes.of(kind).block(plan, block, self.fragments(which))
                 for kind in self.recipes.kinds for block in BLOCKS
             )  # fmt: skip
             parts = [part for recipe in recipes for part in recipe.parts if not part.computes]

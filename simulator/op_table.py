@@ -18,7 +18,7 @@ from simulator.contention import Family
 from simulator.kernels import lives
 from simulator.kernels.load import call
 from simulator.ops import Signature
-from simulator.schedule import RECOMPUTED_SUFFIX, STEP, OpTemplate, Ref, Schedule
+from simulator.schedule import RECOMPUTED_SUFFIX, STEP, OpTemplate, Ref, Repeat, Schedule
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -244,7 +244,7 @@ def listing_of(schedule: Schedule) -> Listing:
     """Return a schedule's listing, which is made once."""
     found = schedule.programs.get(Listing)
     if found is None:
-        found = schedule.programs[Listing] = _list(schedule)
+        found = schedule.programs[Listing] = list_ops(table_of(schedule.shared), schedule.parts)
     made: Listing = found
     return made
 
@@ -255,12 +255,13 @@ def table_of(shared: dict[object, Any]) -> OpTable:
     return table
 
 
-def _list(schedule: Schedule) -> Listing:
-    table, parts = table_of(schedule.shared), list[tuple[int, int, int]]()
+def list_ops(table: OpTable, repeats: Sequence[Repeat]) -> Listing:
+    """Return the listing of ops, as rows of ``table``."""
+    parts = list[tuple[int, int, int]]()
     rows: list[Ints] = []
     segments: list[tuple[int, ...]] = []
     end = 0
-    for part in schedule.parts:
+    for part in repeats:
         first = len(segments)
         for one in part.segments:
             rows.append(table.ops(one.templates).rows)

@@ -25,10 +25,19 @@ from typing import Any, Final
 
 import numpy as np
 
-from simulator.kernels import clocks, compiler, lives, periodic, pipeline, planner, player
+from simulator.kernels import (
+    clocks,
+    compiler,
+    lives,
+    periodic,
+    pipeline,
+    planner,
+    player,
+    windows,
+)
 from simulator.kernels.kernel import KERNELS, Compiled, Kernel
 
-MODULES: Final = (clocks, compiler, lives, periodic, pipeline, planner, player)
+MODULES: Final = (clocks, compiler, lives, periodic, pipeline, planner, player, windows)
 """The modules that have kernels; importing a module registers its kernels."""
 FOLDER_VARIABLE: Final = "DOMINO_TUNE_KERNELS"
 """Environment variable: the folder of compiled code."""
