@@ -11,12 +11,8 @@ from simulator.case import Case
 from simulator.chunks import Chunk, joined
 from simulator.memory import Live, Memory, Phase, held_parameters, lifetimes
 from simulator.op_table import listing_of
-from simulator.pipeline.build import PASSES, Piece, Pieces, pieces_of
-from simulator.pipeline.orders import held_by_first
-from simulator.plan import SlicePlan
+from simulator.pipeline.build import PASSES, Piece, Pieces
 from simulator.schedule import Repeat
-from simulator.shapes import Shapes
-from simulator.stack import LayerKind, kinds
 
 Phases = dict[str, Phase]
 """Live values of a chunk's passes: of ``F`` and ``B``, and of ``I`` and ``W``
@@ -26,7 +22,7 @@ where these are apart."""
 def piped_memory(case: Case, pieces: Pieces) -> tuple[Memory, ...]:
     """Return each rank's memory at its peak."""
     every = {chunk for rank in pieces.ranks for chunk in rank}
-    chunks = {chunk: _held(pieces, chunk) for chunk in every}
+    chunks = {chunk: held_phases(pieces, chunk) for chunk in every}
     alike = {joined(rank): number for number, rank in enumerate(pieces.ranks)}
     steps = {chunk: _step_peak(pieces, rank) for chunk, rank in alike.items()}
     return tuple(
@@ -70,48 +66,11 @@ def _change(phases: Phases, kind: str) -> _Change:
     return _Change(_sum(taken, phases[kind].peak), _sum(taken, phases[kind].held))
 
 
-class KeptBytes:
-    """What layers keep for backward, for cases with the same kinds of layers and micro-batches."""
-
-    def __init__(self) -> None:
-        self._of_layers: dict[tuple[SlicePlan, LayerKind], tuple[int, int]] = {}
-
-    def least_bytes(self, case: Case, plan: SlicePlan) -> int:
-        """Return a lower bound (bytes) on every plan with the mode of ``plan``, which is unsliced.
-
-        Before backward begins, the first stage holds what backward will read, for all micro-batches
-        in flight; that is the same for every cut and order.
-        """
-        first, whole = case.chunks[0], case.shapes(plan)
-        kept = min(self._kept(case, plan, chunk.of(whole)) for chunk in dict.fromkeys(first))
-        static = sum(held_parameters(case, joined(first).of(whole)))
-        return static + held_by_first(case.workload, case.cluster) * kept
-
-    def _kept(self, case: Case, plan: SlicePlan, shapes: Shapes) -> int:
-        """Return the least bytes that a pass of a chunk's layers keeps."""
-        kept = more = 0
-        for kind, layers in kinds(shapes.model, shapes.workload).items():
-            each, beside = self._of(case, plan, kind)
-            kept, more = kept + layers * each, min(more, beside)
-        return kept + more
-
-    def _of(self, case: Case, plan: SlicePlan, kind: LayerKind) -> tuple[int, int]:
-        """Return the bytes that each layer of a kind keeps, and those beside, where below 0."""
-        key = plan, kind
-        if key not in self._of_layers:
-            pieces = pieces_of(case.of(kind), plan)
-            one, two = (
-                _held(pieces, Chunk(layers, False, False))["F"].held.whole for layers in (1, 2)
-            )
-            self._of_layers[key] = two - one, 2 * one - two
-        return self._of_layers[key]
-
-
 def _sum(one: Live, other: Live) -> Live:
     return Live(one.whole + other.whole, one.logits + other.logits)
 
 
-def _held(pieces: Pieces, chunk: Chunk) -> Phases:
+def held_phases(pieces: Pieces, chunk: Chunk) -> Phases:
     """Return what a chunk holds during and after each pass; a received message lives as long as the
     values that it carries."""
     return {

@@ -81,14 +81,18 @@ def _virtual(kind: ActionKind, number: int, pp: int, vpp: int) -> Action:
     return Action(kind, group * pp + within % pp, chunk if kind == "F" else vpp - 1 - chunk)
 
 
-def held_by_first(workload: Workload, cluster: ClusterSpec) -> int:
-    """Return how many forward passes the first rank holds at once, of all its chunks."""
+def held_by_chunk(workload: Workload, cluster: ClusterSpec, rank: int) -> tuple[int, ...]:
+    """Return how many forward passes of each of its chunks a rank holds when its first backward
+    begins."""
     pp, vpp, micros = cluster.pp, cluster.vpp, workload.grad_accumulation
     if workload.pp_schedule == "gpipe" and pp > 1:
-        return micros
+        return (micros,)
     if workload.pp_schedule == "dualpipev" and pp > 1:
-        return 2 * pp
-    return min(micros * vpp, _warm_up(0, pp, vpp, micros) + 1)
+        after, both = pp - 1 - rank, rank + 1
+        return 2 * after + both, both
+    held = min(micros * vpp, _warm_up(rank, pp, vpp, micros) + 1)
+    groups, rest = divmod(held, pp * vpp)
+    return tuple(groups * pp + min(pp, max(0, rest - chunk * pp)) for chunk in range(vpp))
 
 
 def _warm_up(rank: int, pp: int, vpp: int, micros: int) -> int:
