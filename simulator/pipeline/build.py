@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from itertools import pairwise
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -22,17 +20,19 @@ from simulator.optimizer_step import WORLD_NORM, summed_gradients, update
 from simulator.ordering import order_of
 from simulator.overlap import EP_OVERLAP
 from simulator.paired import paired
-from simulator.pipeline.orders import Action
-from simulator.pipeline.program import PipelineProgram, hosts_lead, no_hosts, sends_beside
-from simulator.pipeline.wires import Ints, Wiring, wiring
+from simulator.pipeline.orders import Action, Orders
+from simulator.pipeline.program import PipelineProgram, hosts_lead, sends_beside
+from simulator.pipeline.wires import LOWER, Ints, Wiring, wiring
 from simulator.plan import SlicePlan
-from simulator.repriced import Led, repriced
+from simulator.repriced import NEVER_NS, Led, repriced
 from simulator.schedule import OpTemplate, Repeat, Schedule, Segment
 from simulator.shapes import Held, Shapes
 from simulator.templates import Templates
 from simulator.totals import Totals
 
 Pass = Literal["forward", "backward", "dgrad", "wgrad"]
+Ranks = tuple[tuple[Chunk, ...], ...]
+"""The chunks of each rank."""
 PASSES: Final[dict[str, Pass]] = {"F": "forward", "B": "backward", "I": "dgrad", "W": "wgrad"}
 NOTHING: Final = Totals(0, 0, 0, 0, (0,))
 NORMS: Final = (WORLD_NORM, "step.adam")
@@ -57,6 +57,35 @@ class Piece(NamedTuple):
         return passes if self.part == "forward" else passes[::-1]
 
 
+class Numbered(NamedTuple):
+    """The different passes of a pipeline, and the number of each task's."""
+
+    pieces: tuple[Piece, ...]
+    of_task: Ints
+
+
+def piece_of(ranks: Ranks, rank: int, action: Action, firsts: Mapping[str, int]) -> Piece:
+    """Return the pass that an action plays. ``firsts``: of the kinds of passes of which a chunk's
+    first is another than the rest, its micro-batch."""
+    part, chunk = PASSES[action.kind], ranks[rank][action.chunk]
+    piece = Piece(chunk, part, firsts.get(action.kind) == action.micro)
+    if action.beside is None:
+        return piece
+    other = Action("B" if action.kind == "F" else "F", *action.beside)
+    return piece._replace(beside=piece_of(ranks, rank, other, firsts))
+
+
+@lru_cache(maxsize=64)
+def _numbered(wires: Wiring, ranks: Ranks, firsts: tuple[tuple[str, int], ...]) -> Numbered:
+    numbers: dict[Piece, int] = {}
+    known = dict(firsts)
+    of_kind = [
+        numbers.setdefault(piece_of(ranks, rank, action, known), len(numbers))
+        for rank, action in wires.kinds.firsts
+    ]
+    return Numbered(tuple(numbers), np.array(of_kind, np.int64)[wires.kinds.of_task])
+
+
 def pieces_of(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Pieces:
     """Return the passes of a plan, which time, memory and drawn machines share."""
     return _pieces_of(case.shapes(plan), order or order_of(case, plan))
@@ -78,7 +107,6 @@ class Pieces:
     _steps: dict[Chunk, tuple[Schedule, Schedule]] = field(default_factory=dict)
     _passes: dict[Held, Schedule] = field(default_factory=dict)
     _buckets: dict[tuple[Chunk, bool], list[Held]] = field(default_factory=dict)
-    _counts: dict[int, Counter[Piece]] = field(default_factory=dict)
     _shapes: dict[Chunk, Shapes] = field(default_factory=dict)
 
     def shapes(self, chunk: Chunk) -> Shapes:
@@ -88,7 +116,7 @@ class Pieces:
         return self._shapes[chunk]
 
     @cached_property
-    def ranks(self) -> tuple[tuple[Chunk, ...], ...]:
+    def ranks(self) -> Ranks:
         """The chunks of each rank."""
         return chunks_of_ranks(self.whole.model, self.whole.workload, self.whole.cluster)
 
@@ -100,10 +128,15 @@ class Pieces:
         micros = work.grad_accumulation
         return wiring(work.pp_schedule, cluster.pp, cluster.vpp, micros, pairs=pairs)
 
-    @cached_property
-    def actions(self) -> list[list[Action]]:
+    @property
+    def actions(self) -> Orders:
         """The actions of each rank."""
-        return [[wired.action for wired in rank] for rank in self.wires.ranks]
+        return self.wires.orders
+
+    @cached_property
+    def numbered(self) -> Numbered:
+        """The different passes, and the number of each task's."""
+        return _numbered(self.wires, self.ranks, tuple(self._firsts.items()))
 
     @property
     def communicates(self) -> bool:
@@ -113,7 +146,8 @@ class Pieces:
     @cached_property
     def ways(self) -> tuple[str, ...]:
         """The kinds of passes that a micro-batch takes through a chunk, there and back."""
-        kinds = {action.kind for rank in self.actions for action in rank}
+        parts = {piece.part for piece in self.numbered.pieces}
+        kinds = {kind for kind, part in PASSES.items() if part in parts}
         return tuple(way for way in ("FB", "FIW") if kinds.issuperset(way))
 
     def first_layer(self, rank: int, number: int) -> int:
@@ -129,37 +163,29 @@ class Pieces:
 
     def piece(self, rank: int, action: Action) -> Piece:
         """Return the pass that an action plays."""
-        chunk = self.ranks[rank][action.chunk]
-        part = PASSES[action.kind]
-        differs = (part == "forward") == self._clears
-        piece = Piece(chunk, part, differs and self.is_first(action))
-        if action.beside is None:
-            return piece
-        other = Action("B" if action.kind == "F" else "F", *action.beside)
-        return piece._replace(beside=self.piece(rank, other))
-
-    def is_first(self, action: Action) -> bool:
-        """Return whether no other pass of its kind and chunk is before it."""
-        return action.micro == self.first_micro(action.kind)
-
-    def first_micro(self, kind: str) -> int:
-        """Return the micro-batch whose pass of this kind is the first of a chunk. GPipe goes back
-        from the last one."""
-        work = self.whole.workload
-        backwards = kind != "F" and work.pp_schedule == "gpipe"
-        return work.grad_accumulation - 1 if backwards else 0
+        return piece_of(self.ranks, rank, action, self._firsts)
 
     @cached_property
-    def _clears(self) -> bool:
-        """Whether each chunk's first forward clears its gradients, so that the first backward adds
-        as all others do."""
-        return self.whole.workload.implementation.zero_grads
+    def _firsts(self) -> dict[str, int]:
+        """The kinds of passes of which each chunk's first differs from the others, and that one's
+        micro-batch: a forward where it clears the gradients, so that all backwards add, else the
+        backwards. GPipe goes back from the last one."""
+        work = self.whole.workload
+        if work.implementation.zero_grads:
+            return {"F": 0}
+        first = work.grad_accumulation - 1 if work.pp_schedule == "gpipe" else 0
+        return dict.fromkeys("BIW", first)
 
-    def counts(self, rank: int) -> Counter[Piece]:
-        """Return how often a rank plays each pass."""
-        if rank not in self._counts:
-            self._counts[rank] = Counter(self.piece(rank, action) for action in self.actions[rank])
-        return self._counts[rank]
+    def counts(self, rank: int) -> dict[Piece, int]:
+        """Return how often a rank plays each pass, in the order in which it plays them first."""
+        pieces, of_task = self.numbered
+        first, end = self.wires.first[rank : rank + 2].tolist()
+        found, firsts, counts = np.unique(of_task[first:end], return_index=True, return_counts=True)
+        order = np.argsort(firsts)
+        return {
+            pieces[number]: count
+            for number, count in zip(found[order].tolist(), counts[order].tolist(), strict=True)
+        }
 
     def schedule(self, piece: Piece) -> Schedule:
         """Return the ops of a pass."""
@@ -285,16 +311,15 @@ class PipelineBuilder:
     def program(self) -> PipelineProgram:
         """Return the pipeline's program."""
         cluster, overlaps = self.pieces.whole.cluster, sends_beside(self.pieces.whole.workload)
-        wires, pieces = self.pieces.wires, self.pieces
-        kinds = [pieces.piece(rank, action) for rank, action in wires.kinds.firsts]
-        kinds_ns = [self.played(piece).makespan_ns for piece in kinds]
+        wires, numbered = self.pieces.wires, self.pieces.numbered
         between_ns = np.array([self._message_ns(lower) for lower in range(cluster.pp)], np.int64)
         steps = [self.step(rank) for rank in range(cluster.pp)]
         return PipelineProgram(
             wires=wires,
-            durations_ns=np.array(kinds_ns, np.int64)[wires.kinds.of_task],
-            message_ns=between_ns[wires.links[:, 3]],
-            hosts=self._hosts(kinds),
+            passes=np.array([self._pass(piece) for piece in numbered.pieces], np.int64),
+            of_task=numbered.of_task,
+            behind=self._behind(),
+            message_ns=between_ns[wires.links[:, LOWER]],
             gathers_ns=_some(
                 {one.task: self._gathers_ns(one.rank, one.chunk) for one in wires.starting}
             ),
@@ -328,19 +353,21 @@ class PipelineBuilder:
             self._led[piece] = whole
         return self._led[piece]
 
-    def _hosts(self, kinds: list[Piece]) -> Ints:
-        """Return the hosts' times of all tasks, as ``PipelineProgram`` has them."""
-        wires = self.pieces.wires
+    def _pass(self, piece: Piece) -> tuple[int, int, int, int]:
+        """Return the times of a pass and of its host, as ``PipelineProgram`` has them."""
         if not self.leads:
-            return no_hosts(len(wires.kinds.of_task))
-        led = [self.led(piece) for piece in kinds]
-        times = np.array([(one.late_ns, one.issued_ns, one.held_ns) for one in led], np.int64)
-        computes = np.array([one.computes for one in led], np.int64)[wires.kinds.of_task]
-        behind = [
-            _behind(computes[low:high], self.cost.launch.queue_depth, low)
-            for low, high in pairwise(wires.first.tolist())
-        ]
-        return np.column_stack([times[wires.kinds.of_task], np.concatenate(behind)])
+            return self.played(piece).makespan_ns, 0, 0, NEVER_NS
+        led = self.led(piece)
+        return led.totals.makespan_ns, led.late_ns, led.issued_ns, led.held_ns
+
+    def _behind(self) -> Ints:
+        """Return the task that each task waits for until the queue has room, −1 for none."""
+        pieces, of_task = self.pieces.numbered
+        if not self.leads:
+            return np.full(len(of_task), -1, np.int64)
+        computes = tuple(self.led(piece).computes for piece in pieces)
+        depth = self.cost.launch.queue_depth
+        return _behind(self.pieces.wires, self.pieces.numbered, computes, depth)
 
     def step(self, rank: int) -> list[Totals]:
         """Return the sums of a rank's way to the norm over all ranks, and from there on."""
@@ -437,12 +464,13 @@ def _led_share(whole: Led, piece: Piece, alone: list[Led]) -> Led:
     )  # fmt: skip
 
 
-def _behind(computes: Ints, depth: int, first: int) -> Ints:
-    """Return for each task of a rank the number of the latest one that must be done before the
-    queue has room for it; the rank's tasks begin at ``first``."""
-    ended = np.cumsum(computes)
-    latest = np.searchsorted(ended, ended - computes - depth, side="right") - 1
-    return np.where(latest >= 0, latest + first, -1)
+def _behind(wires: Wiring, numbered: Numbered, computes: tuple[int, ...], depth: int) -> Ints:
+    """Return for each task the number of its rank's latest one that must be done before the queue
+    has room for it, −1 for none. ``computes``: the compute ops of each pass."""
+    each = np.array(computes, np.int64)[numbered.of_task]
+    ended, first = np.cumsum(each), wires.first
+    latest = np.searchsorted(ended, ended - each - depth, side="right") - 1
+    return np.where(latest >= np.repeat(first[:-1], np.diff(first)), latest, -1)
 
 
 def _some(found: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:

@@ -5,50 +5,43 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import chain
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+import numpy as np
 
 from simulator.case import Case
 from simulator.chunks import Chunk, joined
+from simulator.kernels.load import call
 from simulator.memory import Live, Memory, Phase, held_parameters, lifetimes
 from simulator.op_table import listing_of
 from simulator.pipeline.build import PASSES, Piece, Pieces
 from simulator.schedule import Repeat
 
+KINDS: Final = {part: kind for kind, part in PASSES.items()}
 Phases = dict[str, Phase]
 """Live values of a chunk's passes: of ``F`` and ``B``, and of ``I`` and ``W``
 where these are apart."""
 
 
 def piped_memory(case: Case, pieces: Pieces) -> tuple[Memory, ...]:
-    """Return each rank's memory at its peak."""
+    """Return each rank's memory at its peak. In its step it holds nothing of a pass any more."""
     every = {chunk for rank in pieces.ranks for chunk in rank}
-    chunks = {chunk: held_phases(pieces, chunk) for chunk in every}
-    alike = {joined(rank): number for number, rank in enumerate(pieces.ranks)}
-    steps = {chunk: _step_peak(pieces, rank) for chunk, rank in alike.items()}
-    return tuple(
-        _rank_memory(case, pieces, number, chunks, steps[joined(rank)])
-        for number, rank in enumerate(pieces.ranks)
-    )
-
-
-def _rank_memory(
-    case: Case, pieces: Pieces, rank: int, chunks: dict[Chunk, Phases], step: Live
-) -> Memory:
-    """Return the memory of a rank, which holds nothing of a pass any more in its step."""
-    changes = {
-        (kind, number): _change(chunks[chunk], kind)
-        for number, chunk in enumerate(pieces.ranks[rank])
-        for kind in chunks[chunk]
+    phases = {chunk: held_phases(pieces, chunk) for chunk in every}
+    numbered = pieces.numbered
+    changes = [_change(phases[one.chunk], KINDS[one.part]) for one in numbered.pieces]
+    rows = np.array([(*one.at_peak, *one.at_end) for one in changes], np.int64)
+    ranks = [joined(rank) for rank in pieces.ranks]
+    alike = {chunk: number for number, chunk in enumerate(ranks)}
+    steps = {chunk: _step_peak(pieces, number) for chunk, number in alike.items()}
+    peaks = np.array([steps[chunk] for chunk in ranks], np.int64)
+    call("rank_peaks", pieces.wires.first, numbered.of_task, rows, peaks)
+    static = {
+        chunk: held_parameters(case, pieces.step_shapes(number)) for chunk, number in alike.items()
     }
-    whole = logits = 0
-    peak = step.whole, step.logits
-    for kind, _, number, _ in pieces.actions[rank]:
-        change = changes[kind, number]
-        peak = max(peak, (whole + change.at_peak.whole, logits + change.at_peak.logits))
-        whole += change.at_end.whole
-        logits += change.at_end.logits
-    static = held_parameters(case, pieces.step_shapes(rank))
-    return static._replace(activations=peak[0] - peak[1], logits=peak[1])
+    return tuple(
+        static[chunk]._replace(activations=whole - logits, logits=logits)
+        for chunk, (whole, logits) in zip(ranks, peaks.tolist(), strict=True)
+    )
 
 
 class _Change(NamedTuple):

@@ -54,7 +54,7 @@ class PlayedPipeline:
     @property
     def ranks(self) -> tuple[RankTimes, ...]:
         """Where each rank's time goes."""
-        return tuple(_times_of(rank, self) for rank in range(len(self.program.wires.ranks)))
+        return tuple(_times_of(rank, self) for rank in range(len(self.program.wires.orders)))
 
     @property
     def iteration_ns(self) -> int:
@@ -156,7 +156,7 @@ def _times_of(rank: int, found: PlayedPipeline) -> RankTimes:
     waited = run.waited_ns[rank]
     replicas = played - waited - int(program.durations_ns[numbers.start : numbers.stop].sum())
     replicas += run.gradients_at[rank] - spans[-1][1] + _late_starts(program, run, rank)
-    replicas += program.tied_ns if rank in (0, len(program.wires.ranks) - 1) else 0
+    replicas += program.tied_ns if rank in (0, len(program.wires.orders) - 1) else 0
     on_lane = (program.gathers_ns, program.buckets_ns)
     lane = sum(sum(of[one]) for of in on_lane for one in of if one in numbers)
     alone = sum(one.makespan_ns * count for one, count in sums)
