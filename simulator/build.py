@@ -69,11 +69,20 @@ def build_schedule(
     shapes = Shapes(
         model=model, workload=workload, cluster=cluster, plan=plan, fp8_any_layout=fp8_any_layout
     )
-    return Builder(shapes, order or _own_order(plan, workload)).schedule()
+    chosen = order or _own_order(plan, workload)
+    check_order_of(shapes, chosen)
+    return Builder(shapes, chosen).schedule()
 
 
 built_once = lru_cache(maxsize=16)(build_schedule)
 """Durations are no part of a schedule, so what-ifs and drawn machines play the same ones again."""
+
+
+def check_order_of(shapes: Shapes, order: LayerOrder) -> None:
+    """Raise ScheduleError unless each pass of ``order`` issues every fragment once per layer."""
+    work = shapes.workload
+    check_issue_order(order.forward, shapes.plan, FORWARD_FRAGMENTS)
+    check_issue_order(order.backward, shapes.plan, backward_fragments(work.recompute, work.modules))
 
 
 def check_layer_order(
@@ -128,10 +137,6 @@ class Builder:
     """
 
     def __init__(self, shapes: Shapes, order: LayerOrder, *, in_pipeline: bool = False) -> None:
-        check_issue_order(order.forward, shapes.plan, FORWARD_FRAGMENTS)
-        work = shapes.workload
-        backward = backward_fragments(work.recompute, work.modules)
-        check_issue_order(order.backward, shapes.plan, backward)
         self.shapes = shapes
         self.order = order
         self.in_pipeline = in_pipeline

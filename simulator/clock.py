@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -29,6 +29,7 @@ import numpy as np
 from simulator.cost import CostModel
 from simulator.kernels import clocks as clock_kernels
 from simulator.kernels.load import call
+from simulator.op_table import Played as PlayedOp
 from simulator.op_table import listing_of
 from simulator.ops import Fused, Signature
 from simulator.power import FAMILIES, PowerSection
@@ -89,7 +90,7 @@ def settle(
     if law is None:
         plays = repriced(schedule, cost)
         return Played(plays, plays.totals(cost), cost, None)
-    burden, plays = Burden(schedule, cost, law), repriced(schedule, cost)
+    burden, plays = Burden(listing_of(schedule).counts, cost, law), repriced(schedule, cost)
 
     def at(clock_mhz: int) -> Played:
         own = cost.at_clock(clock_mhz)
@@ -122,9 +123,10 @@ class Load(NamedTuple):
 
 @dataclass(frozen=True)
 class Burden:
-    """Compute and energy of a schedule, at any clock."""
+    """Compute and energy of ops, at any clock; ``played``: how often each is played, in the order
+    in which they are played first."""
 
-    schedule: Schedule
+    played: Mapping[PlayedOp, int]
     cost: CostModel
     law: PowerSection
     _loads: dict[tuple[int, bool], Load] = field(default_factory=dict)
@@ -134,7 +136,7 @@ class Burden:
         """Return each signature, whether it computes, and how often it is played: in the passes
         (False) and in the optimizer's step."""
         split: dict[bool, list[tuple[Signature, bool, int]]] = {False: [], True: []}
-        for (signature, lane, in_step, _), count in listing_of(self.schedule).counts.items():
+        for (signature, lane, in_step, _), count in self.played.items():
             split[in_step].append((signature, lane == COMPUTE, count))
         return split
 

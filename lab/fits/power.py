@@ -20,6 +20,7 @@ from lab.fits.common import Gpu, Sources, rounded
 from simulator.case import Case
 from simulator.clock import Burden
 from simulator.lookup.gemm import GemmRow
+from simulator.op_table import listing_of
 from simulator.plan import SlicePlan
 from simulator.power import FamilyPower, PowerSection
 from simulator.predict import scheduled
@@ -182,7 +183,7 @@ def with_collectives(law: PowerSection, case: Case, plan: SlicePlan, row: Row) -
 def _step_j(law: PowerSection, case: Case, plan: SlicePlan, row: Row) -> float:
     """Return the joules of a step at the row's clock and duration."""
     held = replace(case, profile=replace(case.profile, power=law))
-    burden = Burden(scheduled(held, plan), held.cost, law)
+    burden = Burden(listing_of(scheduled(held, plan)).counts, held.cost, law)
     return burden.power(round(row["clock_mhz"]), round(1e6 * row["step_ms"])).energy_j
 
 

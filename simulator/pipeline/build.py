@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 
 from simulator.buckets import gradient_passes, layers_per_bucket
-from simulator.build import Builder
+from simulator.build import Builder, check_order_of
 from simulator.case import Case
 from simulator.chunks import Chunk, chunks_of_ranks, joined, place, stage_of
 from simulator.cost import CostModel
@@ -23,7 +23,7 @@ from simulator.paired import paired
 from simulator.pipeline.orders import Action, Orders
 from simulator.pipeline.program import PipelineProgram, hosts_lead, sends_beside
 from simulator.pipeline.wires import LOWER, Ints, Wiring, wiring
-from simulator.plan import SlicePlan
+from simulator.plan import MEGATRON, SlicePlan
 from simulator.repriced import NEVER_NS, Led, repriced
 from simulator.schedule import OpTemplate, Repeat, Schedule, Segment
 from simulator.shapes import Held, Shapes
@@ -57,7 +57,8 @@ class Piece(NamedTuple):
         return passes if self.part == "forward" else passes[::-1]
 
 
-class Numbered(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Numbered:
     """The different passes of a pipeline, and the number of each task's."""
 
     pieces: tuple[Piece, ...]
@@ -93,6 +94,7 @@ def pieces_of(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> P
 
 @lru_cache(maxsize=16)
 def _pieces_of(whole: Shapes, order: LayerOrder) -> Pieces:
+    check_order_of(whole, order)
     return Pieces(whole, order)
 
 
@@ -178,12 +180,13 @@ class Pieces:
 
     def counts(self, rank: int) -> dict[Piece, int]:
         """Return how often a rank plays each pass, in the order in which it plays them first."""
-        pieces, of_task = self.numbered
-        first, end = self.wires.first[rank : rank + 2].tolist()
-        found, firsts, counts = np.unique(of_task[first:end], return_index=True, return_counts=True)
+        numbered, (first, end) = self.numbered, self.wires.first[rank : rank + 2].tolist()
+        found, firsts, counts = np.unique(
+            numbered.of_task[first:end], return_index=True, return_counts=True
+        )
         order = np.argsort(firsts)
         return {
-            pieces[number]: count
+            numbered.pieces[number]: count
             for number, count in zip(found[order].tolist(), counts[order].tolist(), strict=True)
         }
 
@@ -225,18 +228,8 @@ class Pieces:
         """Return a rank's ops up to the norm's sum over all ranks, and from there on."""
         chunk = joined(self.ranks[rank])
         if chunk not in self._steps:
-            self._steps[chunk] = self._step(self.shapes(chunk))
+            self._steps[chunk] = _steps_of(_in_step(self.shapes(chunk)))
         return self._steps[chunk]
-
-    def _step(self, shapes: Shapes) -> tuple[Schedule, Schedule]:
-        t, work = Templates(shapes=shapes), self.whole.workload
-        ops: list[OpTemplate] = []
-        if not (shapes.reduces and work.overlap_grad_reduce):
-            ops += summed_gradients(t, shapes.held, ())
-        gathers = shapes.reduces and shapes.shards_optimizer and not work.overlap_param_gather
-        ops += update(t, tuple(ref for op in ops[-1:] for ref in op.writes), gathers=gathers)
-        cut = next(index for index, op in enumerate(ops) if op.role in NORMS)
-        return self._ops(ops[:cut], t), self._ops(ops[cut:], t)
 
     def step_shapes(self, rank: int) -> Shapes:
         """Return the shapes of all chunks of a rank."""
@@ -246,7 +239,7 @@ class Pieces:
         """Return the passes over a bucket's gradients before its sum."""
         if held not in self._passes:
             t = Templates(shapes=self.whole)
-            self._passes[held] = self._ops(gradient_passes(t, "dp", held, ()), t)
+            self._passes[held] = _schedule_of(gradient_passes(t, "dp", held, ()), t)
         return self._passes[held]
 
     def bucket_sizes(self, rank: int, number: int) -> list[Held]:
@@ -275,9 +268,34 @@ class Pieces:
             rest += one.layer * (layers % each)
         return [*sizes, rest] if rest.whole else sizes
 
-    def _ops(self, ops: list[OpTemplate], t: Templates) -> Schedule:
-        segments = [Segment(templates=tuple(ops))] if ops else []
-        return Schedule(parts=(Repeat(segments=tuple(segments)),), value_bytes=t.value_bytes)
+
+def _in_step(shapes: Shapes) -> Shapes:
+    """Return ``shapes`` with nothing that an optimizer's step does not depend on: how passes are
+    sliced, and what they compute again."""
+    plan = replace(
+        MEGATRON, strategy="megatron" if shapes.plan.strategy != "no_comm" else "no_comm",
+        comm_ctas=shapes.plan.comm_ctas, sequence_parallel=shapes.plan.sequence_parallel,
+    )  # fmt: skip
+    work = replace(shapes.workload, recompute="none", recompute_modules=(), recompute_layers=0)
+    return replace(shapes, plan=plan, workload=work)
+
+
+@lru_cache(maxsize=64)
+def _steps_of(shapes: Shapes) -> tuple[Schedule, Schedule]:
+    """Return the two schedules of ``Pieces.step``."""
+    t, work = Templates(shapes=shapes), shapes.workload
+    ops: list[OpTemplate] = []
+    if not (shapes.reduces and work.overlap_grad_reduce):
+        ops += summed_gradients(t, shapes.held, ())
+    gathers = shapes.reduces and shapes.shards_optimizer and not work.overlap_param_gather
+    ops += update(t, tuple(ref for op in ops[-1:] for ref in op.writes), gathers=gathers)
+    cut = next(index for index, op in enumerate(ops) if op.role in NORMS)
+    return _schedule_of(ops[:cut], t), _schedule_of(ops[cut:], t)
+
+
+def _schedule_of(ops: list[OpTemplate], t: Templates) -> Schedule:
+    segments = [Segment(templates=tuple(ops))] if ops else []
+    return Schedule(parts=(Repeat(segments=tuple(segments)),), value_bytes=t.value_bytes)
 
 
 def _only(segments: Iterable[Segment], *, wgrads: bool) -> list[Segment]:
@@ -294,6 +312,14 @@ def _is_wgrad(template: OpTemplate) -> bool:
     return "_wgrad" in template.role
 
 
+class Lane(NamedTuple):
+    """The times of what a chunk plays on the data-parallel lane: gathers of its parameters, with
+    which an iteration begins, and sums of its gradients over the replicas."""
+
+    gathers_ns: tuple[int, ...]
+    buckets_ns: tuple[int, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class PipelineBuilder:
     """Builder of a plan's pipeline at the clock of ``cost``."""
@@ -301,6 +327,7 @@ class PipelineBuilder:
     pieces: Pieces
     cost: CostModel
     _played: dict[int, Totals] = field(default_factory=dict)
+    _lanes: dict[int, Lane] = field(default_factory=dict)
     _led: dict[Piece, Led] = field(default_factory=dict)
 
     @property
@@ -312,7 +339,9 @@ class PipelineBuilder:
         """Return the pipeline's program."""
         cluster, overlaps = self.pieces.whole.cluster, sends_beside(self.pieces.whole.workload)
         wires, numbered = self.pieces.wires, self.pieces.numbered
-        between_ns = np.array([self._message_ns(lower) for lower in range(cluster.pp)], np.int64)
+        groups = [cluster.p2p_group(lower) for lower in range(cluster.pp)]
+        each_ns = {group: self._message_ns(*group) for group in dict.fromkeys(groups)}
+        between_ns = np.array([each_ns[group] for group in groups], np.int64)
         steps = [self.step(rank) for rank in range(cluster.pp)]
         return PipelineProgram(
             wires=wires,
@@ -320,12 +349,8 @@ class PipelineBuilder:
             of_task=numbered.of_task,
             behind=self._behind(),
             message_ns=between_ns[wires.links[:, LOWER]],
-            gathers_ns=_some(
-                {one.task: self._gathers_ns(one.rank, one.chunk) for one in wires.starting}
-            ),
-            buckets_ns=_some(
-                {one.task: self._buckets_ns(one.rank, one.chunk) for one in wires.ending}
-            ),
+            gathers_ns=_some({one.task: self._lane(*one[1:]).gathers_ns for one in wires.starting}),
+            buckets_ns=_some({one.task: self._lane(*one[1:]).buckets_ns for one in wires.ending}),
             blocking=not overlaps,
             rendezvous=not overlaps and cluster.vpp == 1,
             summed_ns=tuple(ahead.makespan_ns for ahead, _ in steps),
@@ -362,12 +387,11 @@ class PipelineBuilder:
 
     def _behind(self) -> Ints:
         """Return the task that each task waits for until the queue has room, −1 for none."""
-        pieces, of_task = self.pieces.numbered
+        numbered = self.pieces.numbered
         if not self.leads:
-            return np.full(len(of_task), -1, np.int64)
-        computes = tuple(self.led(piece).computes for piece in pieces)
-        depth = self.cost.launch.queue_depth
-        return _behind(self.pieces.wires, self.pieces.numbered, computes, depth)
+            return np.full(len(numbered.of_task), -1, np.int64)
+        computes = tuple(self.led(piece).computes for piece in numbered.pieces)
+        return _behind(self.pieces.wires, numbered, computes, self.cost.launch.queue_depth)
 
     def step(self, rank: int) -> list[Totals]:
         """Return the sums of a rank's way to the norm over all ranks, and from there on."""
@@ -380,11 +404,10 @@ class PipelineBuilder:
             self._played[number] = found
         return self._played[number]
 
-    def _message_ns(self, lower: int) -> int:
-        """Return the time of a message between rank ``lower`` and the next one."""
+    def _message_ns(self, nodes: int, per_node: int) -> int:
+        """Return the time of a message between two ranks, which are on one domain or two."""
         if not self.pieces.communicates:
             return 0
-        nodes, per_node = self.pieces.whole.cluster.p2p_group(lower)
         dtype = self.pieces.whole.workload.dtype
         return self.cost.duration_ns(
             Collective("send_recv", self.pieces.message_bytes, nodes, per_node, 0, dtype)
@@ -392,23 +415,28 @@ class PipelineBuilder:
 
     # Data parallelism ---------------------------------------------------------------------------
 
-    def _buckets_ns(self, rank: int, number: int) -> tuple[int, ...]:
-        """Return the times of the sums of a chunk's gradients over the replicas."""
-        if not (self.pieces.whole.reduces and self.pieces.whole.workload.overlap_grad_reduce):
+    def _lane(self, rank: int, number: int) -> Lane:
+        """Return what a chunk plays on the data-parallel lane."""
+        sizes = self.pieces.bucket_sizes(rank, number)
+        key = id(sizes)  # which the pieces keep
+        if key not in self._lanes:
+            self._lanes[key] = Lane(self._gathers_ns(sizes), self._buckets_ns(sizes))
+        return self._lanes[key]
+
+    def _buckets_ns(self, sizes: list[Held]) -> tuple[int, ...]:
+        whole = self.pieces.whole
+        if not (whole.reduces and whole.workload.overlap_grad_reduce):
             return ()
         return tuple(
             self._alone(self.pieces.passes(held)).makespan_ns
-            + each_ns(self.cost, self.pieces.whole.dp_reduction, held)
-            for held in self.pieces.bucket_sizes(rank, number)
+            + each_ns(self.cost, whole.dp_reduction, held)
+            for held in sizes
         )
 
-    def _gathers_ns(self, rank: int, number: int) -> tuple[int, ...]:
-        """Return the times of the gathers of a chunk's parameters, which an iteration begins
-        with."""
+    def _gathers_ns(self, sizes: list[Held]) -> tuple[int, ...]:
         whole, work = self.pieces.whole, self.pieces.whole.workload
         if not (whole.reduces and whole.shards_optimizer and work.overlap_param_gather):
             return ()
-        sizes = self.pieces.bucket_sizes(rank, number)
         return tuple(each_ns(self.cost, whole.dp_gather, held) for held in reversed(sizes))
 
     def _tied_ns(self) -> int:
@@ -464,6 +492,7 @@ def _led_share(whole: Led, piece: Piece, alone: list[Led]) -> Led:
     )  # fmt: skip
 
 
+@lru_cache(maxsize=16)
 def _behind(wires: Wiring, numbered: Numbered, computes: tuple[int, ...], depth: int) -> Ints:
     """Return for each task the number of its rank's latest one that must be done before the queue
     has room for it, −1 for none. ``computes``: the compute ops of each pass."""

@@ -96,9 +96,14 @@ def _held_in(pieces: Pieces, chunk: Chunk, kinds: str) -> Phases:
 def _step_peak(pieces: Pieces, rank: int) -> Live:
     """Return the most live values of a rank's step."""
     ahead, behind = pieces.step(rank)
-    segments = *ahead.parts[0].segments, *behind.parts[0].segments
-    whole = replace(ahead, parts=(Repeat(segments=segments),))
-    return lifetimes(listing_of(whole), [0] * len(segments), 1)[0].peak
+    found = ahead.programs.get(Live)
+    if found is None:
+        segments = *ahead.parts[0].segments, *behind.parts[0].segments
+        whole = replace(ahead, parts=(Repeat(segments=segments),))
+        found = lifetimes(listing_of(whole), [0] * len(segments), 1)[0].peak
+        ahead.programs[Live] = found
+    peak: Live = found
+    return peak
 
 
 def _more(phase: Phase, at_peak: int, at_end: int) -> Phase:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -10,6 +11,8 @@ from simulator.case import Case
 from simulator.clock import Burden, Played, Power, find_clock
 from simulator.cost import CostModel
 from simulator.issue_order import LayerOrder
+from simulator.op_table import Played as PlayedOp
+from simulator.op_table import listing_of
 from simulator.pipeline.build import Pieces, PipelineBuilder, pieces_of
 from simulator.pipeline.orders import Action
 from simulator.pipeline.program import PipelineProgram, PipelineRun
@@ -86,7 +89,7 @@ def played_pipeline(case: Case, plan: SlicePlan, order: LayerOrder | None = None
     if case.power is None:
         return at(case.cost)
     found, power = find_clock(
-        Burden(rank_schedule(pieces, case.busiest_rank), case.cost, case.power),
+        Burden(rank_counts(pieces, case.busiest_rank), case.cost, case.power),
         case.power.clocks(case.cluster.clock_mhz),
         lambda clock: at(case.cost.at_clock(clock)),
         lambda one: one.makespan_ns,
@@ -137,13 +140,30 @@ def moved(segment: Segment, layers: int, back: int = 0) -> Segment:
 def rank_schedule(pieces: Pieces, rank: int) -> Schedule:
     """Return all ops of a rank, without its waits for others: what it computes and draws."""
     parts = [
-        Repeat(segments=pieces.schedule(piece).parts[0].segments, count=count)
-        for piece, count in pieces.counts(rank).items()
-        if not (piece.beside and piece.part == "backward")
+        Repeat(segments=part.segments, count=count)
+        for schedule, count in _of_rank(pieces, rank)
+        for part in schedule.parts
     ]
-    parts += [part for schedule in pieces.step(rank) for part in schedule.parts]
     launch_order = pieces.whole.launch_order
     return Schedule(parts=tuple(parts), value_bytes={}, launch_order=launch_order)
+
+
+def rank_counts(pieces: Pieces, rank: int) -> dict[PlayedOp, int]:
+    """Return how often each op of ``rank_schedule`` is played, in the order in which they are
+    played first."""
+    found: dict[PlayedOp, int] = {}
+    for schedule, times in _of_rank(pieces, rank):
+        for op, count in listing_of(schedule).counts.items():
+            found[op] = found.get(op, 0) + times * count
+    return found
+
+
+def _of_rank(pieces: Pieces, rank: int) -> Iterator[tuple[Schedule, int]]:
+    """Yield the schedules that a rank plays, and how often."""
+    for piece, count in pieces.counts(rank).items():
+        if not (piece.beside and piece.part == "backward"):
+            yield pieces.schedule(piece), count
+    yield from ((schedule, 1) for schedule in pieces.step(rank))
 
 
 def _times_of(rank: int, found: PlayedPipeline) -> RankTimes:

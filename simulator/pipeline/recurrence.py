@@ -51,7 +51,8 @@ def _play(program: PipelineProgram) -> _Made:
     rows = np.column_stack([program.message_ns, wires.links[:, :LOWER]])
     played = call(
         "play_pipeline", wires.first, tasks, program.passes, lanes, buckets, rows,
-        int(program.blocking), int(program.rendezvous), spans, over, state, np.zeros(program.links, np.int64), queue,
+        int(program.blocking), int(program.rendezvous), spans, over, state,
+        np.zeros(program.links, np.int64), queue,
     )  # fmt: skip
     if played < count:
         raise _stuck(program, state)

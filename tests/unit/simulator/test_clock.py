@@ -12,6 +12,7 @@ from simulator.compiler import compile_program
 from simulator.engine import play
 from simulator.errors import InputError
 from simulator.limits import check_values
+from simulator.op_table import listing_of
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.power import STEP_MHZ
 from simulator.predict import played, predict
@@ -39,7 +40,7 @@ def mean_w(case: Case, plan: SlicePlan, clock_mhz: int) -> float:
     """Return the power of the passes of ``plan`` when it is really played at a clock."""
     run = played(case, plan)
     assert case.power is not None
-    burden = Burden(run.schedule, case.cost, case.power)
+    burden = Burden(listing_of(run.schedule).counts, case.cost, case.power)
     cost = case.cost.at_clock(clock_mhz)
     makespan_ns = totals(compile_program(run.schedule, cost)).makespan_ns
     step_ns = burden.load(clock_mhz, in_step=True).alone_ns
