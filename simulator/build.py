@@ -74,11 +74,20 @@ def build_schedule(
     """
     check_shardable(model, workload, cluster)
     shapes = shapes_of(model, workload, cluster, plan, fp8_any_layout=fp8_any_layout)
-    return Builder(shapes, order or _own_order(plan, workload)).schedule()
+    chosen = order or _own_order(plan, workload)
+    check_order_of(shapes, chosen)
+    return Builder(shapes, chosen).schedule()
 
 
 built_once = lru_cache(maxsize=16)(build_schedule)
 """Durations are no part of a schedule, so what-ifs and drawn machines play the same ones again."""
+
+
+def check_order_of(shapes: Shapes, order: LayerOrder) -> None:
+    """Raise ScheduleError unless each pass of ``order`` issues every fragment once per layer."""
+    work = shapes.workload
+    check_issue_order(order.forward, shapes.plan, FORWARD_FRAGMENTS)
+    check_issue_order(order.backward, shapes.plan, backward_fragments(work.recompute, work.modules))
 
 
 def check_layer_order(

@@ -7,6 +7,7 @@ schedules whose ops are in the same table, and a schedule picks its rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -71,17 +72,18 @@ def durations_of(cost: CostModel, table: OpTable, numbers: Ints) -> Ints:
     return rows_of(cost, durations_of, table, made, 1).of(numbers).ravel()
 
 
+def timed_row(cost: AtClock, one: Played) -> tuple[float, ...]:
+    """Return a signature as ``kernels.clocks`` takes it: what determines its time and power at any
+    clock, and its kind."""
+    if isinstance(one.signature, Fused):
+        return 0.0, 0.0, 0.0, 0.0, clocks.FUSED
+    return *cost.timed(one.signature), FAMILIES.index(one.signature.kind)
+
+
 def timed_rows(cost: AtClock, listing: Listing) -> Floats:
-    """Return a schedule's signatures as ``kernels.clocks`` takes them: what determines their time
-    and power at any clock, and their kind."""
-
-    def made(one: Played) -> tuple[float, ...]:
-        if isinstance(one.signature, Fused):
-            return 0.0, 0.0, 0.0, 0.0, clocks.FUSED
-        return *cost.timed(one.signature), FAMILIES.index(one.signature.kind)
-
-    columns = clocks.TIMED_COLUMNS
-    rows = rows_of(cost.timed_cost, timed_rows, listing.table, made, columns, np.float64)
+    """Return the same of a schedule's signatures."""
+    made, columns = partial(timed_row, cost), clocks.TIMED_COLUMNS
+    rows = rows_of(cost.timed_cost, timed_row, listing.table, made, columns, np.float64)
     return rows.of(listing.numbers)
 
 

@@ -192,7 +192,11 @@ class Case:
     @cached_property
     def busiest(self) -> Case:
         """What the busiest rank plays, as a case of its own without a pipeline."""
-        chunks = self.chunks[self.busiest_rank]
+        return self.of_rank(self.busiest_rank)
+
+    def of_rank(self, rank: int) -> Case:
+        """Return what a rank of the pipeline plays, as a case of its own without a pipeline."""
+        chunks = self.chunks[rank]
         chunk, each = joined(chunks), self.workload.recompute_layers
         again = sum(min(each, one.layers) for one in chunks)
         return self._at_this_cost(

@@ -19,17 +19,18 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
-from simulator.by_signature import timed_rows
+from simulator.by_signature import timed_row, timed_rows
 from simulator.cost import CostModel
 from simulator.kernels import clocks as clock_kernels
 from simulator.kernels.load import call
+from simulator.op_table import Played as PlayedOp
 from simulator.op_table import listing_of
 from simulator.ops import Signature
 from simulator.power import FAMILIES, PowerSection
@@ -90,7 +91,7 @@ def settle(
     if law is None:
         plays = repriced(schedule, cost)
         return Played(plays, plays.totals(cost), cost, None)
-    burden, plays = Burden(schedule, cost, law), repriced(schedule, cost)
+    burden, plays = burden_of(schedule, cost, law), repriced(schedule, cost)
 
     def at(clock_mhz: int) -> Played:
         own = cost.at_clock(clock_mhz)
@@ -124,9 +125,12 @@ class Load(NamedTuple):
 
 @dataclass(frozen=True)
 class Burden:
-    """Compute and energy of a schedule, at any clock."""
+    """Compute and energy of ops, at any clock. ``played``: what is played, in the order in which it
+    is played first; ``times``: how often; ``timed``: the same as ``kernels.clocks`` takes it."""
 
-    schedule: Schedule
+    played: Sequence[PlayedOp]
+    times: NDArray[np.int64]
+    timed: NDArray[np.float64]
     cost: CostModel
     law: PowerSection
     _loads: dict[tuple[int, bool], Load] = field(default_factory=dict)
@@ -142,7 +146,7 @@ class Burden:
     def _sum(self, clock_mhz: int, *, in_step: bool) -> Load:
         drawn_j = np.empty(len(FAMILIES))
         alone_ns = call(
-            "load_at", self._rows, self._timed, self._law_values, clock_mhz, in_step, drawn_j
+            "load_at", self._rows, self.timed, self._law_values, clock_mhz, in_step, drawn_j
         )
         drawn = dict(zip(FAMILIES, drawn_j.tolist(), strict=True))
         cost = self.cost.at_clock(clock_mhz)
@@ -166,7 +170,7 @@ class Burden:
             law = self._law_values.copy()
             law[clock_kernels.TIMES] = times
             place = call(
-                "find_clock", self._rows, self._timed, law, np.empty(len(FAMILIES)), clocks[0],
+                "find_clock", self._rows, self.timed, law, np.empty(len(FAMILIES)), clocks[0],
                 -clocks.step, len(clocks), beside_ns,
             )  # fmt: skip
             return clocks[place]
@@ -180,25 +184,18 @@ class Burden:
         return clocks[min(index, len(clocks) - 1)]
 
     @cached_property
-    def _timed(self) -> NDArray[np.float64]:
-        """The signatures as ``kernels.clocks`` takes them."""
-        return timed_rows(self.cost.at_clock(self.law.boost_mhz), listing_of(self.schedule))
-
-    @cached_property
     def _rows(self) -> NDArray[np.int64]:
         """How often each is played, whether it computes, and whether it is in the step."""
-        listing = listing_of(self.schedule)
-        marks = [(one.lane == COMPUTE or one.in_step, one.in_step) for one in listing.played]
-        return np.column_stack((listing.times, np.array(marks, np.int64).reshape(-1, 2)))
+        marks = [(one.lane == COMPUTE or one.in_step, one.in_step) for one in self.played]
+        return np.column_stack((self.times, np.array(marks, np.int64).reshape(-1, 2)))
 
     @cached_property
     def _fused(self) -> list[tuple[Signature, bool, int]]:
         """The kernels whose times follow from those of their parts, whether they are in the step,
         and their counts."""
-        listing = listing_of(self.schedule)
-        numbers = np.flatnonzero(self._timed[:, clock_kernels.KIND] == clock_kernels.FUSED)
+        numbers = np.flatnonzero(self.timed[:, clock_kernels.KIND] == clock_kernels.FUSED)
         return [
-            (listing.played[one].signature, listing.played[one].in_step, int(listing.times[one]))
+            (self.played[one].signature, self.played[one].in_step, int(self.times[one]))
             for one in numbers.tolist()
         ]
 
@@ -226,6 +223,20 @@ class Burden:
             unsure=off_j / max(1e-12, passes_j),
             burden=self,
         )
+
+
+def burden_of(schedule: Schedule, cost: CostModel, law: PowerSection) -> Burden:
+    """Return the burden of a schedule."""
+    listing = listing_of(schedule)
+    timed = timed_rows(cost.at_clock(law.boost_mhz), listing)
+    return Burden(listing.played, listing.times, timed, cost, law)
+
+
+def summed_burden(counts: Mapping[PlayedOp, int], cost: CostModel, law: PowerSection) -> Burden:
+    """Return the burden of ops, each with how often it is played."""
+    at_boost, times = cost.at_clock(law.boost_mhz), np.array([*counts.values()], np.int64)
+    timed = np.array([timed_row(at_boost, one) for one in counts], np.float64)
+    return Burden(tuple(counts), times, timed, cost, law)
 
 
 def _mean_w(load: Load, elapsed_ns: int) -> float:

@@ -19,7 +19,7 @@ import numpy as np
 from simulator.bound_groups import BoundGroups
 from simulator.case import Case
 from simulator.closed_form import ClosedForm, Floats, bound_key
-from simulator.pipeline.closed_form import PipelineForm
+from simulator.pipeline.closed_form import PipelineForm, RankRecipes, rank_recipes
 from simulator.plan import SlicePlan
 from simulator.power import PowerSection
 from simulator.recipes import Recipes
@@ -46,18 +46,22 @@ class Layers:
         self.near = 0
         self.clock_mhz: int | None = None
 
-    def recipes(self, case: Case) -> Recipes:
-        """Return the recipes of a case's busiest rank."""
-        made = Recipes(case.busiest if case.cluster.pp > 1 else case, self._recipes)
+    def recipes(self, case: Case) -> Recipes | RankRecipes:
+        """Return the recipes of a case, or of the ranks of its pipeline that bounds look at."""
+        if case.cluster.pp > 1:
+            ranks = rank_recipes(case, self._recipes)
+            self._recipes = self._recipes or ranks.busiest
+            return ranks
+        made = Recipes(case, self._recipes)
         self._recipes = self._recipes or made
         return made
 
-    def form(self, case: Case, recipes: Recipes, clock_mhz: int = 0) -> Form:
+    def form(self, case: Case, recipes: Recipes | RankRecipes, clock_mhz: int = 0) -> Form:
         """Return the form of a case at a clock: that of a pipeline, or of a rank with all
         layers."""
         made: Form
         like, cost = self._forms.get(clock_mhz), case.cost_at(clock_mhz or None)
-        if case.cluster.pp > 1:
+        if isinstance(recipes, RankRecipes):
             made = PipelineForm(case, cost, recipes, like)
         else:
             made = ClosedForm(case, cost, recipes, like)

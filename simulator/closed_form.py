@@ -100,6 +100,11 @@ class PassBound(NamedTuple):
     launch_ns: int
     drawn_j: float
 
+    @property
+    def alone_ns(self) -> float:
+        """The least time of the pass if its host begins with it."""
+        return max(self.least_ns, self.launch_ns)
+
 
 class SpaceBounds(NamedTuple):
     """Of each plan of a space: the lower bound, ns, and the least energy that its passes draw above
@@ -140,24 +145,32 @@ class ClosedForm:
             like._slow if like else {}
         )
 
-    def lower_bound_ns(self, plan: SlicePlan, idle_ns: float = 0) -> int:
+    def lower_bound_ns(self, plan: SlicePlan, idle_ns: float = 0, *, apart: bool = False) -> int:
         """Return a bound that is never above ``predict(case, plan).makespan_ns``.
 
         It is the same for all orders of the same slices but ``intra``. ``idle_ns``: in which the
-        device has nothing to do, but its host may be ahead.
+        device has nothing to do, but its host may be ahead. ``apart``: each pass begins with its
+        host.
         """
         forward, backward = (self.pass_bound(plan, one) for one in PASSES)
         edges, micros = self.edges(plan), self.case.workload.grad_accumulation
-        device = micros * (forward.least_ns + backward.least_ns) + edges.micro_ns + edges.step_ns
-        device += idle_ns
+        device = micros * (forward.least_ns + backward.least_ns) + edges.micro_ns
+        if apart:
+            device = max(device, micros * (forward.alone_ns + backward.alone_ns))
+        device += edges.step_ns + idle_ns
         host = micros * (forward.launch_ns + backward.launch_ns)
         return int(max(device, host) * (1 - SAFETY))
 
-    def bounds(self, groups: BoundGroups, idle_ns: Floats | float = 0) -> SpaceBounds:
+    def bounds(
+        self, groups: BoundGroups, idle_ns: Floats | float = 0, *, apart: bool = False
+    ) -> SpaceBounds:
         """Return ``lower_bound_ns`` and ``drawn_j`` of each plan."""
         passes, micros = self._passes_of(groups), self.case.workload.grad_accumulation
         micro_ns, step_ns, edges_j = self._edges_of(groups)
-        device = micros * passes[:, 0] + micro_ns + step_ns + idle_ns
+        device = micros * passes[:, 0] + micro_ns
+        if apart:
+            device = np.maximum(device, micros * passes[:, 3])
+        device += step_ns + idle_ns
         lower_ns = np.floor(np.maximum(device, micros * passes[:, 1]) * (1 - SAFETY))
         return SpaceBounds(lower_ns, micros * passes[:, 2] + edges_j)
 
@@ -182,12 +195,13 @@ class ClosedForm:
         return self._edges_of(groups)[1]
 
     def _passes_of(self, groups: BoundGroups) -> Floats:
-        """Return the sum of both passes' bounds, a row a plan."""
-        whole = np.zeros((len(groups.plans), 3))
+        """Return the sum of both passes' bounds, a row a plan, and of ``alone_ns``."""
+        whole = np.zeros((len(groups.plans), 4))
         for which in PASSES:
             group: Group = getattr(groups, which)
             bounds = [self.pass_bound(groups.plans[first], which) for first in group.first]
-            whole += np.array(bounds, np.float64).reshape(-1, 3)[group.kind]
+            rows = [(*one, one.alone_ns) for one in bounds]
+            whole += np.array(rows, np.float64).reshape(-1, 4)[group.kind]
         return whole
 
     def _edges_of(self, groups: BoundGroups) -> tuple[Floats, Floats, Floats]:
@@ -213,8 +227,9 @@ class ClosedForm:
         device, host, drawn_j = 0.0, 0, 0.0
         for layers, one in self._kinds(plan, which):
             device += self._least_ns(plan, which, one, layers, beside)
-            host += layers * sum(work.launch_ns for work in one.blocks)
-            drawn_j += layers * sum(work.drawn_j for work in one.blocks)
+            launch_ns, each_j = _launched(one)
+            host += layers * launch_ns
+            drawn_j += layers * each_j
         return PassBound(device, host, drawn_j)
 
     def _least_ns(
@@ -228,14 +243,23 @@ class ClosedForm:
         waits &= not self.case.workload.moe_shared_expert_overlap
         return least_ns(one, *slow, waits=waits, layers=layers, edges_ns=beside)
 
-    def least_pass_ns(self, plan: SlicePlan, layers: Iterable[LayerKind]) -> tuple[float, float]:
-        """Return the least times of forward and backward of a layer of any of these kinds."""
+    def least_passes(
+        self, plan: SlicePlan, layers: Iterable[LayerKind]
+    ) -> tuple[PassBound, PassBound]:
+        """Return bounds of forward and backward of a layer of any of these kinds."""
         forms = [self.of(kind) for kind in layers]
         forward, backward = (
-            min(self._least_ns(plan, which, form._stretch(plan, which)) for form in forms)
+            PassBound(
+                *map(min, zip(*(form._layer_bound(plan, which) for form in forms), strict=True))
+            )
             for which in PASSES
         )
         return forward, backward
+
+    def _layer_bound(self, plan: SlicePlan, which: Pass) -> PassBound:
+        """Return the bound of a pass of one layer of a uniform stack."""
+        one = self._stretch(plan, which)
+        return PassBound(self._least_ns(plan, which, one), *_launched(one))
 
     def _kinds(self, plan: SlicePlan, which: Pass) -> list[tuple[int, Stretch]]:
         """Return the number of layers of each kind, and their pass."""
@@ -461,6 +485,11 @@ class ClosedForm:
         rows = range(plan.row_slices)
         sizes = {shapes.hidden_bytes(row) // cut for row in rows for cut in cuts | whole}
         return {self.cost.family(shapes.tp_all_reduce(size)) for size in sizes}
+
+
+def _launched(one: Stretch) -> tuple[int, float]:
+    """Return the launches (ns) and the energy (J) of a layer's pass."""
+    return sum(work.launch_ns for work in one.blocks), sum(work.drawn_j for work in one.blocks)
 
 
 def bound_key(plan: SlicePlan) -> tuple[object, ...]:

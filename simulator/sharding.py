@@ -187,8 +187,7 @@ def spread_layers(layers: int, stages: int) -> tuple[int, ...]:
 def balanced_layers(model: ModelSpec, stages: int) -> tuple[int, ...]:
     """Return the layers of each virtual stage that make the largest number of multiplications
     smallest, the head's included; () where that is an equal number, or hardly less."""
-    further = model.num_nextn_predict_layers
-    head = (1 + further) * model.vocab_size * model.hidden_size / _multiplied(model) + further
+    head = head_in_layers(model)
     load, counts = [*[1.0] * (stages - 1), 1.0 + head], [1] * stages
     for _ in range(model.num_hidden_layers - stages):
         lightest = min(range(stages), key=load.__getitem__)
@@ -197,6 +196,13 @@ def balanced_layers(model: ModelSpec, stages: int) -> tuple[int, ...]:
     usual = spread_layers(model.num_hidden_layers, stages)
     most = max(*usual, usual[-1] + head)
     return tuple(counts) if max(load) < most * (1 - WORTH) else ()
+
+
+def head_in_layers(model: ModelSpec) -> float:
+    """Return how many layers have as many multiplications as the heads, with the layers of
+    multi-token prediction."""
+    further = model.num_nextn_predict_layers
+    return (1 + further) * model.vocab_size * model.hidden_size / _multiplied(model) + further
 
 
 def _multiplied(model: ModelSpec) -> int:

@@ -8,7 +8,7 @@ fastest among all candidates and plans.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heapify, heappop, heappush
@@ -25,10 +25,9 @@ from simulator.ordering import order_of
 from simulator.overlap import EP_OVERLAP
 from simulator.peak import peak_bytes
 from simulator.pipeline.closed_form import PipelineForm
-from simulator.pipeline.memory import KeptBytes
 from simulator.plan import SlicePlan
 from simulator.predict import iteration_ns
-from simulator.specs import Recompute
+from simulator.specs import Recompute, Workload
 
 KEPT: Final = 10
 """Number of layouts in an answer."""
@@ -78,15 +77,19 @@ def recomputing(case: Case, choices: range, again: int) -> Case:
     """Return ``case`` with ``again`` recomputed layers a virtual stage, of ``choices``, the last of
     which is all layers; NO_CHOICE leaves it as it is.
     """
+    work = recomputed(case.workload, choices, again)
+    return case if work is case.workload else case.training(work)
+
+
+def recomputed(work: Workload, choices: range, again: int) -> Workload:
+    """Return ``work`` with recomputed layers, as ``recomputing`` does."""
     if choices == NO_CHOICE:
-        return case
+        return work
     layers = again if again < choices[-1] else 0
     kind: Recompute = "full" if again else "none"
-    if (case.workload.recompute, case.workload.recompute_layers) == (kind, layers):
-        return case
-    return case.training(
-        replace(case.workload, recompute=kind, recompute_layers=layers, recompute_modules=())
-    )
+    if (work.recompute, work.recompute_layers) == (kind, layers):
+        return work
+    return replace(work, recompute=kind, recompute_layers=layers, recompute_modules=())
 
 
 def fewest(again: range, bytes_of: Callable[[int], int], limit_bytes: int) -> int:
@@ -109,7 +112,8 @@ class Candidate:
 
     A plan is timed with the fewest recomputed layers with which it can be recommended, of the
     numbers ``again`` (of a virtual stage); ``case``, of the bounds, has the fewest with which any
-    plan may be. ``layers``, ``kept``: what its bounds share with those of other layouts.
+    plan may be. ``layers``: what its bounds share with those of other layouts. ``least_bytes``: a
+    lower bound on every plan's memory, with and without sequence parallelism.
     ``timed``: results in order of evaluation, None if a plan is not recommended because of its
     memory. ``unsure``: what plans hold that fit with less chance.
     """
@@ -120,7 +124,7 @@ class Candidate:
     unsliced: Sequence[SlicePlan]
     rivals: Sequence[SlicePlan] = ()
     layers: Layers
-    kept: KeptBytes
+    least_bytes: Mapping[bool, int]
     timed: dict[SlicePlan, Timed | None] = field(default_factory=dict)
     unsure: dict[SlicePlan, Held] = field(default_factory=dict)
     _orders: dict[tuple[SlicePlan, Recompute], LayerOrder] = field(default_factory=dict)
@@ -184,17 +188,6 @@ class Candidate:
         found = self.best(plans)
         return found.iteration_ns if found else FOREVER_NS
 
-    @cached_property
-    def _least_bytes(self) -> dict[bool, int]:
-        """Lower bound on every plan's memory, with and without sequence parallelism."""
-        case = self.recomputing(self.again[-1])
-        return {plan.sequence_parallel: self.kept.least_bytes(case, plan) for plan in self.unsliced}
-
-    @property
-    def least_bytes(self) -> int:
-        """Lower bound on every plan's memory."""
-        return min(self._least_bytes.values())
-
     @property
     def fits_not(self) -> bool:
         """Whether every plan was evaluated and none is recommended."""
@@ -203,7 +196,7 @@ class Candidate:
     def time(self, plan: SlicePlan) -> Found:
         """Return time and memory of ``plan``, as far as it fits."""
         memory = self.case.memory
-        if self._least_bytes[plan.sequence_parallel] > memory.usable_bytes:
+        if self.least_bytes[plan.sequence_parallel] > memory.usable_bytes:
             return Found()
         fits, unsure = (
             self._fewest(plan, limit) for limit in (memory.sure_bytes, memory.usable_bytes)

@@ -4,7 +4,7 @@ plans.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any, Final, NamedTuple
 
 from domino_tune.requests import JobFields, LayoutRequest, WorkloadFields
-from domino_tune.search.layouts import NO_CHOICE, Candidate, fewest, recomputing
+from domino_tune.search.layouts import NO_CHOICE, Candidate, fewest, recomputed, recomputing
 from domino_tune.search.rivals import usual_rivals
 from domino_tune.search.simulated import slicings_of
 from domino_tune.store.shelf import Shelf
@@ -28,8 +28,7 @@ from domino_tune.verbs.tune import divisors
 from simulator.case import Case
 from simulator.clocked_form import Layers
 from simulator.errors import InfeasiblePlanError, InputError
-from simulator.peak import static_memory
-from simulator.pipeline.memory import KeptBytes
+from simulator.pipeline.least_memory import KeptBytes, LeastBytes
 from simulator.plan import SlicePlan, row_problem
 from simulator.sharding import balanced_layers, spread_layers
 from simulator.specs import ModelSpec
@@ -89,8 +88,7 @@ def candidates_of(
     fit with less chance.
     """
     found, edge, infeasible = [], [], Counter[str]()
-    layers: dict[tuple[object, ...], Layers] = defaultdict(Layers)
-    kept: dict[tuple[object, ...], KeptBytes] = defaultdict(KeptBytes)
+    shared: dict[tuple[object, ...], _Shared] = {}
     for layout in layouts_of(base, request):
         try:
             case = case_of(base, request, layout)
@@ -101,39 +99,62 @@ def candidates_of(
         except InfeasiblePlanError as error:
             infeasible[error.reason] += 1
             continue
-        key = layout.tp, layout.cp, layout.micro_batch_size, layout.ep, layout.etp
+        key = (
+            layout.tp, layout.cp, layout.micro_batch_size, layout.ep, layout.etp,
+            case.cluster.domain,
+        )  # fmt: skip
+        if key not in shared:
+            shared[key] = _Shared(Layers(), KeptBytes(), unsliced_plans(case), tuple(_cuts(case)))
         again, memory = recomputed_layers(case, request), case.memory
-        one = _candidate(case, again, layers[key], kept[key])
-        static = sum(static_memory(case, one.unsliced[0]))
-        held = max(static, one.least_bytes)
+        least = [LeastBytes(case, plan, shared[key].kept) for plan in shared[key].unsliced]
+        held = max(least[0].static, _least(case, again, least, again[-1]))
+        if held > memory.usable_bytes:
+            infeasible["memory"] += 1
+            continue
+        one = _candidate(case, again, least, shared[key])
         if held <= memory.sure_bytes:
             found.append(one)
-            continue
-        fits = held <= memory.usable_bytes
-        infeasible[UNSURE if fits else "memory"] += 1
-        if fits:
+        else:
+            infeasible[UNSURE] += 1
             edge.append(one)
     return found, infeasible, edge
 
 
-def _candidate(case: Case, again: range, layers: Layers, kept: KeptBytes) -> Candidate:
-    """Return a layout with the recomputation from which on it may fit."""
+class _Shared(NamedTuple):
+    """What layouts with the same kinds of layers and micro-batches share: parts of their bounds,
+    and their plans without and with slices."""
+
+    layers: Layers
+    kept: KeptBytes
+    unsliced: tuple[SlicePlan, ...]
+    sliced: tuple[SlicePlan, ...]
+
+
+def _candidate(case: Case, again: range, least: list[LeastBytes], shared: _Shared) -> Candidate:
+    """Return a layout with the recomputation from which on it may fit; ``least``: the bounds on its
+    memory."""
 
     @cache
     def least_bytes(count: int) -> int:
-        some = recomputing(case, again, count)
-        return min(kept.least_bytes(some, plan) for plan in unsliced_plans(some))
+        return _least(case, again, least, count)
 
     usual = recomputing(case, again, fewest(again, least_bytes, case.memory.sure_bytes))
+    most = recomputed(case.workload, again, again[-1])
     return Candidate(
         case=usual,
         again=again[fewest(again, least_bytes, case.memory.usable_bytes) :],
-        sliced=tuple(_cuts(case)),
-        unsliced=unsliced_plans(case),
+        sliced=shared.sliced,
+        unsliced=shared.unsliced,
         rivals=usual_rivals(usual),
-        layers=layers,
-        kept=kept,
+        layers=shared.layers,
+        least_bytes={one.plan.sequence_parallel: one.of(most) for one in least},
     )
+
+
+def _least(case: Case, again: range, least: list[LeastBytes], count: int) -> int:
+    """Return the bound on the memory of all plans with ``count`` recomputed layers."""
+    work = recomputed(case.workload, again, count)
+    return min(one.of(work) for one in least)
 
 
 def recomputed_layers(case: Case, request: LayoutRequest) -> range:

@@ -51,7 +51,7 @@ from simulator.errors import InfeasiblePlanError, InputError
 from simulator.model_flops import mfu
 from simulator.ordering import order_of
 from simulator.peak import may_fit, peak_bytes
-from simulator.pipeline.memory import KeptBytes
+from simulator.pipeline.least_memory import KeptBytes, LeastBytes
 from simulator.units import GIB, MS_PER_NS
 from simulator.usable import UNSURE
 
@@ -259,12 +259,9 @@ def _some_fits(base: Case, request: LayoutRequest, deadline: Deadline) -> bool:
     for case in _cases(base, request, deadline):
         cluster = case.cluster
         size = case.workload.micro_batch_size
-        least = kept[cluster.tp, cluster.cp, size, cluster.ep, cluster.etp]
-        plans = [
-            plan
-            for plan in unsliced_plans(case)
-            if weights_fit(case) and least.least_bytes(case, plan) <= case.memory.sure_bytes
-        ]
+        shared = kept[cluster.tp, cluster.cp, size, cluster.ep, cluster.etp, cluster.domain]
+        least = (LeastBytes(case, plan, shared) for plan in unsliced_plans(case))
+        plans = [one.plan for one in least if one.of(case.workload) <= case.memory.sure_bytes]
         if plans and really_fits(case, plans):
             return True
     return False

@@ -18,7 +18,7 @@ from typing import Any, Final
 from domino_tune.measure.power_law import power_law, power_section
 from lab.fits.common import Gpu, Sources, rounded
 from simulator.case import Case
-from simulator.clock import Burden
+from simulator.clock import burden_of
 from simulator.lookup.gemm import GemmRow
 from simulator.plan import SlicePlan
 from simulator.power import FamilyPower, PowerSection
@@ -182,7 +182,7 @@ def with_collectives(law: PowerSection, case: Case, plan: SlicePlan, row: Row) -
 def _step_j(law: PowerSection, case: Case, plan: SlicePlan, row: Row) -> float:
     """Return the joules of a step at the row's clock and duration."""
     held = replace(case, profile=replace(case.profile, power=law))
-    burden = Burden(scheduled(held, plan), held.cost, law)
+    burden = burden_of(scheduled(held, plan), held.cost, law)
     return burden.power(round(row["clock_mhz"]), round(1e6 * row["step_ms"])).energy_j
 
 

@@ -12,28 +12,33 @@ from simulator.kernels.kernel import kernel
 Array = Any
 UNKNOWN: Final = -1
 
-# Columns of tasks, messages, the spans of gathers and tasks, what is known of a message, and ranks.
-DURATION_NS, READS, SENDS, FIRST_GATHER_NS, GATHERS_NS, BUCKETS_AT, BUCKETS = range(7)
-LATE_NS, ISSUED_NS, HELD_NS, BEHIND = range(7, 11)
-TASK_COLUMNS: Final = 11
+# Columns of tasks, of passes, of what a task has on the data-parallel lane, of messages, of the
+# spans of gathers and tasks, of what is known of a message, and of ranks.
+READS, SENDS, PASS, BEHIND, LANE = range(5)
+DURATION_NS, LATE_NS, ISSUED_NS, HELD_NS = range(4)
+FIRST_GATHER_NS, GATHERS_NS, BUCKETS_AT, BUCKETS = range(4)
 MESSAGE_NS, LINK, SENDER, RECEIVER = range(4)
 START, END, GATHERED, ALL_GATHERED = range(4)
 SENT, AWAITED, STARTED, ARRIVED = range(4)
 NEXT, FREE, POSTED, LANE_FREE, QUEUED, HOST, WAITED = range(7)
 RANK_COLUMNS: Final = 7
+AT_PEAK, AT_PEAK_LOGITS, AT_END, AT_END_LOGITS = range(4)
+"""Columns of passes' changes of memory: at their peak, and after them."""
 
 
-@kernel("i1 i2 i2 i2 i")
-def gather_parameters(first: Array, tasks: Array, spans: Array, ranks: Array, rank: int) -> int:
+@kernel("i1 i2 i2 i2 i2 i")
+def gather_parameters(
+    first: Array, tasks: Array, lanes: Array, spans: Array, ranks: Array, rank: int
+) -> int:
     """Set a rank to its beginning; gather the parameters of its tasks, one after the other."""
     ranks[rank, NEXT] = first[rank]
     ranks[rank, FREE] = ranks[rank, POSTED] = ranks[rank, HOST] = ranks[rank, WAITED] = 0
     lane_free = 0
     for index in range(first[rank], first[rank + 1]):
-        spans[index, GATHERED] = spans[index, ALL_GATHERED] = 0
-        if tasks[index, FIRST_GATHER_NS] >= 0:
-            spans[index, GATHERED] = lane_free + tasks[index, FIRST_GATHER_NS]
-            lane_free += tasks[index, GATHERS_NS]
+        lane = tasks[index, LANE]
+        if lane >= 0 and lanes[lane, FIRST_GATHER_NS] >= 0:
+            spans[index, GATHERED] = lane_free + lanes[lane, FIRST_GATHER_NS]
+            lane_free += lanes[lane, GATHERS_NS]
             spans[index, ALL_GATHERED] = lane_free
     ranks[rank, LANE_FREE] = lane_free
     return 0
@@ -60,30 +65,27 @@ def task_start(
     return start
 
 
-@kernel("i2 i1 i2 i2 i i i")
-def play_task(
-    tasks: Array, buckets: Array, spans: Array, ranks: Array, rank: int, index: int, start: int
+@kernel("i2 i2 i i i i")
+def pass_ns(passes: Array, ranks: Array, rank: int, played: int, start: int, room_at: int) -> int:
+    """Return the time of a pass from ``start`` on, behind its rank's host, which may issue it from
+    ``room_at`` on."""
+    host = max(ranks[rank, HOST], room_at)
+    duration: int = max(passes[played, DURATION_NS], host + passes[played, LATE_NS] - start)
+    ranks[rank, WAITED] += duration - passes[played, DURATION_NS]
+    ranks[rank, HOST] = max(host + passes[played, ISSUED_NS], start + passes[played, HELD_NS])
+    return duration
+
+
+@kernel("i2 i1 i2 i i i i")
+def sum_buckets(
+    lanes: Array, buckets: Array, ranks: Array, rank: int, lane: int, start: int, duration: int
 ) -> int:
-    """Play a task from ``start`` on; put its buckets on the rank's data-parallel lane."""
-    gathers = tasks[index, FIRST_GATHER_NS] >= 0
-    if gathers:
-        start = max(start, spans[index, GATHERED])
-    host = ranks[rank, HOST]
-    if tasks[index, BEHIND] >= 0:
-        host = max(host, spans[tasks[index, BEHIND], END])
-    duration = max(tasks[index, DURATION_NS], host + tasks[index, LATE_NS] - start)
-    ranks[rank, WAITED] += duration - tasks[index, DURATION_NS]
-    ranks[rank, HOST] = max(host + tasks[index, ISSUED_NS], start + tasks[index, HELD_NS])
-    end = start + duration
-    if gathers:
-        end = max(end, spans[index, ALL_GATHERED])
-    spans[index, START], spans[index, END] = start, end
-    ranks[rank, FREE] = end
-    count = tasks[index, BUCKETS]
+    """Put the buckets of a task on the rank's data-parallel lane."""
+    count = lanes[lane, BUCKETS]
     for number in range(count):
         ready = start + duration * (number + 1) // count
         free = max(ranks[rank, LANE_FREE], ready)
-        ranks[rank, LANE_FREE] = free + buckets[tasks[index, BUCKETS_AT] + number]
+        ranks[rank, LANE_FREE] = free + buckets[lanes[lane, BUCKETS_AT] + number]
     return 0
 
 
@@ -109,10 +111,11 @@ def deliver_message(
     return waiting
 
 
-@kernel("i1 i2 i1 i2 i i i2 i2 i2 i1 i1", entry=True)
+@kernel("i1 i2 i2 i2 i1 i2 i i i2 i2 i2 i1 i1", entry=True)
 def play_pipeline(
-    first: Array, tasks: Array, buckets: Array, messages: Array, blocking: int, rendezvous: int,
-    spans: Array, over: Array, ranks: Array, link_free: Array, queue: Array,
+    first: Array, tasks: Array, passes: Array, lanes: Array, buckets: Array, messages: Array,
+    blocking: int, rendezvous: int, spans: Array, over: Array, ranks: Array, link_free: Array,
+    queue: Array,
 ) -> int:  # fmt: skip
     """Return how many tasks were played; put the times of tasks into ``spans``, of messages into
     ``over``, and when each rank is free into ``ranks``. ``queue`` has room for all ranks."""
@@ -124,7 +127,7 @@ def play_pipeline(
     for link in range(link_free.shape[0]):
         link_free[link] = 0
     for rank in range(count):
-        gather_parameters(first, tasks, spans, ranks, rank)
+        gather_parameters(first, tasks, lanes, spans, ranks, rank)
         ranks[rank, QUEUED] = 1
         queue[rank] = rank
     head, waiting, played = 0, count, 0
@@ -133,8 +136,7 @@ def play_pipeline(
         head = (head + 1) % count
         waiting -= 1
         ranks[rank, QUEUED] = 0
-        more = True
-        while more and ranks[rank, NEXT] < first[rank + 1]:
+        while ranks[rank, NEXT] < first[rank + 1]:
             index = ranks[rank, NEXT]
             if not ranks[rank, POSTED]:
                 ranks[rank, POSTED] = 1
@@ -145,16 +147,46 @@ def play_pipeline(
                         messages, over, link_free, ranks, queue, head, waiting, read
                     )
             start = task_start(first, tasks, over, ranks, rank, index, blocking)
-            more = start != UNKNOWN
-            if more:
-                play_task(tasks, buckets, spans, ranks, rank, index, start)
-                ranks[rank, POSTED] = 0
-                ranks[rank, NEXT] = index + 1
-                played += 1
-                sent = tasks[index, SENDS]
-                if sent >= 0:
-                    over[sent, SENT] = spans[index, END]
-                    waiting = deliver_message(
-                        messages, over, link_free, ranks, queue, head, waiting, sent
-                    )
+            if start == UNKNOWN:
+                break
+            lane, behind = tasks[index, LANE], tasks[index, BEHIND]
+            gathers = lane >= 0 and lanes[lane, FIRST_GATHER_NS] >= 0
+            if gathers:
+                start = max(start, spans[index, GATHERED])
+            room_at = spans[behind, END] if behind >= 0 else 0
+            duration = pass_ns(passes, ranks, rank, tasks[index, PASS], start, room_at)
+            end = max(start + duration, spans[index, ALL_GATHERED] if gathers else 0)
+            spans[index, START], spans[index, END] = start, end
+            if lane >= 0:
+                sum_buckets(lanes, buckets, ranks, rank, lane, start, duration)
+            ranks[rank, FREE], ranks[rank, POSTED] = end, 0
+            ranks[rank, NEXT] = index + 1
+            played += 1
+            sent = tasks[index, SENDS]
+            if sent >= 0:
+                over[sent, SENT] = end
+                waiting = deliver_message(
+                    messages, over, link_free, ranks, queue, head, waiting, sent
+                )
     return played
+
+
+@kernel("i1 i1 i2 i2", entry=True)
+def rank_peaks(first: Array, of_task: Array, changes: Array, peaks: Array) -> int:
+    """Raise each row of ``peaks`` (whole bytes, logits) to the most that the rank's tasks hold, by
+    the changes that each makes; return the number of tasks."""
+    for rank in range(peaks.shape[0]):
+        whole = logits = 0
+        most, most_logits = peaks[rank, 0], peaks[rank, 1]
+        for index in range(first[rank], first[rank + 1]):
+            change = of_task[index]
+            at, at_logits = (
+                whole + changes[change, AT_PEAK],
+                logits + changes[change, AT_PEAK_LOGITS],
+            )
+            if at > most or (at == most and at_logits > most_logits):
+                most, most_logits = at, at_logits
+            whole += changes[change, AT_END]
+            logits += changes[change, AT_END_LOGITS]
+        peaks[rank, 0], peaks[rank, 1] = most, most_logits
+    return int(of_task.shape[0])

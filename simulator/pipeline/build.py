@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from itertools import pairwise
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
 from simulator.buckets import gradient_passes, layers_per_bucket
-from simulator.build import Builder
+from simulator.build import Builder, check_order_of
 from simulator.case import Case
 from simulator.chunks import Chunk, chunks_of_ranks, joined, place, stage_of
 from simulator.cost import CostModel
@@ -22,17 +20,19 @@ from simulator.optimizer_step import WORLD_NORM, summed_gradients, update
 from simulator.ordering import order_of
 from simulator.overlap import EP_OVERLAP
 from simulator.paired import paired
-from simulator.pipeline.orders import Action
-from simulator.pipeline.program import PipelineProgram, hosts_lead, no_hosts, sends_beside
-from simulator.pipeline.wires import Ints, Wiring, wiring
-from simulator.plan import SlicePlan
-from simulator.repriced import Led, repriced
+from simulator.pipeline.orders import Action, Orders
+from simulator.pipeline.program import PipelineProgram, hosts_lead, sends_beside
+from simulator.pipeline.wires import LOWER, Ints, Wiring, wiring
+from simulator.plan import MEGATRON, SlicePlan
+from simulator.repriced import NEVER_NS, Led, repriced
 from simulator.schedule import OpTemplate, Repeat, Schedule, Segment
 from simulator.shapes import Held, Shapes
 from simulator.templates import Templates
 from simulator.totals import Totals
 
 Pass = Literal["forward", "backward", "dgrad", "wgrad"]
+Ranks = tuple[tuple[Chunk, ...], ...]
+"""The chunks of each rank."""
 PASSES: Final[dict[str, Pass]] = {"F": "forward", "B": "backward", "I": "dgrad", "W": "wgrad"}
 NOTHING: Final = Totals(0, 0, 0, 0, (0,))
 NORMS: Final = (WORLD_NORM, "step.adam")
@@ -57,6 +57,36 @@ class Piece(NamedTuple):
         return passes if self.part == "forward" else passes[::-1]
 
 
+@dataclass(frozen=True, eq=False)
+class Numbered:
+    """The different passes of a pipeline, and the number of each task's."""
+
+    pieces: tuple[Piece, ...]
+    of_task: Ints
+
+
+def piece_of(ranks: Ranks, rank: int, action: Action, firsts: Mapping[str, int]) -> Piece:
+    """Return the pass that an action plays. ``firsts``: of the kinds of passes of which a chunk's
+    first is another than the rest, its micro-batch."""
+    part, chunk = PASSES[action.kind], ranks[rank][action.chunk]
+    piece = Piece(chunk, part, firsts.get(action.kind) == action.micro)
+    if action.beside is None:
+        return piece
+    other = Action("B" if action.kind == "F" else "F", *action.beside)
+    return piece._replace(beside=piece_of(ranks, rank, other, firsts))
+
+
+@lru_cache(maxsize=64)
+def _numbered(wires: Wiring, ranks: Ranks, firsts: tuple[tuple[str, int], ...]) -> Numbered:
+    numbers: dict[Piece, int] = {}
+    known = dict(firsts)
+    of_kind = [
+        numbers.setdefault(piece_of(ranks, rank, action, known), len(numbers))
+        for rank, action in wires.kinds.firsts
+    ]
+    return Numbered(tuple(numbers), np.array(of_kind, np.int64)[wires.kinds.of_task])
+
+
 def pieces_of(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Pieces:
     """Return the passes of a plan, which time, memory and drawn machines share."""
     return _pieces_of(case.shapes(plan), order or order_of(case, plan))
@@ -64,6 +94,7 @@ def pieces_of(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> P
 
 @lru_cache(maxsize=16)
 def _pieces_of(whole: Shapes, order: LayerOrder) -> Pieces:
+    check_order_of(whole, order)
     return Pieces(whole, order)
 
 
@@ -78,7 +109,6 @@ class Pieces:
     _steps: dict[Chunk, tuple[Schedule, Schedule]] = field(default_factory=dict)
     _passes: dict[Held, Schedule] = field(default_factory=dict)
     _buckets: dict[tuple[Chunk, bool], list[Held]] = field(default_factory=dict)
-    _counts: dict[int, Counter[Piece]] = field(default_factory=dict)
     _shapes: dict[Chunk, Shapes] = field(default_factory=dict)
 
     def shapes(self, chunk: Chunk) -> Shapes:
@@ -88,7 +118,7 @@ class Pieces:
         return self._shapes[chunk]
 
     @cached_property
-    def ranks(self) -> tuple[tuple[Chunk, ...], ...]:
+    def ranks(self) -> Ranks:
         """The chunks of each rank."""
         return chunks_of_ranks(self.whole.model, self.whole.workload, self.whole.cluster)
 
@@ -100,10 +130,15 @@ class Pieces:
         micros = work.grad_accumulation
         return wiring(work.pp_schedule, cluster.pp, cluster.vpp, micros, pairs=pairs)
 
-    @cached_property
-    def actions(self) -> list[list[Action]]:
+    @property
+    def actions(self) -> Orders:
         """The actions of each rank."""
-        return [[wired.action for wired in rank] for rank in self.wires.ranks]
+        return self.wires.orders
+
+    @cached_property
+    def numbered(self) -> Numbered:
+        """The different passes, and the number of each task's."""
+        return _numbered(self.wires, self.ranks, tuple(self._firsts.items()))
 
     @property
     def communicates(self) -> bool:
@@ -113,7 +148,8 @@ class Pieces:
     @cached_property
     def ways(self) -> tuple[str, ...]:
         """The kinds of passes that a micro-batch takes through a chunk, there and back."""
-        kinds = {action.kind for rank in self.actions for action in rank}
+        parts = {piece.part for piece in self.numbered.pieces}
+        kinds = {kind for kind, part in PASSES.items() if part in parts}
         return tuple(way for way in ("FB", "FIW") if kinds.issuperset(way))
 
     def first_layer(self, rank: int, number: int) -> int:
@@ -129,37 +165,30 @@ class Pieces:
 
     def piece(self, rank: int, action: Action) -> Piece:
         """Return the pass that an action plays."""
-        chunk = self.ranks[rank][action.chunk]
-        part = PASSES[action.kind]
-        differs = (part == "forward") == self._clears
-        piece = Piece(chunk, part, differs and self.is_first(action))
-        if action.beside is None:
-            return piece
-        other = Action("B" if action.kind == "F" else "F", *action.beside)
-        return piece._replace(beside=self.piece(rank, other))
-
-    def is_first(self, action: Action) -> bool:
-        """Return whether no other pass of its kind and chunk is before it."""
-        return action.micro == self.first_micro(action.kind)
-
-    def first_micro(self, kind: str) -> int:
-        """Return the micro-batch whose pass of this kind is the first of a chunk. GPipe goes back
-        from the last one."""
-        work = self.whole.workload
-        backwards = kind != "F" and work.pp_schedule == "gpipe"
-        return work.grad_accumulation - 1 if backwards else 0
+        return piece_of(self.ranks, rank, action, self._firsts)
 
     @cached_property
-    def _clears(self) -> bool:
-        """Whether each chunk's first forward clears its gradients, so that the first backward adds
-        as all others do."""
-        return self.whole.workload.implementation.zero_grads
+    def _firsts(self) -> dict[str, int]:
+        """The kinds of passes of which each chunk's first differs from the others, and that one's
+        micro-batch: a forward where it clears the gradients, so that all backwards add, else the
+        backwards. GPipe goes back from the last one."""
+        work = self.whole.workload
+        if work.implementation.zero_grads:
+            return {"F": 0}
+        first = work.grad_accumulation - 1 if work.pp_schedule == "gpipe" else 0
+        return dict.fromkeys("BIW", first)
 
-    def counts(self, rank: int) -> Counter[Piece]:
-        """Return how often a rank plays each pass."""
-        if rank not in self._counts:
-            self._counts[rank] = Counter(self.piece(rank, action) for action in self.actions[rank])
-        return self._counts[rank]
+    def counts(self, rank: int) -> dict[Piece, int]:
+        """Return how often a rank plays each pass, in the order in which it plays them first."""
+        numbered, (first, end) = self.numbered, self.wires.first[rank : rank + 2].tolist()
+        found, firsts, counts = np.unique(
+            numbered.of_task[first:end], return_index=True, return_counts=True
+        )
+        order = np.argsort(firsts)
+        return {
+            numbered.pieces[number]: count
+            for number, count in zip(found[order].tolist(), counts[order].tolist(), strict=True)
+        }
 
     def schedule(self, piece: Piece) -> Schedule:
         """Return the ops of a pass."""
@@ -198,18 +227,8 @@ class Pieces:
         """Return a rank's ops up to the norm's sum over all ranks, and from there on."""
         chunk = joined(self.ranks[rank])
         if chunk not in self._steps:
-            self._steps[chunk] = self._step(self.shapes(chunk))
+            self._steps[chunk] = _steps_of(_in_step(self.shapes(chunk)))
         return self._steps[chunk]
-
-    def _step(self, shapes: Shapes) -> tuple[Schedule, Schedule]:
-        t, work = Templates(shapes=shapes), self.whole.workload
-        ops: list[OpTemplate] = []
-        if not (shapes.reduces and work.overlap_grad_reduce):
-            ops += summed_gradients(t, shapes.held, ())
-        gathers = shapes.reduces and shapes.shards_optimizer and not work.overlap_param_gather
-        ops += update(t, tuple(ref for op in ops[-1:] for ref in op.writes), gathers=gathers)
-        cut = next(index for index, op in enumerate(ops) if op.role in NORMS)
-        return self._ops(ops[:cut]), self._ops(ops[cut:])
 
     def step_shapes(self, rank: int) -> Shapes:
         """Return the shapes of all chunks of a rank."""
@@ -219,7 +238,7 @@ class Pieces:
         """Return the passes over a bucket's gradients before its sum."""
         if held not in self._passes:
             t = Templates(shapes=self.whole)
-            self._passes[held] = self._ops(gradient_passes(t, "dp", held, ()))
+            self._passes[held] = _schedule_of(gradient_passes(t, "dp", held, ()))
         return self._passes[held]
 
     def bucket_sizes(self, rank: int, number: int) -> list[Held]:
@@ -248,9 +267,34 @@ class Pieces:
             rest += one.layer * (layers % each)
         return [*sizes, rest] if rest.whole else sizes
 
-    def _ops(self, ops: list[OpTemplate]) -> Schedule:
-        segments = [Segment(templates=tuple(ops))] if ops else []
-        return Schedule(parts=(Repeat(segments=tuple(segments)),))
+
+def _in_step(shapes: Shapes) -> Shapes:
+    """Return ``shapes`` with nothing that an optimizer's step does not depend on: how passes are
+    sliced, and what they compute again."""
+    plan = replace(
+        MEGATRON, strategy="megatron" if shapes.plan.strategy != "no_comm" else "no_comm",
+        comm_ctas=shapes.plan.comm_ctas, sequence_parallel=shapes.plan.sequence_parallel,
+    )  # fmt: skip
+    work = replace(shapes.workload, recompute="none", recompute_modules=(), recompute_layers=0)
+    return replace(shapes, plan=plan, workload=work)
+
+
+@lru_cache(maxsize=64)
+def _steps_of(shapes: Shapes) -> tuple[Schedule, Schedule]:
+    """Return the two schedules of ``Pieces.step``."""
+    t, work = Templates(shapes=shapes), shapes.workload
+    ops: list[OpTemplate] = []
+    if not (shapes.reduces and work.overlap_grad_reduce):
+        ops += summed_gradients(t, shapes.held, ())
+    gathers = shapes.reduces and shapes.shards_optimizer and not work.overlap_param_gather
+    ops += update(t, tuple(ref for op in ops[-1:] for ref in op.writes), gathers=gathers)
+    cut = next(index for index, op in enumerate(ops) if op.role in NORMS)
+    return _schedule_of(ops[:cut]), _schedule_of(ops[cut:])
+
+
+def _schedule_of(ops: list[OpTemplate]) -> Schedule:
+    segments = [Segment(templates=tuple(ops))] if ops else []
+    return Schedule(parts=(Repeat(segments=tuple(segments)),))
 
 
 def _only(segments: Iterable[Segment], *, wgrads: bool) -> list[Segment]:
@@ -267,6 +311,14 @@ def _is_wgrad(template: OpTemplate) -> bool:
     return "_wgrad" in template.role
 
 
+class Lane(NamedTuple):
+    """The times of what a chunk plays on the data-parallel lane: gathers of its parameters, with
+    which an iteration begins, and sums of its gradients over the replicas."""
+
+    gathers_ns: tuple[int, ...]
+    buckets_ns: tuple[int, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class PipelineBuilder:
     """Builder of a plan's pipeline at the clock of ``cost``."""
@@ -274,6 +326,7 @@ class PipelineBuilder:
     pieces: Pieces
     cost: CostModel
     _played: dict[int, Totals] = field(default_factory=dict)
+    _lanes: dict[int, Lane] = field(default_factory=dict)
     _led: dict[Piece, Led] = field(default_factory=dict)
 
     @property
@@ -284,22 +337,19 @@ class PipelineBuilder:
     def program(self) -> PipelineProgram:
         """Return the pipeline's program."""
         cluster, overlaps = self.pieces.whole.cluster, sends_beside(self.pieces.whole.workload)
-        wires, pieces = self.pieces.wires, self.pieces
-        kinds = [pieces.piece(rank, action) for rank, action in wires.kinds.firsts]
-        kinds_ns = [self.played(piece).makespan_ns for piece in kinds]
-        between_ns = np.array([self._message_ns(lower) for lower in range(cluster.pp)], np.int64)
+        wires, numbered = self.pieces.wires, self.pieces.numbered
+        groups = [cluster.p2p_group(lower) for lower in range(cluster.pp)]
+        each_ns = {group: self._message_ns(*group) for group in dict.fromkeys(groups)}
+        between_ns = np.array([each_ns[group] for group in groups], np.int64)
         steps = [self.step(rank) for rank in range(cluster.pp)]
         return PipelineProgram(
             wires=wires,
-            durations_ns=np.array(kinds_ns, np.int64)[wires.kinds.of_task],
-            message_ns=between_ns[wires.links[:, 3]],
-            hosts=self._hosts(kinds),
-            gathers_ns=_some(
-                {one.task: self._gathers_ns(one.rank, one.chunk) for one in wires.starting}
-            ),
-            buckets_ns=_some(
-                {one.task: self._buckets_ns(one.rank, one.chunk) for one in wires.ending}
-            ),
+            passes=np.array([self._pass(piece) for piece in numbered.pieces], np.int64),
+            of_task=numbered.of_task,
+            behind=self._behind(),
+            message_ns=between_ns[wires.links[:, LOWER]],
+            gathers_ns=_some({one.task: self._lane(*one[1:]).gathers_ns for one in wires.starting}),
+            buckets_ns=_some({one.task: self._lane(*one[1:]).buckets_ns for one in wires.ending}),
             blocking=not overlaps,
             rendezvous=not overlaps and cluster.vpp == 1,
             summed_ns=tuple(ahead.makespan_ns for ahead, _ in steps),
@@ -327,19 +377,20 @@ class PipelineBuilder:
             self._led[piece] = whole
         return self._led[piece]
 
-    def _hosts(self, kinds: list[Piece]) -> Ints:
-        """Return the hosts' times of all tasks, as ``PipelineProgram`` has them."""
-        wires = self.pieces.wires
+    def _pass(self, piece: Piece) -> tuple[int, int, int, int]:
+        """Return the times of a pass and of its host, as ``PipelineProgram`` has them."""
         if not self.leads:
-            return no_hosts(len(wires.kinds.of_task))
-        led = [self.led(piece) for piece in kinds]
-        times = np.array([(one.late_ns, one.issued_ns, one.held_ns) for one in led], np.int64)
-        computes = np.array([one.computes for one in led], np.int64)[wires.kinds.of_task]
-        behind = [
-            _behind(computes[low:high], self.cost.launch.queue_depth, low)
-            for low, high in pairwise(wires.first.tolist())
-        ]
-        return np.column_stack([times[wires.kinds.of_task], np.concatenate(behind)])
+            return self.played(piece).makespan_ns, 0, 0, NEVER_NS
+        led = self.led(piece)
+        return led.totals.makespan_ns, led.late_ns, led.issued_ns, led.held_ns
+
+    def _behind(self) -> Ints:
+        """Return the task that each task waits for until the queue has room, −1 for none."""
+        numbered = self.pieces.numbered
+        if not self.leads:
+            return np.full(len(numbered.of_task), -1, np.int64)
+        computes = tuple(self.led(piece).computes for piece in numbered.pieces)
+        return _behind(self.pieces.wires, numbered, computes, self.cost.launch.queue_depth)
 
     def step(self, rank: int) -> list[Totals]:
         """Return the sums of a rank's way to the norm over all ranks, and from there on."""
@@ -352,11 +403,10 @@ class PipelineBuilder:
             self._played[number] = found
         return self._played[number]
 
-    def _message_ns(self, lower: int) -> int:
-        """Return the time of a message between rank ``lower`` and the next one."""
+    def _message_ns(self, nodes: int, per_node: int) -> int:
+        """Return the time of a message between two ranks, which are on one domain or two."""
         if not self.pieces.communicates:
             return 0
-        nodes, per_node = self.pieces.whole.cluster.p2p_group(lower)
         dtype = self.pieces.whole.workload.dtype
         return self.cost.duration_ns(
             Collective("send_recv", self.pieces.message_bytes, nodes, per_node, 0, dtype)
@@ -364,23 +414,28 @@ class PipelineBuilder:
 
     # Data parallelism ---------------------------------------------------------------------------
 
-    def _buckets_ns(self, rank: int, number: int) -> tuple[int, ...]:
-        """Return the times of the sums of a chunk's gradients over the replicas."""
-        if not (self.pieces.whole.reduces and self.pieces.whole.workload.overlap_grad_reduce):
+    def _lane(self, rank: int, number: int) -> Lane:
+        """Return what a chunk plays on the data-parallel lane."""
+        sizes = self.pieces.bucket_sizes(rank, number)
+        key = id(sizes)  # which the pieces keep
+        if key not in self._lanes:
+            self._lanes[key] = Lane(self._gathers_ns(sizes), self._buckets_ns(sizes))
+        return self._lanes[key]
+
+    def _buckets_ns(self, sizes: list[Held]) -> tuple[int, ...]:
+        whole = self.pieces.whole
+        if not (whole.reduces and whole.workload.overlap_grad_reduce):
             return ()
         return tuple(
             self._alone(self.pieces.passes(held)).makespan_ns
-            + each_ns(self.cost, self.pieces.whole.dp_reduction, held)
-            for held in self.pieces.bucket_sizes(rank, number)
+            + each_ns(self.cost, whole.dp_reduction, held)
+            for held in sizes
         )
 
-    def _gathers_ns(self, rank: int, number: int) -> tuple[int, ...]:
-        """Return the times of the gathers of a chunk's parameters, which an iteration begins
-        with."""
+    def _gathers_ns(self, sizes: list[Held]) -> tuple[int, ...]:
         whole, work = self.pieces.whole, self.pieces.whole.workload
         if not (whole.reduces and whole.shards_optimizer and work.overlap_param_gather):
             return ()
-        sizes = self.pieces.bucket_sizes(rank, number)
         return tuple(each_ns(self.cost, whole.dp_gather, held) for held in reversed(sizes))
 
     def _tied_ns(self) -> int:
@@ -436,12 +491,14 @@ def _led_share(whole: Led, piece: Piece, alone: list[Led]) -> Led:
     )  # fmt: skip
 
 
-def _behind(computes: Ints, depth: int, first: int) -> Ints:
-    """Return for each task of a rank the number of the latest one that must be done before the
-    queue has room for it; the rank's tasks begin at ``first``."""
-    ended = np.cumsum(computes)
-    latest = np.searchsorted(ended, ended - computes - depth, side="right") - 1
-    return np.where(latest >= 0, latest + first, -1)
+@lru_cache(maxsize=16)
+def _behind(wires: Wiring, numbered: Numbered, computes: tuple[int, ...], depth: int) -> Ints:
+    """Return for each task the number of its rank's latest one that must be done before the queue
+    has room for it, −1 for none. ``computes``: the compute ops of each pass."""
+    each = np.array(computes, np.int64)[numbered.of_task]
+    ended, first = np.cumsum(each), wires.first
+    latest = np.searchsorted(ended, ended - each - depth, side="right") - 1
+    return np.where(latest >= np.repeat(first[:-1], np.diff(first)), latest, -1)
 
 
 def _some(found: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:

@@ -1,28 +1,65 @@
-"""Bound and estimate of pipelines, from those of the busiest rank's own work.
+"""Bound and estimate of pipelines, from those of two ranks' own work.
 
 A rank of a pipeline plays all its passes and its step. Before its first forward, a micro-batch
 passes the first chunks of all ranks before it; after its last backward it goes back through them.
-So an iteration takes at least the rank's own work and these passes. With gradients of weights
-apart, a rank may play its own while the others end, so only the way there counts. While the last
-micro-batch goes back, a rank behind the first sums the gradients of its first chunk over the
-replicas, in one bucket that is whole when its last backward ends: the longer of both counts.
+So an iteration takes at least the rank's own work and these passes. That holds for each rank, and
+the *critical* one is that for which it is most, as far as numbers of layers tell: of ranks with
+equally many layers the last. Energy is the busiest rank's, which sets the clock. With gradients of
+weights apart, a rank may play its own while the others end, so only the way there counts. While the
+last micro-batch goes back, a rank behind the first sums the gradients of its first chunk over the
+replicas, in one bucket that is whole when its last backward ends: the longer of both counts. Where
+messages block, each pass begins with its host, and takes as long as that.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
 from simulator.bound_groups import BoundGroups
 from simulator.case import Case
+from simulator.chunks import joined
 from simulator.closed_form import ClosedForm, EdgeWork, Floats, SpaceBounds
 from simulator.cost import CostModel
+from simulator.overlap import EP_OVERLAP
 from simulator.pipeline.build import each_ns
 from simulator.pipeline.program import hosts_lead
 from simulator.plan import SlicePlan
 from simulator.recipes import Recipes
 from simulator.shapes import Shapes
+from simulator.sharding import head_in_layers
 from simulator.specs import WGRADS_APART
 from simulator.stack import kinds
+
+
+class RankRecipes(NamedTuple):
+    """The recipes of a pipeline's busiest rank and of its critical one, and the latter's number."""
+
+    busiest: Recipes
+    critical: Recipes
+    rank: int
+
+
+def rank_recipes(case: Case, like: Recipes | None = None) -> RankRecipes:
+    """Return the recipes of two ranks; ``like``: recipes that share their caches."""
+    busiest, rank = Recipes(case.busiest, like), critical_rank(case)
+    if rank == case.busiest_rank:
+        return RankRecipes(busiest, busiest, rank)
+    return RankRecipes(busiest, Recipes(case.of_rank(rank), busiest), rank)
+
+
+def critical_rank(case: Case) -> int:
+    """Return the rank with the most layers of its own in all micro-batches, and before it in one;
+    the head counts as layers."""
+    head, micros = head_in_layers(case.model), case.workload.grad_accumulation
+
+    def layers(rank: int) -> float:
+        own = joined(case.chunks[rank])
+        before = sum(chunks[0].layers for chunks in case.chunks[:rank])
+        return micros * (own.layers + own.head * head) + before
+
+    return max(range(len(case.chunks)), key=layers)
 
 
 class PipelineForm:
@@ -32,30 +69,39 @@ class PipelineForm:
         self,
         case: Case,
         cost: CostModel | None = None,
-        recipes: Recipes | None = None,
+        recipes: RankRecipes | None = None,
         like: ClosedForm | None = None,
     ) -> None:
         self.case = case
-        self.rank = ClosedForm(case.busiest, cost, recipes, like)
+        busiest, critical, rank = recipes or rank_recipes(case)
+        self.rank = self._critical = ClosedForm(case.busiest, cost, busiest, like)
+        if critical is not busiest:
+            self._critical = ClosedForm(critical.case, self.rank.cost, critical, self.rank)
+        self._critical_rank = rank
         self._kinds = tuple(kinds(case.model, case.workload))
         self._summed: dict[bool, int] = {}
         self._leads = hosts_lead(case.workload, self.rank.cost)
-        self._layers_before = sum(chunks[0].layers for chunks in case.chunks[: case.busiest_rank])
+        self._layers_before = sum(chunks[0].layers for chunks in case.chunks[:rank])
 
     def lower_bound_ns(self, plan: SlicePlan) -> int:
         """Return a bound that is never above ``predict(case, plan).makespan_ns``."""
         fill_ns = int(self._fill_ns(plan))
         if self._leads:
-            return self.rank.lower_bound_ns(plan, fill_ns)
-        return self.rank.lower_bound_ns(plan) + fill_ns
+            return self._critical.lower_bound_ns(plan, fill_ns)
+        return self._critical.lower_bound_ns(plan, apart=_is_apart(plan)) + fill_ns
 
     def bounds(self, groups: BoundGroups) -> SpaceBounds:
         """Return ``lower_bound_ns`` and ``drawn_j`` of each plan."""
         fill_ns = np.array([int(self._fill_ns(plan)) for plan in groups.plans], np.float64)
         if self._leads:
-            return self.rank.bounds(groups, fill_ns)
-        rank = self.rank.bounds(groups)
-        return SpaceBounds(rank.lower_ns + fill_ns, rank.drawn_j)
+            found = self._critical.bounds(groups, fill_ns)
+        else:
+            apart = all(map(_is_apart, groups.plans))
+            found = self._critical.bounds(groups, apart=apart)
+            found = found._replace(lower_ns=found.lower_ns + fill_ns)
+        if self._critical is self.rank:
+            return found
+        return found._replace(drawn_j=self.rank.bounds(groups).drawn_j)
 
     quick_bound_ns = coarse_bound_ns = lower_bound_ns
     """At one clock there is nothing to leave out."""
@@ -85,22 +131,29 @@ class PipelineForm:
         return self.rank.edges(plan)
 
     def _fill_ns(self, plan: SlicePlan) -> float:
-        forward, backward = self.rank.least_pass_ns(plan, self._kinds)
+        passes = self._critical.least_passes(plan, self._kinds)
+        apart = not self._leads and _is_apart(plan)
+        forward, backward = (one.alone_ns if apart else one.least_ns for one in passes)
         if self.case.workload.pp_schedule in WGRADS_APART:
             backward = 0.0
         way, back = (self._layers_before * one for one in (forward, backward))
         return way + max(back, self._summed_ns(plan))
 
     def _summed_ns(self, plan: SlicePlan) -> int:
-        """Return the time of the busiest rank's last sum of gradients, which no pass hides."""
+        """Return the time of the critical rank's last sum of gradients, which no pass hides."""
         alone = plan.strategy == "no_comm"
         if alone not in self._summed:
             self._summed[alone] = self._last_sum_ns(self.case.shapes(plan))
         return self._summed[alone]
 
     def _last_sum_ns(self, whole: Shapes) -> int:
-        rank = self.case.busiest_rank
+        rank = self._critical_rank
         if rank == 0 or not (whole.reduces and self.case.workload.overlap_grad_reduce):
             return 0
         held = self.case.chunks[rank][0].of(whole).held
         return each_ns(self.rank.cost, whole.dp_reduction, held)
+
+
+def _is_apart(plan: SlicePlan) -> bool:
+    """Return whether no other pass runs beside one."""
+    return plan.strategy != EP_OVERLAP

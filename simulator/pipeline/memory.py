@@ -5,56 +5,43 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import chain
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from simulator.case import Case
 from simulator.chunks import Chunk, joined
+from simulator.kernels.load import call
 from simulator.memory import Live, Memory, Phase, held_parameters, lifetimes
 from simulator.op_table import listing_of
-from simulator.pipeline.build import PASSES, Piece, Pieces, pieces_of
-from simulator.pipeline.orders import held_by_first
-from simulator.plan import SlicePlan
+from simulator.pipeline.build import PASSES, Piece, Pieces
 from simulator.schedule import Repeat
-from simulator.shapes import Shapes
-from simulator.stack import LayerKind, kinds
 
+KINDS: Final = {part: kind for kind, part in PASSES.items()}
 Phases = dict[str, Phase]
 """Live values of a chunk's passes: of ``F`` and ``B``, and of ``I`` and ``W``
 where these are apart."""
 
 
 def piped_memory(case: Case, pieces: Pieces) -> tuple[Memory, ...]:
-    """Return each rank's memory at its peak."""
+    """Return each rank's memory at its peak. In its step it holds nothing of a pass any more."""
     every = {chunk for rank in pieces.ranks for chunk in rank}
-    chunks = {chunk: _held(pieces, chunk) for chunk in every}
-    alike = {joined(rank): number for number, rank in enumerate(pieces.ranks)}
-    steps = {chunk: _step_peak(pieces, rank) for chunk, rank in alike.items()}
-    return tuple(
-        _rank_memory(case, pieces, number, chunks, steps[joined(rank)])
-        for number, rank in enumerate(pieces.ranks)
-    )
-
-
-def _rank_memory(
-    case: Case, pieces: Pieces, rank: int, chunks: dict[Chunk, Phases], step: Live
-) -> Memory:
-    """Return the memory of a rank, which holds nothing of a pass any more in its step."""
-    changes = {
-        (kind, number): _change(chunks[chunk], kind)
-        for number, chunk in enumerate(pieces.ranks[rank])
-        for kind in chunks[chunk]
+    phases = {chunk: held_phases(pieces, chunk) for chunk in every}
+    numbered = pieces.numbered
+    changes = [_change(phases[one.chunk], KINDS[one.part]) for one in numbered.pieces]
+    rows = np.array([(*one.at_peak, *one.at_end) for one in changes], np.int64)
+    ranks = [joined(rank) for rank in pieces.ranks]
+    alike = {chunk: number for number, chunk in enumerate(ranks)}
+    steps = {chunk: _step_peak(pieces, number) for chunk, number in alike.items()}
+    peaks = np.array([steps[chunk] for chunk in ranks], np.int64)
+    call("rank_peaks", pieces.wires.first, numbered.of_task, rows, peaks)
+    static = {
+        chunk: held_parameters(case, pieces.step_shapes(number)) for chunk, number in alike.items()
     }
-    whole = logits = 0
-    peak = step.whole, step.logits
-    for kind, _, number, _ in pieces.actions[rank]:
-        change = changes[kind, number]
-        peak = max(peak, (whole + change.at_peak.whole, logits + change.at_peak.logits))
-        whole += change.at_end.whole
-        logits += change.at_end.logits
-    static = held_parameters(case, pieces.step_shapes(rank))
-    return static._replace(activations=peak[0] - peak[1], logits=peak[1])
+    return tuple(
+        static[chunk]._replace(activations=whole - logits, logits=logits)
+        for chunk, (whole, logits) in zip(ranks, peaks.tolist(), strict=True)
+    )
 
 
 class _Change(NamedTuple):
@@ -72,48 +59,11 @@ def _change(phases: Phases, kind: str) -> _Change:
     return _Change(_sum(taken, phases[kind].peak), _sum(taken, phases[kind].held))
 
 
-class KeptBytes:
-    """What layers keep for backward, for cases with the same kinds of layers and micro-batches."""
-
-    def __init__(self) -> None:
-        self._of_layers: dict[tuple[SlicePlan, LayerKind], tuple[int, int]] = {}
-
-    def least_bytes(self, case: Case, plan: SlicePlan) -> int:
-        """Return a lower bound (bytes) on every plan with the mode of ``plan``, which is unsliced.
-
-        Before backward begins, the first stage holds what backward will read, for all micro-batches
-        in flight; that is the same for every cut and order.
-        """
-        first, whole = case.chunks[0], case.shapes(plan)
-        kept = min(self._kept(case, plan, chunk.of(whole)) for chunk in dict.fromkeys(first))
-        static = sum(held_parameters(case, joined(first).of(whole)))
-        return static + held_by_first(case.workload, case.cluster) * kept
-
-    def _kept(self, case: Case, plan: SlicePlan, shapes: Shapes) -> int:
-        """Return the least bytes that a pass of a chunk's layers keeps."""
-        kept = more = 0
-        for kind, layers in kinds(shapes.model, shapes.workload).items():
-            each, beside = self._of(case, plan, kind)
-            kept, more = kept + layers * each, min(more, beside)
-        return kept + more
-
-    def _of(self, case: Case, plan: SlicePlan, kind: LayerKind) -> tuple[int, int]:
-        """Return the bytes that each layer of a kind keeps, and those beside, where below 0."""
-        key = plan, kind
-        if key not in self._of_layers:
-            pieces = pieces_of(case.of(kind), plan)
-            one, two = (
-                _held(pieces, Chunk(layers, False, False))["F"].held.whole for layers in (1, 2)
-            )
-            self._of_layers[key] = two - one, 2 * one - two
-        return self._of_layers[key]
-
-
 def _sum(one: Live, other: Live) -> Live:
     return Live(one.whole + other.whole, one.logits + other.logits)
 
 
-def _held(pieces: Pieces, chunk: Chunk) -> Phases:
+def held_phases(pieces: Pieces, chunk: Chunk) -> Phases:
     """Return what a chunk holds during and after each pass; a received message lives as long as the
     values that it carries."""
     return {
@@ -145,9 +95,14 @@ def _held_in(pieces: Pieces, chunk: Chunk, kinds: str) -> Phases:
 def _step_peak(pieces: Pieces, rank: int) -> Live:
     """Return the most live values of a rank's step."""
     ahead, behind = pieces.step(rank)
-    segments = *ahead.parts[0].segments, *behind.parts[0].segments
-    whole = replace(ahead, parts=(Repeat(segments=segments),))
-    return lifetimes(listing_of(whole), np.zeros(len(segments), np.int64), 1)[0].peak
+    found = ahead.programs.get(Live)
+    if found is None:
+        segments = *ahead.parts[0].segments, *behind.parts[0].segments
+        whole = replace(ahead, parts=(Repeat(segments=segments),))
+        found = lifetimes(listing_of(whole), np.zeros(len(segments), np.int64), 1)[0].peak
+        ahead.programs[Live] = found
+    peak: Live = found
+    return peak
 
 
 def _more(phase: Phase, at_peak: int, at_end: int) -> Phase:

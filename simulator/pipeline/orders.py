@@ -33,6 +33,8 @@ class Action(NamedTuple):
 
 
 Orders = list[list[Action]]
+KINDS: Final[tuple[ActionKind, ActionKind]] = ("F", "B")
+"""Of whole passes."""
 
 
 def one_forward_one_backward(pp: int, vpp: int, micros: int) -> Orders:
@@ -41,13 +43,16 @@ def one_forward_one_backward(pp: int, vpp: int, micros: int) -> Orders:
     With several chunks a rank it is Megatron-LM's interleaved order: a rank plays a chunk for
     ``pp`` micro-batches, then the next chunk (core/pipeline_parallel/schedules.py).
     """
-    return [_alternating(rank, pp, vpp, micros, ahead=0) for rank in range(pp)]
+    passes = _numbered_passes(pp, vpp, micros)
+    return [_alternating(_warm_up(rank, pp, vpp, micros), *passes) for rank in range(pp)]
 
 
 def in_pairs(pp: int, vpp: int, micros: int) -> Orders:
     """Return 1F1B in which each forward of the steady phase runs beside the backward after it. For
     that a rank plays one forward more first (``num_warmup_microbatches`` there)."""
-    return [_with_partners(_alternating(rank, pp, vpp, micros, ahead=1)) for rank in range(pp)]
+    passes, total = _numbered_passes(pp, vpp, micros), micros * vpp
+    warm_ups = (min(total, _warm_up(rank, pp, vpp, micros) + 1) for rank in range(pp))
+    return [_with_partners(_alternating(warm_up, *passes)) for warm_up in warm_ups]
 
 
 def _with_partners(order: list[Action]) -> list[Action]:
@@ -61,15 +66,21 @@ def _with_partners(order: list[Action]) -> list[Action]:
     return made
 
 
-def _alternating(rank: int, pp: int, vpp: int, micros: int, *, ahead: int) -> list[Action]:
-    total = micros * vpp
-    warm_up = min(total, _warm_up(rank, pp, vpp, micros) + ahead)
-    forwards = [_virtual("F", number, pp, vpp) for number in range(total)]
-    backwards = [_virtual("B", number, pp, vpp) for number in range(total)]
+def _alternating(warm_up: int, forwards: list[Action], backwards: list[Action]) -> list[Action]:
+    """Return ``warm_up`` forwards, then a forward and a backward in turn, then what is left."""
     steady = [
         action for pair in zip(forwards[warm_up:], backwards, strict=False) for action in pair
     ]
-    return [*forwards[:warm_up], *steady, *backwards[total - warm_up :]]
+    return [*forwards[:warm_up], *steady, *backwards[len(forwards) - warm_up :]]
+
+
+def _numbered_passes(pp: int, vpp: int, micros: int) -> tuple[list[Action], list[Action]]:
+    """Return all forwards of a rank and all its backwards, in order; they are the same of each."""
+    numbers = range(micros * vpp)
+    forwards, backwards = (
+        [_virtual(kind, number, pp, vpp) for number in numbers] for kind in KINDS
+    )
+    return forwards, backwards
 
 
 def _virtual(kind: ActionKind, number: int, pp: int, vpp: int) -> Action:
@@ -81,14 +92,18 @@ def _virtual(kind: ActionKind, number: int, pp: int, vpp: int) -> Action:
     return Action(kind, group * pp + within % pp, chunk if kind == "F" else vpp - 1 - chunk)
 
 
-def held_by_first(workload: Workload, cluster: ClusterSpec) -> int:
-    """Return how many forward passes the first rank holds at once, of all its chunks."""
+def held_by_chunk(workload: Workload, cluster: ClusterSpec, rank: int) -> tuple[int, ...]:
+    """Return how many forward passes of each of its chunks a rank holds when its first backward
+    begins."""
     pp, vpp, micros = cluster.pp, cluster.vpp, workload.grad_accumulation
     if workload.pp_schedule == "gpipe" and pp > 1:
-        return micros
+        return (micros,)
     if workload.pp_schedule == "dualpipev" and pp > 1:
-        return 2 * pp
-    return min(micros * vpp, _warm_up(0, pp, vpp, micros) + 1)
+        after, both = pp - 1 - rank, rank + 1
+        return 2 * after + both, both
+    held = min(micros * vpp, _warm_up(rank, pp, vpp, micros) + 1)
+    groups, rest = divmod(held, pp * vpp)
+    return tuple(groups * pp + min(pp, max(0, rest - chunk * pp)) for chunk in range(vpp))
 
 
 def _warm_up(rank: int, pp: int, vpp: int, micros: int) -> int:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from simulator.case import Case
-from simulator.clock import Burden, Played, Power, find_clock
+from simulator.clock import Played, Power, find_clock, summed_burden
 from simulator.cost import CostModel
 from simulator.issue_order import LayerOrder
+from simulator.op_table import Played as PlayedOp
+from simulator.op_table import listing_of
 from simulator.pipeline.build import Pieces, PipelineBuilder, pieces_of
 from simulator.pipeline.orders import Action
 from simulator.pipeline.program import PipelineProgram, PipelineRun
@@ -54,7 +57,7 @@ class PlayedPipeline:
     @property
     def ranks(self) -> tuple[RankTimes, ...]:
         """Where each rank's time goes."""
-        return tuple(_times_of(rank, self) for rank in range(len(self.program.wires.ranks)))
+        return tuple(_times_of(rank, self) for rank in range(len(self.program.wires.orders)))
 
     @property
     def iteration_ns(self) -> int:
@@ -86,7 +89,7 @@ def played_pipeline(case: Case, plan: SlicePlan, order: LayerOrder | None = None
     if case.power is None:
         return at(case.cost)
     found, power = find_clock(
-        Burden(rank_schedule(pieces, case.busiest_rank), case.cost, case.power),
+        summed_burden(rank_counts(pieces, case.busiest_rank), case.cost, case.power),
         case.power.clocks(case.cluster.clock_mhz),
         lambda clock: at(case.cost.at_clock(clock)),
         lambda one: one.makespan_ns,
@@ -137,13 +140,30 @@ def moved(segment: Segment, layers: int, back: int = 0) -> Segment:
 def rank_schedule(pieces: Pieces, rank: int) -> Schedule:
     """Return all ops of a rank, without its waits for others: what it computes and draws."""
     parts = [
-        Repeat(segments=pieces.schedule(piece).parts[0].segments, count=count)
-        for piece, count in pieces.counts(rank).items()
-        if not (piece.beside and piece.part == "backward")
+        Repeat(segments=part.segments, count=count)
+        for schedule, count in _of_rank(pieces, rank)
+        for part in schedule.parts
     ]
-    parts += [part for schedule in pieces.step(rank) for part in schedule.parts]
     launch_order = pieces.whole.launch_order
     return Schedule(parts=tuple(parts), launch_order=launch_order)
+
+
+def rank_counts(pieces: Pieces, rank: int) -> dict[PlayedOp, int]:
+    """Return how often each op of ``rank_schedule`` is played, in the order in which they are
+    played first."""
+    found: dict[PlayedOp, int] = {}
+    for schedule, times in _of_rank(pieces, rank):
+        for op, count in listing_of(schedule).counts.items():
+            found[op] = found.get(op, 0) + times * count
+    return found
+
+
+def _of_rank(pieces: Pieces, rank: int) -> Iterator[tuple[Schedule, int]]:
+    """Yield the schedules that a rank plays, and how often."""
+    for piece, count in pieces.counts(rank).items():
+        if not (piece.beside and piece.part == "backward"):
+            yield pieces.schedule(piece), count
+    yield from ((schedule, 1) for schedule in pieces.step(rank))
 
 
 def _times_of(rank: int, found: PlayedPipeline) -> RankTimes:
@@ -156,7 +176,7 @@ def _times_of(rank: int, found: PlayedPipeline) -> RankTimes:
     waited = run.waited_ns[rank]
     replicas = played - waited - int(program.durations_ns[numbers.start : numbers.stop].sum())
     replicas += run.gradients_at[rank] - spans[-1][1] + _late_starts(program, run, rank)
-    replicas += program.tied_ns if rank in (0, len(program.wires.ranks) - 1) else 0
+    replicas += program.tied_ns if rank in (0, len(program.wires.orders) - 1) else 0
     on_lane = (program.gathers_ns, program.buckets_ns)
     lane = sum(sum(of[one]) for of in on_lane for one in of if one in numbers)
     alone = sum(one.makespan_ns * count for one, count in sums)

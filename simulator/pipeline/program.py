@@ -22,11 +22,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
-
 from simulator.cost import CostModel
 from simulator.pipeline.orders import Action
-from simulator.pipeline.wires import Ints, Wiring
+from simulator.pipeline.wires import LINK, Ints, Wiring
 from simulator.repriced import NEVER_NS
 from simulator.specs import WGRADS_APART, Workload
 
@@ -65,19 +63,20 @@ class Task(NamedTuple):
 class PipelineProgram:
     """The tasks of each rank, and the messages between them, over ``wires``, which number them.
 
-    ``durations_ns``, ``message_ns``: of each task and message. ``hosts``: ``late_ns``,
-    ``issued_ns``, ``held_ns`` and ``behind`` of each task, a row a task. ``gathers_ns``,
-    ``buckets_ns``: of the tasks that have some. ``rendezvous``, ``blocking``: as in the module's
-    docstring.
+    ``passes``: ``duration_ns``, ``late_ns``, ``issued_ns`` and ``held_ns`` of the different
+    passes, a row a pass; ``of_task``: each task's row; ``behind``: as of a ``Task``.
+    ``message_ns``: of each message. ``gathers_ns``, ``buckets_ns``: of the tasks that have some.
+    ``rendezvous``, ``blocking``: as in the module's docstring.
     ``summed_ns``: each rank's way from its last gradient to the norm's sum over all ranks.
     ``tied_ns``: the sum of a tied table's gradient between the first and the last rank, before it.
     ``updated_ns``: each rank's way from there to its new parameters.
     """
 
     wires: Wiring
-    durations_ns: Ints
+    passes: Ints
+    of_task: Ints
+    behind: Ints
     message_ns: Ints
-    hosts: Ints
     gathers_ns: Mapping[int, tuple[int, ...]]
     buckets_ns: Mapping[int, tuple[int, ...]]
     rendezvous: bool
@@ -89,7 +88,13 @@ class PipelineProgram:
     @cached_property
     def ranks(self) -> tuple[tuple[Task, ...], ...]:
         """The tasks of each rank."""
-        return tuple(self.tasks(rank) for rank in range(len(self.wires.ranks)))
+        return tuple(self.tasks(rank) for rank in range(len(self.wires.orders)))
+
+    @property
+    def durations_ns(self) -> Ints:
+        """The time of each task alone."""
+        found: Ints = self.passes[self.of_task, 0]
+        return found
 
     def numbers(self, rank: int) -> range:
         """Return the numbers of a rank's tasks."""
@@ -98,14 +103,17 @@ class PipelineProgram:
 
     def tasks(self, rank: int) -> tuple[Task, ...]:
         """Return the tasks of a rank."""
-        return tuple(
-            Task(
-                one.action, int(self.durations_ns[number]), one.reads, one.sends,
-                self.gathers_ns.get(number, ()), self.buckets_ns.get(number, ()),
-                *self.hosts[number].tolist(),
-            )
-            for number, one in zip(self.numbers(rank), self.wires.ranks[rank], strict=True)
-        )  # fmt: skip
+        found = []
+        for number, one in zip(self.numbers(rank), self.wires.ranks[rank], strict=True):
+            duration_ns, late_ns, issued_ns, held_ns = self.passes[self.of_task[number]].tolist()
+            found.append(
+                Task(
+                    one.action, duration_ns, one.reads, one.sends,
+                    self.gathers_ns.get(number, ()), self.buckets_ns.get(number, ()),
+                    late_ns, issued_ns, held_ns, int(self.behind[number]),
+                )
+            )  # fmt: skip
+        return tuple(found)
 
     @cached_property
     def messages(self) -> tuple[Message, ...]:
@@ -118,7 +126,7 @@ class PipelineProgram:
     @property
     def links(self) -> int:
         """Number of directed links."""
-        return int(self.wires.links[:, 0].max(initial=-1)) + 1
+        return int(self.wires.links[:, LINK].max(initial=-1)) + 1
 
     def step_end(self, gradients_at: list[int]) -> int:
         """Return when all ranks have new parameters; ``gradients_at``: when each has its
@@ -138,11 +146,6 @@ def sends_beside(workload: Workload) -> bool:
 def hosts_lead(workload: Workload, cost: CostModel) -> bool:
     """Return whether hosts may be passes ahead of their devices."""
     return sends_beside(workload) and cost.launch.mode == "async"
-
-
-def no_hosts(tasks: int) -> Ints:
-    """Return ``hosts`` of this many tasks that wait for none."""
-    return np.tile(np.array((0, 0, NEVER_NS, -1), np.int64), (tasks, 1))
 
 
 class PipelineRun(NamedTuple):

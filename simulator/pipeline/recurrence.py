@@ -11,7 +11,7 @@ from simulator.errors import ScheduleError
 from simulator.kernels import pipeline as columns
 from simulator.kernels.load import call
 from simulator.pipeline.program import PipelineProgram, PipelineRun
-from simulator.pipeline.wires import Ints
+from simulator.pipeline.wires import LOWER, Ints
 
 
 def play(program: PipelineProgram) -> PipelineRun:
@@ -42,37 +42,37 @@ class _Made(NamedTuple):
 
 
 def _play(program: PipelineProgram) -> _Made:
-    wires, tasks, buckets = program.wires, *_tasks_of(program)
-    count, ranks = len(tasks), len(wires.ranks)
-    messages = np.column_stack([program.message_ns, wires.links[:, :3]])
-    spans, over = np.zeros((count, 4), np.int64), np.zeros((len(messages), 4), np.int64)
+    wires, count = program.wires, len(program.of_task)
+    ranks, messages = len(wires.orders), len(wires.links)
+    spans, over = np.empty((count, 4), np.int64), np.empty((messages, 4), np.int64)
     state, queue = np.zeros((ranks, columns.RANK_COLUMNS), np.int64), np.zeros(ranks, np.int64)
+    lane_of, lanes, buckets = _lanes_of(program)
+    tasks = np.column_stack([wires.ends, program.of_task, program.behind, lane_of])
+    rows = np.column_stack([program.message_ns, wires.links[:, :LOWER]])
     played = call(
-        "play_pipeline", wires.first, tasks, buckets, messages, int(program.blocking),
-        int(program.rendezvous), spans, over, state, np.zeros(program.links, np.int64), queue,
+        "play_pipeline", wires.first, tasks, program.passes, lanes, buckets, rows,
+        int(program.blocking), int(program.rendezvous), spans, over, state,
+        np.zeros(program.links, np.int64), queue,
     )  # fmt: skip
     if played < count:
         raise _stuck(program, state)
     return _Made(spans, over, state)
 
 
-def _tasks_of(program: PipelineProgram) -> tuple[Ints, Ints]:
-    """Return the rows of all tasks, and the buckets of all."""
-    tasks = np.zeros((len(program.durations_ns), columns.TASK_COLUMNS), np.int64)
-    tasks[:, columns.DURATION_NS] = program.durations_ns
-    tasks[:, [columns.READS, columns.SENDS]] = program.wires.ends
-    tasks[:, columns.FIRST_GATHER_NS] = columns.UNKNOWN
-    tasks[:, [columns.LATE_NS, columns.ISSUED_NS, columns.HELD_NS, columns.BEHIND]] = program.hosts
-    for number, gathers_ns in program.gathers_ns.items():
-        tasks[number, columns.FIRST_GATHER_NS] = gathers_ns[0]
-        tasks[number, columns.GATHERS_NS] = sum(gathers_ns)
-    buckets: list[int] = []
-    for number, buckets_ns in program.buckets_ns.items():
-        tasks[number, columns.BUCKETS_AT], tasks[number, columns.BUCKETS] = (
-            len(buckets), len(buckets_ns),
-        )  # fmt: skip
+def _lanes_of(program: PipelineProgram) -> tuple[Ints, Ints, Ints]:
+    """Return each task's row of what it has on the data-parallel lane, these rows, and the buckets
+    of all."""
+    tasks = sorted({*program.gathers_ns, *program.buckets_ns})
+    lane_of = np.full(len(program.of_task), columns.UNKNOWN, np.int64)
+    lane_of[tasks] = range(len(tasks))
+    rows, buckets = [], list[int]()
+    for task in tasks:
+        gathers_ns = program.gathers_ns.get(task, ())
+        buckets_ns = program.buckets_ns.get(task, ())
+        first_ns = gathers_ns[0] if gathers_ns else columns.UNKNOWN
+        rows.append((first_ns, sum(gathers_ns), len(buckets), len(buckets_ns)))
         buckets += buckets_ns
-    return tasks, np.array(buckets, np.int64)
+    return lane_of, np.array(rows, np.int64).reshape(-1, 4), np.array(buckets, np.int64)
 
 
 def _stuck(program: PipelineProgram, state: Ints) -> ScheduleError:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from simulator.case import Case
-from simulator.clock import Burden
+from simulator.clock import burden_of
 from simulator.compiler import compile_program
 from simulator.engine import play
 from simulator.errors import InputError
@@ -39,7 +39,7 @@ def mean_w(case: Case, plan: SlicePlan, clock_mhz: int) -> float:
     """Return the power of the passes of ``plan`` when it is really played at a clock."""
     run = played(case, plan)
     assert case.power is not None
-    burden = Burden(run.schedule, case.cost, case.power)
+    burden = burden_of(run.schedule, case.cost, case.power)
     cost = case.cost.at_clock(clock_mhz)
     makespan_ns = totals(compile_program(run.schedule, cost)).makespan_ns
     step_ns = burden.load(clock_mhz, in_step=True).alone_ns

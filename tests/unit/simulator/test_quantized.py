@@ -18,7 +18,7 @@ from simulator.memory import held_parameters
 from simulator.ops import Collective, Gemm, Pointwise, Signature
 from simulator.ordering import order_of
 from simulator.peak import peak_bytes
-from simulator.pipeline.memory import KeptBytes
+from simulator.pipeline.least_memory import KeptBytes, LeastBytes
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import predict, simulate
 from simulator.presets import MODELS
@@ -235,4 +235,4 @@ def test_bounds_hold_where_whole_stages_stay_in_bf16(ends: tuple[int, int], vpp:
     form = closed_form(case)
     for plan in (SP, SlicePlan()):
         assert form.lower_bound_ns(plan) <= predict(case, plan).makespan_ns
-    assert KeptBytes().least_bytes(case, SP) <= peak_bytes(case, SP)
+    assert LeastBytes(case, SP, KeptBytes()).of(case.workload) <= peak_bytes(case, SP)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -68,9 +68,8 @@ def told(
     sliced = [plan for plan in SLICED if plan in rows]
     unsliced = [plan for plan in UNSLICED if plan in rows]
     rivals = [plan for plan in RIVALS if plan in rows]
-    kept: Any = None
     one = Told(
-        case=CASE, sliced=sliced, unsliced=unsliced, rivals=rivals, layers=layers_, kept=kept
+        case=CASE, sliced=sliced, unsliced=unsliced, rivals=rivals, layers=layers_, least_bytes={}
     )
     one.rows, one.asked = rows, asked
     bounds_ns = {plan: rows[plan][0] for plan in one.plans}
@@ -281,12 +280,12 @@ def test_a_plan_is_timed_where_it_surely_fits(
     monkeypatch.setattr(f"{places}order_of", lambda case, plan: ())
     monkeypatch.setattr(f"{places}peak_bytes", lambda case, plan, order=(): peak)
     monkeypatch.setattr(f"{places}iteration_ns", lambda *case: 5)
-    kept: Any = SimpleNamespace(least_bytes=lambda case, plan: least + plan.sequence_parallel)
-    layers: Any = None
-    one = Candidate(case=memory(70, 90), sliced=(), unsliced=UNSLICED, layers=layers, kept=kept)
+    bounds, layers = {False: least, True: least + 1}, cast(Any, None)
+    one = Candidate(
+        case=memory(70, 90), sliced=(), unsliced=UNSLICED, layers=layers, least_bytes=bounds
+    )
     ends = {"timed": Found(Timed(MEGATRON, 5, peak)), "unsure": Found(None, Held(peak, 0))}
     assert one.time(MEGATRON) == ends.get(fate, Found())
-    assert one.least_bytes == least
 
 
 def test_a_layout_that_fits_by_a_hair_is_timed_by_its_first_plans(
@@ -301,7 +300,7 @@ def test_a_layout_that_fits_by_a_hair_is_timed_by_its_first_plans(
     monkeypatch.setattr(f"{places}iteration_ns", lambda case, plan, order: ends_ns[plan])
     nothing: Any = None
     one = Candidate(
-        case=memory(70, 90), sliced=SLICED, unsliced=UNSLICED, layers=nothing, kept=nothing
+        case=memory(70, 90), sliced=SLICED, unsliced=UNSLICED, layers=nothing, least_bytes={}
     )
     one.bounds_ns = {plan: number for number, plan in enumerate(PLANS)}
     assert len(PLANS) == TRIED + 1

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from simulator.pipeline.program import Message, PipelineProgram, Task
-from simulator.pipeline.wires import Wire, Wired, Wiring, wiring
+from simulator.pipeline.wires import Wiring, wiring
 from simulator.repriced import NEVER_NS
 from simulator.specs import PIPELINE_SCHEDULES, WGRADS_APART, PipelineSchedule
 
@@ -18,21 +18,20 @@ Ranks = tuple[tuple[Task, ...], ...]
 
 def program(ranks: Ranks, messages: tuple[Message, ...], **rules: Any) -> PipelineProgram:
     """A program of these tasks and messages."""
-    wires = Wiring(
-        tuple(
-            tuple(Wired(t.action, t.reads, t.sends, starts=False, ends=False) for t in tasks)
-            for tasks in ranks
-        ),
-        tuple(Wire(one.link, one.sender, one.receiver, 0) for one in messages),
-    )
     tasks = [task for rank in ranks for task in rank]
+    wires = Wiring(
+        [[task.action for task in rank] for rank in ranks],
+        np.array([(task.reads, task.sends) for task in tasks], np.int64).reshape(-1, 2),
+        np.array([(*one[1:], 0) for one in messages], np.int64).reshape(-1, 4),
+    )
     nothing = (0,) * len(ranks)
     usual = {"rendezvous": False, "blocking": False, "summed_ns": nothing, "updated_ns": nothing}
     return PipelineProgram(
         wires=wires,
-        durations_ns=np.array([task.duration_ns for task in tasks], np.int64),
+        passes=np.array([(task.duration_ns, *task[6:9]) for task in tasks], np.int64),
+        of_task=np.arange(len(tasks), dtype=np.int64),
+        behind=np.array([task.behind for task in tasks], np.int64),
         message_ns=np.array([one.duration_ns for one in messages], np.int64),
-        hosts=np.array([task[6:] for task in tasks], np.int64).reshape(-1, 4),
         gathers_ns={i: task.gathers_ns for i, task in enumerate(tasks) if task.gathers_ns},
         buckets_ns={i: task.buckets_ns for i, task in enumerate(tasks) if task.buckets_ns},
         **{**usual, **rules},
