@@ -206,9 +206,12 @@ class SpaceBounds:
         least_ns, compute_ns, drawn_j = np.zeros((3, len(plans), len(self._mhz)))
         launch_ns = np.zeros(len(plans))
         for kind, layers in self._form.layer_kinds.items():
-            works = [self._blocks(self._form.of(kind), plan, which) for plan in plans]
+            form = self._form.of(kind)
+            works = [self._blocks(form, plan, which) for plan in plans]
             rows = np.array([[work.rows for work in pair] for pair in works])
-            both, hiding = rows.sum(axis=1), self._hiding(plans, which, works, rows)
+            both, hiding = rows.sum(axis=1), rows[:, :, :COUNT].sum(axis=1)
+            if not form.case.model.num_experts:
+                self._leave_hiding(hiding, plans, which, works, rows)
             hidden_ns = both[:, COMM] - both[:, GATHER] * waits[:, None]
             most = _saved(layers * hiding + edges, layers * hidden_ns, slow)
             least_ns += layers * both[:, : COMM + 1].sum(axis=1) - most
@@ -236,14 +239,11 @@ class SpaceBounds:
             found.append(self._works[key])
         return found
 
-    def _hiding(
-        self, plans: Sequence[SlicePlan], which: Pass, works: Sequence[Sequence[Work]],
-        rows: Floats,
-    ) -> Floats:  # fmt: skip
-        """Return the compute by family that can hide a collective (``stretch.stretch_of``)."""
-        hiding: Floats = rows[:, :, :COUNT].sum(axis=1)
-        if self.case.model.num_experts > 0:
-            return hiding
+    def _leave_hiding(
+        self, hiding: Floats, plans: Sequence[SlicePlan], which: Pass,
+        works: Sequence[Sequence[Work]], rows: Floats,
+    ) -> None:  # fmt: skip
+        """Leave of the compute by family what can hide a collective (``stretch.stretch_of``)."""
         for number, plan in enumerate(plans):
             if plan.row_slices > 1 or works[number][0].recomputes:
                 continue
@@ -252,7 +252,6 @@ class SpaceBounds:
             beside = (counts if gathers else counts - 1) / counts
             hiding[number] = 0.0
             hiding[number, 0] = rows[number, :, WGRADS].sum(axis=0) + beside @ rows[number, :, CUT]
-        return hiding
 
     def _exposed_ns(self, plan: SlicePlan, which: Pass) -> Floats:
         """Return how much of its collectives a pass does not hide in a plan's order."""
