@@ -103,7 +103,7 @@ class SpaceBounds:
         self._works: dict[object, Work] = {}
         self._steps: dict[object, tuple[Work, ...]] = {}
         self._edges: dict[object, EdgeCurves] = {}
-        self._ordered: dict[object, Curves] = {}
+        self._known: dict[object, Curves] = {}
         self._prices: dict[object, tuple[Floats, Floats, int]] = {}
 
     # Plans --------------------------------------------------------------------------------------
@@ -138,9 +138,16 @@ class SpaceBounds:
         inside = (low > 0) & (low <= last)
         return np.where(inside, np.minimum(found, before), found).astype(np.int64)
 
+    def quick_bound_ns(self, plan: SlicePlan) -> int:
+        """Return what ``quick_ns`` says of a plan."""
+        return self._bound_ns(plan, ordered=False)
+
     def lower_bound_ns(self, plan: SlicePlan) -> int:
         """Return a bound that is never above ``predict(case, plan).makespan_ns``."""
-        forward, backward = (self._ordered_curves(plan, which) for which in PASSES)
+        return self._bound_ns(plan, ordered=self._is_ordered)
+
+    def _bound_ns(self, plan: SlicePlan, *, ordered: bool) -> int:
+        forward, backward = (self._curves_of(plan, which, ordered=ordered) for which in PASSES)
         edges = self._edge_curves(plan)
         lower_ns, kept_ns = self._both(
             forward.least_ns + backward.least_ns,
@@ -168,18 +175,18 @@ class SpaceBounds:
 
     # Passes -------------------------------------------------------------------------------------
 
-    def _ordered_curves(self, plan: SlicePlan, which: Pass) -> Curves:
-        """Return the curves of a plan's pass in its own order."""
+    def _curves_of(self, plan: SlicePlan, which: Pass, *, ordered: bool) -> Curves:
+        """Return the curves of a plan's pass, in its own order or in any."""
         key = (
             which, mode_of(plan), plan.row_slices, self._form.slices(plan, which),
             which == "backward" and plan.merge_wgrad, waits_for_gathers(plan), joins_edges(plan),
-            (plan.order, plan.wgrad) if self._is_ordered else (),
+            (plan.order, plan.wgrad) if ordered else (),
         )  # fmt: skip
-        found = self._ordered.get(key)
+        found = self._known.get(key)
         if found is None:
-            exposed_ns = self._exposed_ns(plan, which) if self._is_ordered else 0.0
+            exposed_ns = self._exposed_ns(plan, which) if ordered else 0.0
             many = self._curves([plan], which, exposed_ns)
-            found = self._ordered[key] = Curves(*(one[0] for one in many))
+            found = self._known[key] = Curves(*(one[0] for one in many))
         return found
 
     @cached_property
