@@ -474,9 +474,10 @@ class ClosedForm:
         """Return the contention families of the collectives of a plan's layers that count."""
         shapes = self.case.shapes(plan)
         if shapes.moves_experts_most:
+            forms = [self.of(kind) for kind in self.recipes.kinds]
             recipes = (
-                self.recipes.of(kind).block(plan, block, self.fragments(which))
-                for kind in self.recipes.kinds for block in BLOCKS
+                form.recipes.block(plan, block, form.fragments(which))
+                for form in forms for block in BLOCKS
             )  # fmt: skip
             parts = [part for recipe in recipes for part in recipe.parts if not part.computes]
             if parts:

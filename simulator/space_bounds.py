@@ -103,7 +103,7 @@ class SpaceBounds:
         self._works: dict[object, Work] = {}
         self._steps: dict[object, tuple[Work, ...]] = {}
         self._edges: dict[object, EdgeCurves] = {}
-        self._ordered: dict[object, Curves] = {}
+        self._known: dict[object, Curves] = {}
         self._prices: dict[object, tuple[Floats, Floats, int]] = {}
 
     # Plans --------------------------------------------------------------------------------------
@@ -138,9 +138,16 @@ class SpaceBounds:
         inside = (low > 0) & (low <= last)
         return np.where(inside, np.minimum(found, before), found).astype(np.int64)
 
+    def quick_bound_ns(self, plan: SlicePlan) -> int:
+        """Return what ``quick_ns`` says of a plan."""
+        return self._bound_ns(plan, ordered=False)
+
     def lower_bound_ns(self, plan: SlicePlan) -> int:
         """Return a bound that is never above ``predict(case, plan).makespan_ns``."""
-        forward, backward = (self._ordered_curves(plan, which) for which in PASSES)
+        return self._bound_ns(plan, ordered=self._is_ordered)
+
+    def _bound_ns(self, plan: SlicePlan, *, ordered: bool) -> int:
+        forward, backward = (self._curves_of(plan, which, ordered=ordered) for which in PASSES)
         edges = self._edge_curves(plan)
         lower_ns, kept_ns = self._both(
             forward.least_ns + backward.least_ns,
@@ -168,18 +175,18 @@ class SpaceBounds:
 
     # Passes -------------------------------------------------------------------------------------
 
-    def _ordered_curves(self, plan: SlicePlan, which: Pass) -> Curves:
-        """Return the curves of a plan's pass in its own order."""
+    def _curves_of(self, plan: SlicePlan, which: Pass, *, ordered: bool) -> Curves:
+        """Return the curves of a plan's pass, in its own order or in any."""
         key = (
             which, mode_of(plan), plan.row_slices, self._form.slices(plan, which),
             which == "backward" and plan.merge_wgrad, waits_for_gathers(plan), joins_edges(plan),
-            (plan.order, plan.wgrad) if self._is_ordered else (),
+            (plan.order, plan.wgrad) if ordered else (),
         )  # fmt: skip
-        found = self._ordered.get(key)
+        found = self._known.get(key)
         if found is None:
-            exposed_ns = self._exposed_ns(plan, which) if self._is_ordered else 0.0
+            exposed_ns = self._exposed_ns(plan, which) if ordered else 0.0
             many = self._curves([plan], which, exposed_ns)
-            found = self._ordered[key] = Curves(*(one[0] for one in many))
+            found = self._known[key] = Curves(*(one[0] for one in many))
         return found
 
     @cached_property
@@ -206,9 +213,12 @@ class SpaceBounds:
         least_ns, compute_ns, drawn_j = np.zeros((3, len(plans), len(self._mhz)))
         launch_ns = np.zeros(len(plans))
         for kind, layers in self._form.layer_kinds.items():
-            works = [self._blocks(self._form.of(kind), plan, which) for plan in plans]
+            form = self._form.of(kind)
+            works = [self._blocks(form, plan, which) for plan in plans]
             rows = np.array([[work.rows for work in pair] for pair in works])
-            both, hiding = rows.sum(axis=1), self._hiding(plans, which, works, rows)
+            both, hiding = rows.sum(axis=1), rows[:, :, :COUNT].sum(axis=1)
+            if not form.case.model.num_experts:
+                self._leave_hiding(hiding, plans, which, works, rows)
             hidden_ns = both[:, COMM] - both[:, GATHER] * waits[:, None]
             most = _saved(layers * hiding + edges, layers * hidden_ns, slow)
             least_ns += layers * both[:, : COMM + 1].sum(axis=1) - most
@@ -236,14 +246,11 @@ class SpaceBounds:
             found.append(self._works[key])
         return found
 
-    def _hiding(
-        self, plans: Sequence[SlicePlan], which: Pass, works: Sequence[Sequence[Work]],
-        rows: Floats,
-    ) -> Floats:  # fmt: skip
-        """Return the compute by family that can hide a collective (``stretch.stretch_of``)."""
-        hiding: Floats = rows[:, :, :COUNT].sum(axis=1)
-        if self.case.model.num_experts > 0:
-            return hiding
+    def _leave_hiding(
+        self, hiding: Floats, plans: Sequence[SlicePlan], which: Pass,
+        works: Sequence[Sequence[Work]], rows: Floats,
+    ) -> None:  # fmt: skip
+        """Leave of the compute by family what can hide a collective (``stretch.stretch_of``)."""
         for number, plan in enumerate(plans):
             if plan.row_slices > 1 or works[number][0].recomputes:
                 continue
@@ -252,7 +259,6 @@ class SpaceBounds:
             beside = (counts if gathers else counts - 1) / counts
             hiding[number] = 0.0
             hiding[number, 0] = rows[number, :, WGRADS].sum(axis=0) + beside @ rows[number, :, CUT]
-        return hiding
 
     def _exposed_ns(self, plan: SlicePlan, which: Pass) -> Floats:
         """Return how much of its collectives a pass does not hide in a plan's order."""

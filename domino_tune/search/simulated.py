@@ -21,10 +21,12 @@ from simulator.issue_order import LayerOrder
 from simulator.memory import live_peaks
 from simulator.modules import plays_again
 from simulator.ordering import order_of
+from simulator.overlap import EP_OVERLAP
 from simulator.peak import peak_bytes, static_memory
 from simulator.plan import MAX_ROW_SLICES, SlicePlan
 from simulator.predict import iteration_ns
 from simulator.slicing import Slicing, searched_slicings
+from simulator.space_bounds import SpaceBounds
 
 
 @dataclass(kw_only=True)
@@ -38,7 +40,8 @@ class SimulatedPlans:
 
     def __post_init__(self) -> None:
         self._closed = closed_form(self.case)
-        self._bound_ns = cache(self._closed.lower_bound_ns)
+        self._bounds = SpaceBounds(self.case) if self.case.cluster.pp == 1 else None
+        self._bound_ns = cache((self._bounds or self._closed).lower_bound_ns)
         self._prior_ns = cache(self._closed.prior_ns)
         self._static: dict[tuple[object, ...], int] = {}
 
@@ -60,7 +63,7 @@ class SimulatedPlans:
 
     def _evaluate(self, plan: SlicePlan) -> Evaluation:
         case, order = self.case, order_of(self.case, plan)
-        if case.cluster.pp > 1:
+        if case.cluster.pp > 1 or plan.strategy == EP_OVERLAP:
             peak = peak_bytes(case, plan, order)
             case.check_memory(plan, peak)
             return Evaluation(iteration_ns=iteration_ns(case, plan, order), peak_bytes=peak)
@@ -84,20 +87,26 @@ class SimulatedPlans:
         """Return a proven bound, without an engine."""
         return self._bound_ns(plan)
 
+    def quick_bound_ns(self, plan: SlicePlan) -> int:
+        """Return a bound that needs no order of the plan."""
+        return (self._bounds or self._closed).quick_bound_ns(plan)
+
     def prior_ns(self, plan: SlicePlan) -> float:
         """Return a closed-form estimate, without an engine."""
         return self._prior_ns(plan)
 
     @property
     def quick_bounds_ns(self) -> Sequence[int]:
-        """Return a bound for each plan, at a single clock."""
+        """Return a bound for each plan, whatever its order."""
         bounds: list[int] = self._quick_ns.tolist()
         return bounds
 
     @cached_property
     def _quick_ns(self) -> Ints:
         groups = self.plans.bound_groups(plays_again=plays_again(self.case.workload))
-        return self._closed.quick_bounds_ns(groups).astype(np.int64)
+        if self._bounds is None:
+            return self._closed.quick_bounds_ns(groups).astype(np.int64)
+        return self._bounds.quick_ns(groups)
 
     def left(self, record: Record) -> int | None:
         """Return how many plans at most an exhaustive search will still look at, by their bounds;

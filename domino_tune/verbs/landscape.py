@@ -56,7 +56,7 @@ def plan_grid(
     case = problem.case
     near_full = known_peak_bytes > NEAR_FULL * case.memory.sure_bytes
     known_ns = {trial.plan: trial.iteration_ns for trial in trials}
-    fastest = _Fastest(case, known_ns, problem.lower_bound_ns)
+    fastest = _Fastest(case, known_ns, problem.quick_bound_ns)
     cuts = [(rows, columns) for rows in ROWS if any(_slicings(case, rows)) for columns in COLUMNS]
     cells = ahead(lambda cut: _cell(fastest, *cut, near_full=near_full), cuts)
     return tuple(cell() for _, cell in cells)
@@ -86,8 +86,9 @@ class _Fastest(NamedTuple):
             if dim == "batch" or plan.order != "paper"
         ]
         found: dict[SlicePlan, int] = {}
-        for plan in sorted(plans, key=self.bound_ns):
-            if not found or self.bound_ns(plan) <= min(found.values()):
+        bounds_ns = {plan: self.bound_ns(plan) for plan in plans}
+        for plan in sorted(plans, key=bounds_ns.__getitem__):
+            if not found or bounds_ns[plan] <= min(found.values()):
                 known_ns = self.known_ns.get(plan)
                 found[plan] = known_ns or predict(self.case, plan).makespan_ns
         return min(found.items(), key=lambda item: (item[1], plans.index(item[0])))
