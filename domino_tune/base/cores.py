@@ -7,11 +7,12 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from itertools import count
+from itertools import chain, count
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Final, Generic, Protocol, TypeVar
@@ -24,6 +25,8 @@ AHEAD: Final = 2
 """Items that a worker has at a time."""
 FEW: Final = 40
 """Items of some milliseconds that one core computes sooner than copies without its caches."""
+WHILE_S: Final = 0.5
+"""Seconds in which one core fills caches that copies then have, too."""
 
 
 class Ahead(Protocol):
@@ -78,6 +81,28 @@ def where_many(
     listed = list(items)
     ahead = on_all_cores if len(listed) > FEW else in_turn
     yield from ahead(function, listed)
+
+
+def where_long(
+    function: Callable[[Item], Result], items: Iterable[Item]
+) -> Iterator[tuple[Item, Callable[[], Result]]]:
+    """Compute results in turn, in this process with its caches, and on all cores what is left when
+    they have taken a while."""
+    coming, spent_s = iter(items), 0.0
+
+    def timed(item: Item) -> Result:
+        nonlocal spent_s
+        began_s = time.perf_counter()
+        try:
+            return function(item)
+        finally:
+            spent_s += time.perf_counter() - began_s
+
+    for item in coming:
+        if spent_s > WHILE_S:
+            yield from on_all_cores(function, chain((item,), coming))
+            return
+        yield item, lambda item=item: timed(item)  # type: ignore[misc]
 
 
 def _cores() -> int:

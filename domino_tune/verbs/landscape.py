@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -56,7 +56,7 @@ def plan_grid(
     case = problem.case
     near_full = known_peak_bytes > NEAR_FULL * case.memory.sure_bytes
     known_ns = {trial.plan: trial.iteration_ns for trial in trials}
-    fastest = _Fastest(case, known_ns, problem.quick_bound_ns)
+    fastest = _Fastest(problem, known_ns)
     cuts = [(rows, columns) for rows in ROWS if any(_slicings(case, rows)) for columns in COLUMNS]
     cells = ahead(lambda cut: _cell(fastest, *cut, near_full=near_full), cuts)
     return tuple(cell() for _, cell in cells)
@@ -72,9 +72,13 @@ def _slicings(case: Case, rows: int) -> Iterator[Slicing]:
 class _Fastest(NamedTuple):
     """Finds the fastest variant of a cut, by simulating those that bounds do not rule out."""
 
-    case: Case
+    problem: SimulatedPlans
     known_ns: Mapping[SlicePlan, int]
-    bound_ns: Callable[[SlicePlan], int]
+
+    @property
+    def case(self) -> Case:
+        """The case of the plans."""
+        return self.problem.case
 
     def of(self, rows: int, columns: int) -> tuple[SlicePlan, int]:
         """Return the fastest variant and its time (ns); the first of equal ones."""
@@ -86,12 +90,15 @@ class _Fastest(NamedTuple):
             if dim == "batch" or plan.order != "paper"
         ]
         found: dict[SlicePlan, int] = {}
-        bounds_ns = {plan: self.bound_ns(plan) for plan in plans}
+        bounds_ns = {plan: self.problem.quick_bound_ns(plan) for plan in plans}
         for plan in sorted(plans, key=bounds_ns.__getitem__):
-            if not found or bounds_ns[plan] <= min(found.values()):
-                known_ns = self.known_ns.get(plan)
-                found[plan] = known_ns or predict(self.case, plan).makespan_ns
+            if found and not self._may_win(plan, bounds_ns[plan], min(found.values())):
+                continue
+            found[plan] = self.known_ns.get(plan) or predict(self.case, plan).makespan_ns
         return min(found.items(), key=lambda item: (item[1], plans.index(item[0])))
+
+    def _may_win(self, plan: SlicePlan, bound_ns: int, fastest_ns: int) -> bool:
+        return bound_ns <= fastest_ns and self.problem.lower_bound_ns(plan) <= fastest_ns
 
 
 def _cell(fastest: _Fastest, rows: int, columns: int, *, near_full: bool) -> GridCell:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from domino_tune.base.cores import Ahead, in_turn, on_all_cores
+from domino_tune.base.cores import Ahead, in_turn, where_long
 from domino_tune.base.progress import Pace, Progress, no_progress
 from domino_tune.requests import TuneRequest
 from domino_tune.results.tune import TrialResult, TuneResult
@@ -116,8 +116,8 @@ def tune_cases(
     """
     began = time.perf_counter()
     plans = [CasePlans(case=case, target=request.target) for case in cases]
-    found = search_all(plans, request, progress, ahead=on_all_cores)
-    result = conclude(found, request, progress, ahead=on_all_cores)
+    found = search_all(plans, request, progress, ahead=where_long)
+    result = conclude(found, request, progress, ahead=where_long)
     return replace(result, seconds=time.perf_counter() - began)
 
 

@@ -110,6 +110,18 @@ def test_few_results_are_computed_where_the_caches_are() -> None:
     assert printed.splitlines() == ["1 True", "1 True", "3 False"]
 
 
+def test_what_takes_a_while_goes_on_on_all_cores() -> None:
+    printed = _script(
+        "for cores.WHILE_S in (1e9, -1.0):\n"
+        "    looks = cores.where_long(square, range(6))\n"
+        "    found = [(item, *result()) for item, result in looks]\n"
+        "    pids = {pid for _, _, pid in found}\n"
+        "    print([value for _, value, _ in found], len(pids), os.getpid() in pids)\n"
+    )
+    squares = [n * n for n in range(6)]
+    assert printed.splitlines() == [f"{squares} 1 True", f"{squares} 3 False"]
+
+
 @pytest.mark.parametrize("number", [9, 15])
 def test_copies_end_with_a_process_that_is_killed(number: int) -> None:
     text = (
