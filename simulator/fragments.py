@@ -92,15 +92,15 @@ class Fragments(Quantized):
 
     @cached_property
     def recomputation(self) -> Recomputation:
-        """What backward computes again."""
-        return Recomputation(self.shapes, self._of_first_slice)
+        """What backward computes again. It looks at forward ops of another builder, whose values
+        enter no sizes here."""
+        return Recomputation(self.shapes, replace(self, value_bytes={}, shared={})._of_first_slice)
 
     def _of_first_slice(self, block: str, fragment: str) -> list[OpTemplate]:
-        """Return forward ops whose values are looked at alone, and enter no sizes."""
-        apart = replace(self, value_bytes={}, shared={})
+        """Return the forward ops of the first slice."""
         count = pieces(self.shapes.plan, block, fragment) if is_cut(block, fragment) else 1
         return [
-            op for piece in range(count) for op in apart._plain(Token(block, fragment, 0, piece))
+            op for piece in range(count) for op in self._plain(Token(block, fragment, 0, piece))
         ]
 
     def _again(self, token: Token) -> list[OpTemplate]:
