@@ -16,7 +16,12 @@ from simulator.power import PowerSection
 from simulator.price import Cost, Price, cost_of
 from simulator.profile import Profile
 from simulator.shapes import Shapes, shapes_of
-from simulator.sharding import check_context, check_pipeline, check_shardable
+from simulator.sharding import (
+    check_context,
+    check_pipeline,
+    check_shardable,
+    head_in_layers,
+)
 from simulator.specs import ClusterSpec, ModelSpec, Workload, require_divisible
 from simulator.stack import LayerKind
 from simulator.units import GIB
@@ -190,21 +195,39 @@ class Case:
         return max(range(len(ranks)), key=lambda rank: (ranks[rank].layers, ranks[rank].head))
 
     @cached_property
+    def critical_rank(self) -> int:
+        """The rank with the most layers of its own in all micro-batches, and before it in one; a
+        head counts as layers. So of ranks with equally many layers it is the last."""
+        head, micros = head_in_layers(self.model), self.workload.grad_accumulation
+        most, critical, before = -1.0, 0, 0
+        for rank, chunks in enumerate(self.chunks):
+            own = joined(chunks)
+            layers = micros * (own.layers + own.head * head) + before
+            if layers > most:
+                most, critical = layers, rank
+            before += chunks[0].layers
+        return critical
+
+    @cached_property
     def busiest(self) -> Case:
         """What the busiest rank plays, as a case of its own without a pipeline."""
         return self.of_rank(self.busiest_rank)
 
     def of_rank(self, rank: int) -> Case:
         """Return what a rank of the pipeline plays, as a case of its own without a pipeline."""
-        chunks = self.chunks[rank]
-        chunk, each = joined(chunks), self.workload.recompute_layers
-        again = sum(min(each, one.layers) for one in chunks)
+        chunk, again = self.rank_load(rank)
         return self._at_this_cost(
             model=chunk.model(self.model),
             workload=replace(chunk.workload(self.workload), pp_layers=(), recompute_layers=again),
             cluster=replace(self.cluster, pp=1, vpp=1),
             chunk=chunk,
         )
+
+    def rank_load(self, rank: int) -> tuple[Chunk, int]:
+        """Return all layers of a rank as one chunk, and how many of them are recomputed; 0 means
+        all, where any are."""
+        chunks, each = self.chunks[rank], self.workload.recompute_layers
+        return joined(chunks), sum(min(each, one.layers) for one in chunks)
 
     def check_memory(self, plan: SlicePlan, peak_bytes: int) -> None:
         """Raise InfeasiblePlanError if the peak fits a GPU with a probability less than SURE."""

@@ -19,7 +19,7 @@ import numpy as np
 from simulator.bound_groups import BoundGroups
 from simulator.case import Case
 from simulator.closed_form import ClosedForm, Floats, bound_key
-from simulator.pipeline.closed_form import PipelineForm, RankRecipes, rank_recipes
+from simulator.pipeline.closed_form import PipelineForm
 from simulator.plan import SlicePlan
 from simulator.power import PowerSection
 from simulator.recipes import Recipes
@@ -36,37 +36,42 @@ Drawn = TypeVar("Drawn", float, Floats)
 
 
 class Layers:
-    """What bounds of cases with the same kinds of layers and micro-batches share: recipes, a form
-    at each clock (0: that of the timings), which clock was found last (``near``), and one that was
-    found (``clock_mhz``)."""
+    """What bounds of cases with the same kinds of layers and micro-batches share: the recipes and,
+    at each clock (0: that of the timings), the form of each kind of rank; which clock was found
+    last (``near``), and one that was found (``clock_mhz``)."""
 
     def __init__(self) -> None:
-        self._recipes: Recipes | None = None
-        self._forms: dict[int, ClosedForm] = {}
+        self._recipes: dict[tuple[object, ...], Recipes] = {}
+        self._forms: dict[tuple[object, ...], ClosedForm] = {}
+        self._first: dict[int, ClosedForm] = {}
         self.near = 0
         self.clock_mhz: int | None = None
 
-    def recipes(self, case: Case) -> Recipes | RankRecipes:
-        """Return the recipes of a case, or of the ranks of its pipeline that bounds look at."""
-        if case.cluster.pp > 1:
-            ranks = rank_recipes(case, self._recipes)
-            self._recipes = self._recipes or ranks.busiest
-            return ranks
-        made = Recipes(case, self._recipes)
-        self._recipes = self._recipes or made
-        return made
-
-    def form(self, case: Case, recipes: Recipes | RankRecipes, clock_mhz: int = 0) -> Form:
+    def form(self, case: Case, clock_mhz: int = 0) -> Form:
         """Return the form of a case at a clock: that of a pipeline, or of a rank with all
         layers."""
-        made: Form
-        like, cost = self._forms.get(clock_mhz), case.cost_at(clock_mhz or None)
-        if isinstance(recipes, RankRecipes):
-            made = PipelineForm(case, cost, recipes, like)
-        else:
-            made = ClosedForm(case, cost, recipes, like)
-        self._forms.setdefault(clock_mhz, made.rank if isinstance(made, PipelineForm) else made)
-        return made
+        if case.cluster.pp == 1:
+            return self._form(case, None, clock_mhz)
+        busiest, critical = (
+            self._form(case, rank, clock_mhz) for rank in (case.busiest_rank, case.critical_rank)
+        )
+        return PipelineForm(case, busiest, critical)
+
+    def _form(self, case: Case, rank: int | None, clock_mhz: int) -> ClosedForm:
+        """Return the form of a rank, which others with the same layers share."""
+        work = case.workload
+        key: tuple[object, ...] = work.recompute, work.grad_accumulation, case.cluster.dp
+        key += (work.recompute_layers,) if rank is None else case.rank_load(rank)
+        if (key, clock_mhz) not in self._forms:
+            if key not in self._recipes:
+                like = next(iter(self._recipes.values()), None)
+                whole = case if rank is None else case.of_rank(rank)
+                self._recipes[key] = Recipes(whole, like)
+            recipes, cost = self._recipes[key], case.cost_at(clock_mhz or None)
+            made = ClosedForm(recipes.case, cost, recipes, self._first.get(clock_mhz))
+            self._first.setdefault(clock_mhz, made)
+            self._forms[key, clock_mhz] = made
+        return self._forms[key, clock_mhz]
 
 
 def closed_form(case: Case, layers: Layers | None = None) -> Form | ClockedForm:
@@ -76,7 +81,7 @@ def closed_form(case: Case, layers: Layers | None = None) -> Form | ClockedForm:
     """
     shared = layers or Layers()
     if case.power is None:
-        return shared.form(case, shared.recipes(case))
+        return shared.form(case)
     return ClockedForm(case, case.power, shared)
 
 
@@ -87,7 +92,6 @@ class ClockedForm:
         self.case = case
         self.law = law
         self._layers = layers
-        self._recipes = layers.recipes(case)
         self._forms: dict[int, Form] = {}
         self._found: dict[tuple[object, ...], tuple[int, int]] = {}
         self._near = 0
@@ -167,7 +171,7 @@ class ClockedForm:
 
     def _form(self, clock_mhz: int) -> Form:
         if clock_mhz not in self._forms:
-            self._forms[clock_mhz] = self._layers.form(self.case, self._recipes, clock_mhz)
+            self._forms[clock_mhz] = self._layers.form(self.case, clock_mhz)
         return self._forms[clock_mhz]
 
     def _bound_ns(self, plan: SlicePlan, clock_mhz: int) -> int:

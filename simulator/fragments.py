@@ -14,7 +14,7 @@ the order of accumulation. ``again.s0.attn.norm`` is a value that backward recom
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
@@ -134,10 +134,12 @@ class Fragments(Quantized):
 
     @cached_property
     def recomputation(self) -> Recomputation:
-        """What backward computes again."""
-        return Recomputation(self.shapes, self._of_first_slice)
+        """What backward computes again. It looks at forward ops of another builder, which does not
+        hold this one."""
+        return Recomputation(self.shapes, replace(self, shared={})._of_first_slice)
 
     def _of_first_slice(self, block: str, fragment: str) -> list[OpTemplate]:
+        """Return the forward ops of the first slice."""
         count = pieces(self.shapes.plan, block, fragment) if is_cut(block, fragment) else 1
         return [
             op for piece in range(count) for op in self._plain(Token(block, fragment, 0, piece))

@@ -36,8 +36,8 @@ def repriced(schedule: Schedule, cost: CostModel) -> Repriced:
     key = cost.launch.key, cost.contention.admission
     found = schedule.programs.get(key)
     if found is None:
-        found = schedule.programs[key] = Repriced(schedule, cost)
-    return found
+        found = schedule.programs[key] = _First(schedule, cost)
+    return Repriced(schedule, cost, found)
 
 
 def _is_host(cost: CostModel) -> bool:
@@ -58,15 +58,25 @@ class Led(NamedTuple):
     computes: int
 
 
-class Repriced:
-    """A schedule, compiled with ``cost``, the first machine that it is played on."""
+class _First:
+    """What the first machine that a schedule is played on makes of it, and the timed ops of the
+    last one at a clock. The schedule keeps it, so it keeps no schedule."""
 
     def __init__(self, schedule: Schedule, cost: CostModel) -> None:
-        self.schedule = schedule
         self.cost = cost
-        self._compiled = compile_schedule(schedule, cost)
-        self._timed_for: CostModel | None = None
-        self._timed = np.empty((0, clocks.TIMED_COLUMNS))
+        self.compiled = compile_schedule(schedule, cost)
+        self.timed_for: CostModel | None = None
+        self.timed = np.empty((0, clocks.TIMED_COLUMNS))
+
+
+class Repriced:
+    """A schedule, compiled with ``cost``, or with that of ``first``, the first machine that it was
+    played on."""
+
+    def __init__(self, schedule: Schedule, cost: CostModel, first: _First | None = None) -> None:
+        self.schedule = schedule
+        self._first = first or _First(schedule, cost)
+        self.cost, self._compiled = self._first.cost, self._first.compiled
 
     def program(self, cost: CostModel) -> Program:
         """Return the program on the machine of ``cost``."""
@@ -112,10 +122,11 @@ class Repriced:
         made = self._compiled
         if not isinstance(cost, AtClock):
             return np.array([cost.duration_ns(one) for one in made.signatures], np.int64)
-        if self._timed_for is not cost.timed_cost:
-            self._timed_for, self._timed = cost.timed_cost, timed_rows(cost, made.listing)
-        durations = np.empty(len(self._timed), np.int64)
-        call("durations_at", self._timed, cost.clock_mhz, durations)
-        for number in np.flatnonzero(self._timed[:, clocks.KIND] == clocks.FUSED).tolist():
+        first = self._first
+        if first.timed_for is not cost.timed_cost:
+            first.timed_for, first.timed = cost.timed_cost, timed_rows(cost, made.listing)
+        durations = np.empty(len(first.timed), np.int64)
+        call("durations_at", first.timed, cost.clock_mhz, durations)
+        for number in np.flatnonzero(first.timed[:, clocks.KIND] == clocks.FUSED).tolist():
             durations[number] = cost.duration_ns(made.signatures[number])
         return durations

@@ -142,11 +142,18 @@ class Shapes:
         model, work = kind.model(self.model), kind.of(self.workload)
         return replace(self, model=model, workload=work)
 
-    @cached_property
+    @property
     def kinds(self) -> tuple[tuple[int, Shapes], ...]:
         """The number of layers of each kind, and their shapes."""
-        found = kinds(self.model, self.workload)
-        return tuple((layers, self.of(kind)) for kind, layers in found.items())
+        return tuple((layers, one or self) for layers, one in self._kinds)
+
+    @cached_property
+    def _kinds(self) -> tuple[tuple[int, Shapes | None], ...]:
+        """The same with None for these shapes, which would else keep themselves."""
+        found = (
+            (layers, self.of(kind)) for kind, layers in kinds(self.model, self.workload).items()
+        )
+        return tuple((layers, None if one is self else one) for layers, one in found)
 
     @cached_property
     def kv_copies(self) -> int:

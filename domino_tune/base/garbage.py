@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-THRESHOLD: Final = 500_000
+THRESHOLD: Final = 5_000_000
 """Objects that are made before the collector looks for cycles."""
 
 

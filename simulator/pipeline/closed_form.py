@@ -13,75 +13,32 @@ messages block, each pass begins with its host, and takes as long as that.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from simulator.bound_groups import BoundGroups
 from simulator.case import Case
-from simulator.chunks import joined
 from simulator.closed_form import ClosedForm, EdgeWork, Floats, SpaceBounds
-from simulator.cost import CostModel
 from simulator.overlap import EP_OVERLAP
 from simulator.pipeline.build import each_ns
 from simulator.pipeline.program import hosts_lead
 from simulator.plan import SlicePlan
-from simulator.recipes import Recipes
 from simulator.shapes import Shapes
-from simulator.sharding import head_in_layers
 from simulator.specs import WGRADS_APART
 from simulator.stack import kinds
 
 
-class RankRecipes(NamedTuple):
-    """The recipes of a pipeline's busiest rank and of its critical one, and the latter's number."""
-
-    busiest: Recipes
-    critical: Recipes
-    rank: int
-
-
-def rank_recipes(case: Case, like: Recipes | None = None) -> RankRecipes:
-    """Return the recipes of two ranks; ``like``: recipes that share their caches."""
-    busiest, rank = Recipes(case.busiest, like), critical_rank(case)
-    if rank == case.busiest_rank:
-        return RankRecipes(busiest, busiest, rank)
-    return RankRecipes(busiest, Recipes(case.of_rank(rank), busiest), rank)
-
-
-def critical_rank(case: Case) -> int:
-    """Return the rank with the most layers of its own in all micro-batches, and before it in one;
-    the head counts as layers."""
-    head, micros = head_in_layers(case.model), case.workload.grad_accumulation
-
-    def layers(rank: int) -> float:
-        own = joined(case.chunks[rank])
-        before = sum(chunks[0].layers for chunks in case.chunks[:rank])
-        return micros * (own.layers + own.head * head) + before
-
-    return max(range(len(case.chunks)), key=layers)
-
-
 class PipelineForm:
-    """Bound and estimate for the plans of a case with a pipeline; ``like`` as in ClosedForm."""
+    """Bound and estimate for the plans of a case with a pipeline, from the forms of its busiest and
+    its critical rank."""
 
-    def __init__(
-        self,
-        case: Case,
-        cost: CostModel | None = None,
-        recipes: RankRecipes | None = None,
-        like: ClosedForm | None = None,
-    ) -> None:
+    def __init__(self, case: Case, busiest: ClosedForm, critical: ClosedForm) -> None:
         self.case = case
-        busiest, critical, rank = recipes or rank_recipes(case)
-        self.rank = self._critical = ClosedForm(case.busiest, cost, busiest, like)
-        if critical is not busiest:
-            self._critical = ClosedForm(critical.case, self.rank.cost, critical, self.rank)
-        self._critical_rank = rank
+        self.rank, self._critical = busiest, critical
         self._kinds = tuple(kinds(case.model, case.workload))
         self._summed: dict[bool, int] = {}
-        self._leads = hosts_lead(case.workload, self.rank.cost)
-        self._layers_before = sum(chunks[0].layers for chunks in case.chunks[:rank])
+        self._leads = hosts_lead(case.workload, busiest.cost)
+        before = case.chunks[: case.critical_rank]
+        self._layers_before = sum(chunks[0].layers for chunks in before)
 
     def lower_bound_ns(self, plan: SlicePlan) -> int:
         """Return a bound that is never above ``predict(case, plan).makespan_ns``."""
@@ -147,7 +104,7 @@ class PipelineForm:
         return self._summed[alone]
 
     def _last_sum_ns(self, whole: Shapes) -> int:
-        rank = self._critical_rank
+        rank = self.case.critical_rank
         if rank == 0 or not (whole.reduces and self.case.workload.overlap_grad_reduce):
             return 0
         held = self.case.chunks[rank][0].of(whole).held
