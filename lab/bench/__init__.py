@@ -22,7 +22,6 @@ BENCHES: Final[dict[str, tuple[str, ...]]] = {
     "baselines": (
         "Domino's gain over Megatron-LM: eight models at TP 2 to 8, BF16 and FP8; long sequences",
         "baselines.baselines", "baselines.sequence_slices", "baselines.formats",
-        "baselines.machines",
     ),
     "power": ("what the power cap takes of that gain, at several caps", "baselines.power"),
     "admission": (
@@ -35,7 +34,7 @@ BENCHES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "experts": (
         "errors of laws of experts on what was withheld; what hides their exchange",
-        "experts.grouped", "experts.others", "hiding.hiding",
+        "accuracy.grouped", "accuracy.others", "hiding.hiding",
     ),
     "published": (
         "published runs beside predictions: times, intervals, memory, FP8 over BF16, 2022's hosts",
@@ -46,18 +45,19 @@ BENCHES: Final[dict[str, tuple[str, ...]]] = {
         "published rivals (Flux, AsyncTP, userbuffers), and verdicts for usual models",
         "rivals.rivals",
     ),
-    "calibrate": ("how well a few measured iterations predict the others", "calibrate.calibrate"),
-    "layouts": ("the best layouts on 8 to 4,096 GPUs, with Domino and without", "layouts.layouts"),
-    "speed": ("the time of whole commands, and of the parts that searches call", "speed.speed"),
+    "calibrate": (
+        "how well a few measured iterations predict the others", "searches.calibrate",
+    ),
+    "layouts": (
+        "the best layouts on 8 to 4,096 GPUs, with Domino and without", "searches.layouts",
+    ),
+    "speed": ("the time of whole commands, and of the parts that searches call", "searches.speed"),
     "h200": ("our H200's rows withheld, and beside h100-dgx", "h200.h200"),
     "gpu": (
         "records of lent GPUs: power, clock, admission, gaps, FP8, experts, plans that ran",
         "gpu_records.gpu_records",
     ),
-    "runtime": (
-        "real CPU ranks: applied plans beside torch's DTensors; an eager host's time",
-        "runtime.applied", "runtime.host",
-    ),
+    "runtime": ("real CPU ranks: applied plans beside torch's DTensors", "runtime.applied"),
 }  # fmt: skip
 """What each prints, then its parts, ``module.function`` of this package; in the order in which all
 run. A part that lacks what it needs raises SkippedError; the others still run."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Final
 
 from domino_tune.base.tables import Table
@@ -11,6 +11,7 @@ from domino_tune.search.rivals import paired_plans
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.resolve import Chosen, place
 from domino_tune.verbs.verdict import drawn_times_ns, middle_of
+from lab.verdict import table
 from simulator.case import Case
 from simulator.implementation import IMPLEMENTATIONS
 from simulator.plan import MEGATRON, SlicePlan
@@ -33,64 +34,43 @@ MICROS: Final = 8
 SEQUENCE: Final = 4096
 SIZE: Final = 2
 """Sequences of a micro-batch, so that it can be cut in two."""
-DOMINO: Final = SlicePlan(row_slices=2)
 
 
 def hiding() -> list[Table]:
     """Return by how much each way speeds up a step, and the middle 80 % of drawn machines."""
-    rows = [row for name in NAMES for profile in PROFILES for row in _rows(name, profile)]
+    jobs = product(NAMES, PROFILES, RANKS)
     return [
-        Table(
-            title=f"What hides the exchange: {LAYERS} layers, {MICROS} micro-batches of {SIZE} × "
+        table(
+            f"What hides the exchange: {LAYERS} layers, {MICROS} micro-batches of {SIZE} × "
             f"{SEQUENCE:,}, TP 1, bf16",
-            columns=(
-                "model", "profile", ">EP", ">exchange", "two micro-batches", "Domino, 2 slices",
-                "shared expert",
-            ),
-            rows=rows,
-            notes=(
-                "exchange: its exposed share of Megatron-LM's step. Others: times as fast as that, "
-                "and the middle 80 % of 2,000 machines drawn from the profile's errors. Tokens by "
-                f"{', '.join(f'{one} on {profile}' for profile, one in PROFILES.items())}.",
-            ),
+            "model|profile|>EP|>exchange|two micro-batches|Domino, 2 slices|shared expert",
+            [(*job, *_ways(*job)) for job in jobs if MODELS[job[0]].num_experts % job[2] == 0],
+            "exchange: its exposed share of Megatron-LM's step. Others: times as fast as that, and "
+            "the middle 80 % of 2,000 machines drawn from the profile's errors. Tokens by "
+            f"{', '.join(f'{one} on {profile}' for profile, one in PROFILES.items())}.",
         )
-    ]  # fmt: skip
+    ]
 
 
-def _rows(name: str, profile: str) -> Iterator[tuple[str, ...]]:
-    for ranks in RANKS:
-        if MODELS[name].num_experts % ranks == 0:
-            case = case_of(name, profile, ranks)
-            alone = predict(case, MEGATRON)
-            pairs = paired_plans(case)[0]
-            gains = _gains(case, {"pairs": pairs, "domino": DOMINO})
-            yield (
-                name, profile, str(ranks), f"{alone.exposed_ns / alone.makespan_ns:.0%}",
-                gains["pairs"], gains["domino"], _shared(case, alone.makespan_ns),
-            )  # fmt: skip
-
-
-def _gains(case: Case, plans: dict[str, SlicePlan]) -> dict[str, str]:
-    every = {"alone": MEGATRON, **plans}
-    chosen = {name: Chosen.of(case, plan) for name, plan in every.items()}
+def _ways(name: str, profile: str, ranks: int) -> tuple[str, ...]:
+    case = _case(name, profile, ranks)
+    alone, cells = predict(case, MEGATRON), []
+    plans = {"": MEGATRON, "pairs": paired_plans(case)[0], "domino": SlicePlan(row_slices=2)}
+    chosen = {way: Chosen.of(case, plan) for way, plan in plans.items()}
     drawn = drawn_times_ns(case, chosen)
-    times = {name: predict(case, one.plan, one.order).makespan_ns for name, one in chosen.items()}
-    found = {}
-    for name in plans:
-        low, high = middle_of(drawn["alone"] / drawn[name])
-        found[name] = f"{times['alone'] / times[name]:.2f} ({low:.2f}–{high:.2f})"
-    return found
+    for way in ("pairs", "domino"):
+        low, high = middle_of(drawn[""] / drawn[way])
+        gain = alone.makespan_ns / predict(case, plans[way], chosen[way].order).makespan_ns
+        cells.append(f"{gain:.2f} ({low:.2f}–{high:.2f})")
+    shared = ""
+    if case.model.shared_expert_intermediate_size:
+        beside = replace(case.workload, moe_shared_expert_overlap=True)
+        with_it = predict(replace(case, workload=beside), MEGATRON)
+        shared = f"{alone.makespan_ns / with_it.makespan_ns:.2f}"
+    return f"{alone.exposed_ns / alone.makespan_ns:.0%}", *cells, shared
 
 
-def _shared(case: Case, alone_ns: int) -> str:
-    """Return the gain of a shared expert that runs beside the exchange; none without one."""
-    if not case.model.shared_expert_intermediate_size:
-        return ""
-    work = replace(case.workload, moe_shared_expert_overlap=True)
-    return f"{alone_ns / predict(replace(case, workload=work), MEGATRON).makespan_ns:.2f}"
-
-
-def case_of(name: str, profile: str, ranks: int) -> Case:
+def _case(name: str, profile: str, ranks: int) -> Case:
     """Return layers of a model whose experts are divided among ``ranks``."""
     known, model = load_profile(profile), MODELS[name]
     model = replace(

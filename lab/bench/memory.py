@@ -8,10 +8,9 @@ from statistics import mean, stdev
 from typing import Final
 
 from domino_tune.base.tables import Table
-from domino_tune.measure.importers.tables import Line
 from domino_tune.store.profiles import load_profile
 from lab.bench.runs import Run, rows, runs
-from lab.verdict import Check, at_least, check_table, reported
+from lab.verdict import Check, at_least, check_table, reported, table
 from simulator.case import Case
 from simulator.implementation import IMPLEMENTATIONS
 from simulator.peak import peak_bytes
@@ -35,18 +34,14 @@ WHY_FLAKY: Final = (
 def memory() -> list[Table]:
     """Return published peaks and their chances, their checks, and torchtitan's figures."""
     ran = runs("simumax", "ci")
-    return [_peaks(ran), _checks(ran), _torchtitan()]
-
-
-def _peaks(ran: Sequence[Run]) -> Table:
-    return Table(
-        title="Peaks of jobs that ran, GiB a GPU",
-        columns=(
-            "profile", "run, micro-batches", ">published", ">predicted", ">error", ">reserved",
-            ">usable", ">fits",
+    return [
+        table(
+            "Peaks of jobs that ran, GiB a GPU",
+            "profile|run, micro-batches|>published|>predicted|>error|>reserved|>usable|>fits",
+            map(_peak, ran),
         ),
-        rows=[_peak(run) for run in ran],
-    )  # fmt: skip
+        _checks(ran), _torchtitan(),
+    ]  # fmt: skip
 
 
 def _peak(run: Run) -> tuple[str, ...]:
@@ -59,75 +54,57 @@ def _peak(run: Run) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _ratio(row: Line) -> float:
-    return float(row["reserved_gib"]) / float(row["allocated_gib"])
-
-
 def _checks(ran: Sequence[Run]) -> Table:
     """Return whether the stated distributions are those of the tables, and the chances that they
-    give jobs that ran and one that often fails.
-    """
-    checks = [
-        Check(
-            what=f"{family}: mean and deviation of log(reserved / allocated)",
-            target=f"{FRAGMENTS[name].mean:.3f} ± {FRAGMENTS[name].sd:.3f}",
-            measured=f"{mean(logs):.3f} ± {stdev(logs):.3f}",
-            ok=abs(mean(logs) - FRAGMENTS[name].mean) < CLOSE
-            and abs(stdev(logs) - FRAGMENTS[name].sd) < CLOSE,
-        )
-        for family, name in STATED.items()
-        for logs in [_logs(family)]
-    ]
-    peaks = [peak_bytes(run.case, run.plan) for run in ran]
-    off = sorted({
-        round(math.log(run.gib * GIB / peak), 4)
-        for run, peak in zip(ran, peaks, strict=True) if run.gib
-    })  # fmt: skip
-    spread = math.sqrt(mean(one * one for one in off))
-    chances = [run.case.memory.chance(peak) for run, peak in zip(ran, peaks, strict=True)]
-    model, cluster = FLAKY
-    recipe = Case(
-        model=MODELS[model], cluster=cluster, profile=load_profile("h100-dgx"),
-        workload=Workload(
-            seq_length=4096, micro_batch_size=1, grad_accumulation=16,
-            implementation=IMPLEMENTATIONS["megatron-te"],
-        ),
-    )  # fmt: skip
-    flaky = next(one for one in rows("reserved_memory.csv") if one["when"] == "fails")
-    said = recipe.memory.chance(round(float(flaky["allocated_gib"]) * GIB))
+    give jobs that ran and one that often fails."""
+    checks, reserved = [], rows("reserved_memory.csv")
+    for family, name in STATED.items():
+        logs = [
+            math.log(float(one["reserved_gib"]) / float(one["allocated_gib"]))
+            for one in reserved if one["family"] == family and one["when"] in ("free", "full")
+        ]  # fmt: skip
+        told, found = (FRAGMENTS[name].mean, FRAGMENTS[name].sd), (mean(logs), stdev(logs))
+        near = all(abs(a - b) < CLOSE for a, b in zip(told, found, strict=True))
+        what = f"{family}: mean and deviation of log(reserved / allocated)"
+        stated, measured = ("{:.3f} ± {:.3f}".format(*one) for one in (told, found))
+        checks.append(Check(what, stated, measured, near))
+    peaks = [(run, peak_bytes(run.case, run.plan)) for run in ran]
+    off = {round(math.log(run.gib * GIB / peak), 4) for run, peak in peaks if run.gib}
+    spread = math.sqrt(mean(one * one for one in sorted(off)))
+    what = f"log(published / predicted peak), {len(off)} layouts: root mean square"
+    near = abs(spread - PREDICTED_SD) < CLOSE
+    least = min(run.case.memory.chance(peak) for run, peak in peaks)
+    flaky = next(one for one in reserved if one["when"] == "fails")
+    said = _recipe().memory.chance(round(float(flaky["allocated_gib"]) * GIB))
     checks += [
-        Check(
-            what=f"log(published / predicted peak), {len(off)} layouts: root mean square",
-            target=f"{PREDICTED_SD:.4f}", measured=f"{spread:.4f}",
-            ok=abs(spread - PREDICTED_SD) < CLOSE,
-        ),
-        at_least("runs that ran: least chance to fit", SURE, min(chances)),
+        Check(what, f"{PREDICTED_SD:.4f}", f"{spread:.4f}", near),
+        at_least("runs that ran: least chance to fit", SURE, least),
         reported("a recipe that runs in 40 to 70 % of tries", percent(said)),
-    ]  # fmt: skip
-    title = "Distributions of the chance to fit, beside their tables"
-    return check_table(title, checks, [WHY_FLAKY])
-
-
-def _logs(family: str) -> list[float]:
-    return [
-        math.log(_ratio(one))
-        for one in rows("reserved_memory.csv")
-        if one["family"] == family and one["when"] in ("free", "full")
     ]
+    title = "Distributions of the chance to fit, beside their tables"
+    return check_table(title, checks, WHY_FLAKY)
+
+
+def _recipe() -> Case:
+    work = Workload(
+        seq_length=4096, micro_batch_size=1, grad_accumulation=16,
+        implementation=IMPLEMENTATIONS["megatron-te"],
+    )  # fmt: skip
+    model, cluster = MODELS[FLAKY[0]], FLAKY[1]
+    return Case(model=model, cluster=cluster, profile=load_profile("h100-dgx"), workload=work)
 
 
 def _torchtitan() -> Table:
-    found = []
+    lines = []
     for run in runs("torchtitan-memory"):
         assert run.gib is not None
         peak = peak_bytes(run.case, run.plan)
         reserved = run.case.memory.reserved_bytes(peak) / GIB
-        found.append((
+        lines.append((
             run.label + ", AsyncTP" * (run.row["async_tp"] == "yes"), f"{run.gib:.1f}",
             f"{peak / GIB:.1f}", f"{reserved:.1f}", f"{reserved / run.gib - 1:+.0%}",
         ))  # fmt: skip
-    return Table(
-        title="torchtitan's reserved memory, GiB a GPU (float8, which is not simulated)",
-        columns=("job", ">reserved", ">predicted peak", ">predicted reserved", ">error"),
-        rows=found,
-    )
+    return table(
+        "torchtitan's reserved memory, GiB a GPU (float8, which is not simulated)",
+        "job|>reserved|>predicted peak|>predicted reserved|>error", lines,
+    )  # fmt: skip

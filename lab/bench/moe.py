@@ -1,9 +1,10 @@
-"""Published steps of models with experts beside predictions. Nothing is fitted to them."""
+"""Published steps of models with experts, and published pairs of one job, beside predictions.
+Nothing is fitted to them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import mean
 from typing import Any, Final, NamedTuple
@@ -13,16 +14,15 @@ from domino_tune.measure.importers.tables import Line
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.resolve import place
 from domino_tune.verbs.simulate import shortened
-from lab.bench.cases import interval, recorded, time_ms
-from lab.bench.moe_pairs import pairs
+from lab.bench.common import interval, recorded, time_ms
 from lab.bench.runs import rows
-from lab.verdict import Check, at_most, check_table, equal, reported
+from lab.verdict import Check, at_most, check_table, equal, reported, table
 from simulator.case import Case
 from simulator.graphs import GRAPH_SCOPES
 from simulator.implementation import IMPLEMENTATIONS
 from simulator.overlap import EP_OVERLAP
 from simulator.peak import peak_bytes
-from simulator.plan import MEGATRON, SlicePlan, WgradPlacement
+from simulator.plan import MEGATRON, SlicePlan
 from simulator.presets import MODELS
 from simulator.sharding import spread_layers
 from simulator.specs import ClusterSpec, ModelSpec, Workload
@@ -37,21 +37,33 @@ PRESETS: Final = {
     "DeepSeekV3": "deepseek-v3", "GPT OSS 120B": "gpt-oss-120b",
 }  # fmt: skip
 RECIPES: Final = {"FP8": "tensorwise", "MXFP8": "mxfp8", "NVFP4": "nvfp4", "BF16": "none"}
-LEVELS: Final = ("tensor_model", "pipeline_model", "context")
 WHOLE_GRAPHS: Final = ("full_iteration", "local")
 FIRST_RELEASE: Final = "26.04"
 """Earlier ones are up to 1.8 times as slow as the next with the same settings."""
 NOT_COUNTED: Final = "GPT OSS 120B"
 """It takes 1.4 times as long as its ops on every GPU, by what mechanism nobody knows."""
 STEPS: Final = 0.12
+OVERLAPPED: Final = 0.12
 HALF_WIDTH: Final = 0.25
 ON_B200: Final = 0.08
 MEMORY: Final = 0.02
-OVERLAPPED: Final = 0.12
-NOTES: Final = (
-    "Counted: the newest release of a layout, from 26.04 on, whose recipe has the row's layout; "
-    "those that overlap the experts' exchange, by two micro-batches beside each other, apart.",
-)
+NEAR: Final = 0.10
+SEQUENCE: Final = 4096
+"""Tokens of a sequence where a pair's source does not tell: that of NVIDIA's recipes."""
+TOGETHER: Final = replace(MEGATRON, strategy=EP_OVERLAP)
+DELAYED: Final = replace(TOGETHER, wgrad="deferred")
+ROUTER: Final = ("moe_router", "moe_preprocess")
+Way = tuple[SlicePlan, tuple[str, ...]]
+"""A job's plan and what it replays."""
+CHANGES: Final[dict[str, tuple[Way, Way]]] = {
+    "EP overlap on": ((MEGATRON, ()), (TOGETHER, ())),
+    "delay_wgrad_compute on": ((TOGETHER, ()), (DELAYED, ())),
+    "TE graphs attn+moe_router+moe_preprocess (48 layers) against eager": (
+        (MEGATRON, ()), (MEGATRON, ("attn", *ROUTER)),
+    ),
+    "EP overlap off (host-bound)": ((TOGETHER, ()), (MEGATRON, ())),
+}  # fmt: skip
+"""A change that can be played -> the job without and with it."""
 
 
 class Step(NamedTuple):
@@ -59,7 +71,6 @@ class Step(NamedTuple):
     ``alone_ms``: where its micro-batches follow each other."""
 
     row: Line
-    case: Case
     alone_ms: float
     measured_ms: float
     ms: float
@@ -70,11 +81,6 @@ class Step(NamedTuple):
     def error(self) -> float:
         """Relative error of the step."""
         return self.ms / self.measured_ms - 1
-
-    @property
-    def inside(self) -> bool:
-        """Whether the step lies in its interval."""
-        return self.low <= self.measured_ms / self.ms <= self.high
 
     @property
     def overlaps(self) -> bool:
@@ -88,82 +94,77 @@ class Step(NamedTuple):
 
 
 def moe() -> list[Table]:
-    """Return NVIDIA's steps, SimuMax's on a B200 node, and their checks."""
-    steps = [_step(row, _case(row)) for row in rows("mbridge_published_moe_fp8.csv") if _fits(row)]
-    return [_each(steps), *_deepseek(), _checks(steps), *pairs()]
+    """Return NVIDIA's steps, SimuMax's on a B200 node, their checks, and the pairs."""
+    steps = [
+        _step(row)
+        for row in rows("mbridge_published_moe_fp8.csv")
+        if (row["kind"], row["newest"], row["recipe_differs"]) == ("moe", "yes", "")
+        and row["model"] in PRESETS
+    ]
+    return [_each(steps), *_deepseek(), _checks(steps), *_pairs()]
 
 
-def _fits(row: Line) -> bool:
-    newest = row["kind"] == "moe" and row["newest"] == "yes" and not row["recipe_differs"]
-    return newest and row["model"] in PRESETS
-
-
-def _step(row: Line, case: Case) -> Step:
-    per_gpu = float(row["tokens_per_s_per_gpu"])
-    measured_ms = 1e3 * case.tokens / case.cluster.world_size / per_gpu
-    plan = overlapping(row["delay_wgrad_compute"]) if row["moe_a2a_overlap"] == "yes" else MEGATRON
-    shown = shortened(case)
+def _step(row: Line) -> Step:
+    case, plan = _case(row), MEGATRON
+    if row["moe_a2a_overlap"] == "yes":
+        plan = DELAYED if row["delay_wgrad_compute"] == "yes" else replace(TOGETHER, wgrad="eager")
+    per_gpu, shown = float(row["tokens_per_s_per_gpu"]), shortened(case)
     found, middle_ns = interval(shown, plan), recorded(shown, plan).makespan_ns
     return Step(
-        row, case, time_ms(case, MEGATRON), measured_ms, time_ms(case, plan),
-        found.low_ns / middle_ns, found.high_ns / middle_ns,
+        row, time_ms(case, MEGATRON), 1e3 * case.tokens / case.cluster.world_size / per_gpu,
+        time_ms(case, plan), found.low_ns / middle_ns, found.high_ns / middle_ns,
     )  # fmt: skip
-
-
-def overlapping(delays_wgrads: str) -> SlicePlan:
-    """Return the plan of two micro-batches beside each other."""
-    wgrad: WgradPlacement = "deferred" if delays_wgrads == "yes" else "eager"
-    return replace(MEGATRON, strategy=EP_OVERLAP, wgrad=wgrad)
-
-
-def _scopes(text: str) -> tuple[str, ...]:
-    return tuple(one for one in text.rstrip("?").split("+") if one in GRAPH_SCOPES)
 
 
 def _case(row: Line) -> Case:
     """Return a row of NVIDIA's tables as a case, with what its recipe sets."""
-    profile, model = load_profile(PROFILES[row["gpu"]]), MODELS[PRESETS[row["model"]]]
-    model = replace(model, num_nextn_predict_layers=int(row["mtp_layers"] or 0))
-    tp, pp, cp = (int(row[f"{name}_parallel_size"]) for name in LEVELS)
+    tp, pp, cp = (
+        int(row[f"{one}_parallel_size"]) for one in ("tensor_model", "pipeline_model", "context")
+    )
+    model = replace(
+        MODELS[PRESETS[row["model"]]], num_nextn_predict_layers=int(row["mtp_layers"] or 0)
+    )
     ranks = ClusterSpec(
         tp=tp, pp=pp, cp=cp, vpp=int(row["recipe_vpp"] or 1),
         dp=int(row["gpus"]) // (tp * pp * cp), ep=int(row["expert_model_parallel_size"]),
         etp=int(row["expert_tensor_parallel_size"]), ranks_per_node=1 << 30,
         cuda_graph=row["cuda_graph_impl"] in WHOLE_GRAPHS,
     )  # fmt: skip
-    cluster, size = place(ranks, profile, None), int(row["micro_batch_size"])
     told: dict[str, Any] = {
-        "fp8_recipe": RECIPES[row["precision"]],
-        "moe_dispatcher": row["moe_dispatcher"],
-        "cuda_graph_scope": _scopes(row["cuda_graph_scope"]),
+        "dispatcher": row["moe_dispatcher"], "seq_length": int(row["seq_length"]),
+        "micro_batch_size": int(row["micro_batch_size"]),
+        "cuda_graph_scope": row["cuda_graph_scope"].rstrip("?").split("+"),
         "fp8_param_gather": row["fp8_param_gather"] == "yes" and row["precision"] != "BF16",
         "grad_dtype": "bf16" if row["grad_reduce_in_fp32"] == "no" else "fp32",
-        **_recomputation(row["recompute_granularity"], row["recompute_modules"]),
         "moments_dtype": "bf16" if row["moments_dtype"] == "bf16+bf16" else "fp32",
-    }
+        "overlap_param_gather": row["overlap_param_gather"] == "yes",
+        "pp_layers": _stages(row["pipeline_layout"], model, ranks),
+    }  # fmt: skip
+    if row["recompute_granularity"] == "selective":
+        modules = tuple(filter(None, row["recompute_modules"].split("+")))
+        told |= {"recompute": "selective", "recompute_modules": modules}
+    return _job(row, model, ranks, told)
+
+
+def _job(row: Line, model: ModelSpec, ranks: ClusterSpec, told: Mapping[str, Any]) -> Case:
+    """Return a job on the ranks of its GPU's machines."""
+    profile, rest = load_profile(PROFILES[row["gpu"]]), dict(told)
+    cluster, size = place(ranks, profile, None), told["micro_batch_size"]
+    scopes = tuple(one for one in rest.pop("cuda_graph_scope") if one in GRAPH_SCOPES)
     work = Workload(
-        seq_length=int(row["seq_length"]),
-        micro_batch_size=size,
         grad_accumulation=int(row["global_batch_size"]) // size // cluster.dp,
-        data_parallel="distributed-optimizer",
-        overlap_p2p=cluster.vpp > 1,
-        implementation=IMPLEMENTATIONS["megatron-te"],
-        overlap_param_gather=row["overlap_param_gather"] == "yes",
-        pp_layers=_stages(row["pipeline_layout"], model, cluster),
-        **told,
-    )
+        data_parallel="distributed-optimizer", overlap_p2p=cluster.vpp > 1,
+        implementation=IMPLEMENTATIONS["megatron-te"], cuda_graph_scope=scopes,
+        moe_dispatcher=rest.pop("dispatcher"),
+        fp8_recipe=RECIPES[row["precision"]],  # type: ignore[arg-type]  # the workload checks it
+        **rest,
+    )  # fmt: skip
     return Case(model=model, profile=profile, cluster=cluster, workload=work)
 
 
-def _recomputation(kind: str, modules: str) -> dict[str, Any]:
-    if kind != "selective":
-        return {}
-    return {"recompute": kind, "recompute_modules": tuple(filter(None, modules.split("+")))}
-
-
-def _stages(layout: str, model: ModelSpec, cluster: ClusterSpec) -> tuple[int, ...]:
+def _stages(layout: str, model: ModelSpec, ranks: ClusterSpec) -> tuple[int, ...]:
     """Return the layers of each virtual stage: of ``Etttt|(tttt)*14|tmL`` those that are ``t``."""
-    stages, layers = cluster.pp * cluster.vpp, model.num_hidden_layers
+    stages, layers = ranks.pp * ranks.vpp, model.num_hidden_layers
     if "|" not in layout:
         return spread_layers(layers, stages) if layers % stages else ()
     whole = re.sub(r"\(([^)]*)\)\*(\d+)", lambda m: "|".join([m[1]] * int(m[2])), layout)
@@ -171,16 +172,12 @@ def _stages(layout: str, model: ModelSpec, cluster: ClusterSpec) -> tuple[int, .
 
 
 def _each(steps: Sequence[Step]) -> Table:
-    return Table(
-        title="NVIDIA's steps of models with experts, ms; nothing fitted",
-        columns=(
-            "job", "dispatcher", "graphs", "overlap", ">measured", ">alone", ">predicted", ">error",
-            ">interval", "counted",
-        ),
-        rows=[
+    return table(
+        "NVIDIA's steps of models with experts, ms; nothing fitted",
+        "job|dispatcher|graphs|overlap|>measured|>alone|>predicted|>error|>interval|counted",
+        [
             (
-                f"{one.row['release']} {one.row['gpu']} {one.row['model']} "
-                f"{one.row['precision']}, {one.row['gpus']} GPUs",
+                "{release} {gpu} {model} {precision}, {gpus} GPUs".format(**one.row),
                 one.row["moe_dispatcher"],
                 one.row["cuda_graph_scope"] or one.row["cuda_graph_impl"],
                 one.row["moe_a2a_overlap"], f"{one.measured_ms:,.0f}",
@@ -190,7 +187,9 @@ def _each(steps: Sequence[Step]) -> Table:
             )
             for one in steps
         ],
-        notes=NOTES,
+        "Counted: the newest release of a layout, from 26.04 on, whose recipe has the row's "
+        "layout; those that overlap the experts' exchange, by two micro-batches beside each other, "
+        "apart.",
     )  # fmt: skip
 
 
@@ -202,11 +201,13 @@ def _checks(steps: Iterable[Step]) -> Table:
         ("two beside each other", True, OVERLAPPED),
     ):
         some = [one for one in counted if one.overlaps == overlaps]
-        errors, widths = [one.error for one in some], [(one.high - one.low) / 2 for one in some]
+        inside = sum(one.low <= one.measured_ms / one.ms <= one.high for one in some)
+        widest = max((one.high - one.low) / 2 for one in some)
+        off = _mean(one.error for one in some)
         checks += [
-            at_most(f"{name}, {len(some)} steps: mean error", limit, _mean(errors)),
-            equal("  inside their interval", len(some), sum(one.inside for one in some)),
-            at_most("  largest half-width of an interval", HALF_WIDTH, max(widths)),
+            at_most(f"{name}, {len(some)} steps: mean error", limit, off),
+            equal("  inside their interval", len(some), inside),
+            at_most("  largest half-width of an interval", HALF_WIDTH, widest),
         ]
     return check_table("Experts on H100 to GB300", checks)
 
@@ -214,7 +215,7 @@ def _checks(steps: Iterable[Step]) -> Table:
 def _deepseek() -> list[Table]:
     """Return SimuMax's steps of DeepSeek-V3 of four layers on a B200 node: times, and what each
     further micro-batch takes, and memory."""
-    found = []
+    lines, found = [], []
     for row in rows("b200_deepseek_steps.csv"):
         model = replace(
             MODELS["deepseek-v3"], num_hidden_layers=int(row["layers"]), first_k_dense_replace=1,
@@ -228,40 +229,75 @@ def _deepseek() -> list[Table]:
         )  # fmt: skip
         cluster = ClusterSpec(tp=int(row["tp"]), dp=int(row["dp"]), ep=int(row["ep"]))
         case = Case(model=model, workload=work, cluster=cluster, profile=load_profile("b200-sxm"))
-        found.append((row, time_ms(case, MEGATRON), peak_bytes(case, MEGATRON) / GIB))
-    errors = [ms / float(row["measured_ms"]) - 1 for row, ms, _ in found]
-    held = [gib / float(row["measured_gib"]) - 1 for row, _, gib in found]
-    (first, first_ms, _), (last, last_ms, _) = found[0], found[-1]
-    more = int(last["micro_batches"]) - int(first["micro_batches"])
-    slope = (float(last["measured_ms"]) - float(first["measured_ms"])) / more
+        ms, gib = time_ms(case, MEGATRON), peak_bytes(case, MEGATRON) / GIB
+        measured, peer = float(row["measured_ms"]), float(row["simumax_ms"])
+        error, held = ms / measured - 1, gib / float(row["measured_gib"]) - 1
+        found.append((int(row["micro_batches"]), measured, ms, error, held))
+        lines.append((
+            row["micro_batches"], row["measured_ms"], f"{ms:,.1f}", f"{error:+.1%}",
+            f"{peer / measured - 1:+.1%}", row["measured_gib"], f"{gib:.1f}", row["simumax_gib"],
+        ))  # fmt: skip
+    first, last = found[0], found[-1]
+    measured, ms = ((last[at] - first[at]) / (last[0] - first[0]) for at in (1, 2))
+    checks = [
+        at_most("mean error", ON_B200, _mean(one[3] for one in found)),
+        at_most("mean error of memory", MEMORY, _mean(one[4] for one in found)),
+        reported("a further micro-batch, ms", f"{ms:.1f} for {measured:.1f}"),
+    ]
     return [
-        Table(
-            title="DeepSeek-V3 of four layers on eight B200s, alltoall, BF16 (SimuMax's runs)",
-            columns=(
-                ">micro-batches", ">measured ms", ">predicted", ">error", ">SimuMax",
-                ">measured GiB", ">predicted", ">SimuMax",
-            ),
-            rows=[
-                (
-                    row["micro_batches"], row["measured_ms"], f"{ms:,.1f}", f"{error:+.1%}",
-                    f"{float(row['simumax_ms']) / float(row['measured_ms']) - 1:+.1%}",
-                    row["measured_gib"], f"{gib:.1f}", row["simumax_gib"],
-                )
-                for (row, ms, gib), error in zip(found, errors, strict=True)
-            ],
+        table(
+            "DeepSeek-V3 of four layers on eight B200s, alltoall, BF16 (SimuMax's runs)",
+            ">micro-batches|>measured ms|>predicted|>error|>SimuMax|>measured GiB|>predicted"
+            "|>SimuMax", lines,
         ),
-        check_table(
-            "DeepSeek-V3 on B200s",
-            [
-                at_most("mean error", ON_B200, _mean(errors)),
-                at_most("mean error of memory", MEMORY, _mean(held)),
-                reported(
-                    "a further micro-batch, ms",
-                    f"{(last_ms - first_ms) / more:.1f} for {slope:.1f}",
-                ),
-            ],
-        ),
+        check_table("DeepSeek-V3 on B200s", checks),
     ]  # fmt: skip
+
+
+def _pairs() -> list[Table]:
+    """Return what each published change of a job gave, and what it gives here."""
+    lines, gains = [], []
+    for row in rows("moe_overlap_pairs.csv"):
+        measured, told = float(row["without"]) / float(row["with"]), "not played"
+        if row["change"] in CHANGES:
+            before, after = (
+                time_ms(_paired(row, scopes), plan) for plan, scopes in CHANGES[row["change"]]
+            )
+            gains.append((before / after, measured))
+            told = f"{before / after:.3f}"
+        job = "{model} {gpu} {precision}, {dispatcher}".format(**row)
+        lines.append((job, row["change"], f"{measured:.3f}", told))
+    right = sum((gain > 1) == (measured > 1) for gain, measured in gains)
+    near = sum(abs(gain - measured) <= NEAR for gain, measured in gains)
+    checks = [
+        equal("right in sign", len(gains), right),
+        reported("of these, within 0.10", str(near)),
+    ]
+    return [
+        table(
+            "Published pairs: how many times as fast a change made one job",
+            "job|change|>measured|>predicted", lines,
+        ),
+        check_table("Pairs that can be played", checks),
+    ]  # fmt: skip
+
+
+def _paired(row: Line, scopes: tuple[str, ...]) -> Case:
+    """Return the job of a pair as a case that replays ``scopes``."""
+    pp, vpp = (
+        int(row[name] or 1) for name in ("pipeline_model_parallel_size", "num_virtual_stages")
+    )
+    ranks = ClusterSpec(
+        tp=1, pp=pp, vpp=vpp, dp=int(row["gpus"]) // pp,
+        ep=int(row["expert_model_parallel_size"]), ranks_per_node=1 << 30,
+    )  # fmt: skip
+    model, fixed = MODELS[PRESETS[row["model"]]], "TE graphs moe_router" in row["held_fixed"]
+    told = {
+        "dispatcher": row["dispatcher"], "seq_length": int(row["seq_length"] or SEQUENCE),
+        "micro_batch_size": int(row["micro_batch_size"] or 1), "overlap_param_gather": True,
+        "cuda_graph_scope": ROUTER if fixed else scopes, "pp_layers": _stages("", model, ranks),
+    }  # fmt: skip
+    return _job(row, model, ranks, told)
 
 
 def _mean(errors: Iterable[float]) -> float:

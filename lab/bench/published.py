@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 from domino_tune.base.tables import Table
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.simulate import shortened
-from lab.bench.cases import GPT3_13B, interval, paper_case, recorded, time_ms
+from lab.bench.common import GPT3_13B, interval, paper_case, recorded, time_ms
 from lab.bench.runs import TABLES, Run, megatron, rows, runs
-from lab.verdict import Check, at_least, at_most, check_table, equal, verdict
+from lab.verdict import Check, at_least, at_most, check_table, equal, table, verdict
 from simulator.case import Case
 from simulator.implementation import IMPLEMENTATIONS
 from simulator.peak import peak_bytes
@@ -31,6 +31,7 @@ LARGE: Final = 3072
 HALF_WIDTH: Final = {"machine": 0.15, "b200-sxm": 0.25, "quantized": 0.25}
 """Largest half-width of an interval that is still useful; sources of a B200's GEMMs differ."""
 BLACKWELL: Final = 0.12
+VTRAINS: Final = 0.18
 RATIO: Final = 0.10
 LEAST: Final = 0.8
 """Share of the runs with software or networks that a profile does not know, in their interval."""
@@ -39,7 +40,12 @@ SHARES: Final = {8: 0.16, 16: 0.29, 32: 0.43}
 POINTS: Final = 0.05
 UPSTREAM: Final = SlicePlan(row_slices=2, order="inter", wgrad="eager")
 UPSTREAM_MS: Final = (521.0, 529.0)
+"""Upstream's runs of Domino (deepspeedai/DeepSpeed @54a1421, runtime/domino), which have more to do
+than ours: SDPA with dropout, contiguous copies, fp16 with Megatron's optimizer. Their GPU, H200 or
+MI300, is not stated."""
 NOTES: Final = (
+    "Without: without what the profile does not know about implementation and network "
+    "(simulator/unknowns.py). Up, down: mean ends of the intervals.",
     "SimuMax's iterations on the B200 are too short by the same share, 8 to 11 %, at each TP: what "
     "is missing grows with compute, not with communication. Its GEMM rows are loops on one GPU "
     "while seven idle, its steps the better of the second and third of a cold process. Bursts of "
@@ -62,6 +68,15 @@ class Held(NamedTuple):
     low: float
     plain: float
     high: float
+
+    @classmethod
+    def of(cls, run: Run) -> Held:
+        """Return a run's prediction and its interval."""
+        shown = shortened(run.case)
+        found, middle_ns = interval(shown, run.plan), recorded(shown, run.plan).makespan_ns
+        ms, high = time_ms(run.case, run.plan), found.high_ns / middle_ns
+        more = (one.more_ns * MS_PER_NS / ms for one in wider(run.case, run.plan))
+        return cls(run, ms, found.low_ns / middle_ns, high, highest(1.0, high, more))
 
     @property
     def error(self) -> float:
@@ -100,33 +115,21 @@ class Held(NamedTuple):
         return f"{self.run.table.partition('-')[0]}, {self.kind}"
 
 
-def held(run: Run) -> Held:
-    """Return a run's prediction and its interval."""
-    shown = shortened(run.case)
-    found, middle_ns = interval(shown, run.plan), recorded(shown, run.plan).makespan_ns
-    ms, high = time_ms(run.case, run.plan), found.high_ns / middle_ns
-    more = (one.more_ns * MS_PER_NS / ms for one in wider(run.case, run.plan))
-    return Held(run, ms, found.low_ns / middle_ns, high, highest(1.0, high, more))
-
-
 def published() -> list[Table]:
     """Return each run, the runs by group, their checks, and what no whole job tells."""
-    found = [held(run) for run in runs(*DENSE, *VTRAIN, "nemo", "torchtitan", *QUANTIZED)]
+    found = [Held.of(run) for run in runs(*DENSE, *VTRAIN, "nemo", "torchtitan", *QUANTIZED)]
     some = [one for one in found if one.kind != "small models"]
     return [
-        _each(some), _groups(found), limits(found), _machines(found), _vtrain(found),
-        _eras(found), *_fp8(found), _forward(), *_domino(),
+        _each(some), _groups(found), limits(found), _coverage(found), *_fp8(found), _forward(),
+        *_domino(),
     ]  # fmt: skip
 
 
 def _each(found: Sequence[Held]) -> Table:
-    return Table(
-        title="Published runs, ms; nothing fitted",
-        columns=(
-            "group", "run, micro-batches", ">measured", ">predicted", ">error", ">interval",
-            ">SimuMax",
-        ),
-        rows=[
+    return table(
+        "Published runs, ms; nothing fitted",
+        "group|run, micro-batches|>measured|>predicted|>error|>interval|>SimuMax",
+        [
             (
                 one.group, one.run.label, f"{one.run.measured_ms:,.1f}", f"{one.ms:,.1f}",
                 f"{one.error:+.1%}", f"{one.ms * one.low:,.0f}–{one.ms * one.high:,.0f}",
@@ -142,27 +145,19 @@ def _groups(found: Sequence[Held]) -> Table:
     lines = []
     for name, some in _by_group(found).items():
         errors, ratios = [one.error for one in some], [one.ratio for one in some]
+        ends = zip(*((one.plain, one.high, one.low) for one in some), strict=True)
         lines.append((
-            name, str(len(some)), f"{_mean(errors):.1%}", f"{mean(errors):+.1%}",
-            f"{median(errors):+.1%}", f"{min(errors):+.1%}", f"{max(errors):+.1%}",
-            str(sum(one.low <= one.ratio <= one.plain for one in some)),
-            str(sum(one.inside for one in some)), str(sum(one.ratio > one.high for one in some)),
-            f"{min(ratios):.2f}–{max(ratios):.2f}",
-            *(f"{mean(ends) - 1:+.1%}" for ends in (
-                [one.plain for one in some], [one.high for one in some], [one.low for one in some]
-            )),
+            name, len(some), f"{_mean(errors):.1%}",
+            *(f"{of(errors):+.1%}" for of in (mean, median, min, max)),
+            sum(one.low <= one.ratio <= one.plain for one in some),
+            sum(one.inside for one in some), sum(one.ratio > one.high for one in some),
+            f"{min(ratios):.2f}–{max(ratios):.2f}", *(f"{mean(each) - 1:+.1%}" for each in ends),
         ))  # fmt: skip
-    return Table(
-        title="Published runs by group, and in their intervals",
-        columns=(
-            "group", ">runs", ">mean |error|", ">mean", ">median", ">least", ">most",
-            ">in without", ">in", ">longer", ">measured / predicted", ">up without", ">up", ">down",
-        ),
-        rows=lines,
-        notes=(
-            "Without: without what the profile does not know about implementation and network "
-            "(simulator/unknowns.py). Up, down: mean ends of the intervals.", *NOTES,
-        ),
+    return table(
+        "Published runs by group, and in their intervals",
+        "group|>runs|>mean off|>mean|>median|>least|>most|>in without|>in|>longer"
+        "|>measured / predicted|>up without|>up|>down",
+        lines, *NOTES,
     )  # fmt: skip
 
 
@@ -186,53 +181,32 @@ def limits(found: Sequence[Held]) -> Table:
     return check_table("Published runs against their limits", checks)
 
 
-def _machines(found: Sequence[Held]) -> Table:
-    """Return whether each machine's mean factor lies in the interval that is stated for it.
-
-    All rows of a table come from one machine, whose factor moves them together.
-    """
-    checks = []
-    dense = [one for one in found if one.run.table in DENSE]
+def _coverage(found: Sequence[Held]) -> Table:
+    """Return whether each machine's mean factor lies in the interval that is stated for it, as all
+    rows of a table come from one machine, whose factor moves them together; and whether what is not
+    known widens intervals, and nothing else does."""
+    checks, dense = [], [one for one in found if one.run.table in DENSE]
     for name in dict.fromkeys(one.run.case.profile.name for one in dense):
         some = [one for one in dense if one.run.case.profile.name == name]
         factor = geometric_mean(one.ratio for one in some)
         low, high = mean(one.low for one in some), mean(one.high for one in some)
+        what, target = f"{name}, {len(some)} rows: measured / predicted", f"{low:.2f}–{high:.2f}"
+        most = HALF_WIDTH.get(name, HALF_WIDTH["machine"])
         checks += [
-            Check(
-                what=f"{name}, {len(some)} rows: measured / predicted",
-                target=f"{low:.2f}–{high:.2f}", measured=f"{factor:.3f}",
-                ok=low <= factor <= high,
-            ),
-            at_most(
-                f"{name}: half-width", HALF_WIDTH.get(name, HALF_WIDTH["machine"]), (high - low) / 2
-            ),
-        ]  # fmt: skip
-    return check_table("Coverage: one factor a machine", checks)
-
-
-def _vtrain(found: Sequence[Held]) -> Table:
-    mine = [one for one in found if one.run.table in VTRAIN]
-    return check_table(
-        "vTrain's pipelines",
-        [
-            at_most(f"{len(mine)} runs: mean error", 0.18, _mean(one.error for one in mine)),
-        ],
-    )
-
-
-def _eras(found: Sequence[Held]) -> Table:
+            Check(what, target, f"{factor:.3f}", low <= factor <= high),
+            at_most(f"{name}: half-width", most, (high - low) / 2),
+        ]
+    pipelines = [one.error for one in found if one.run.table in VTRAIN]
     old, today = (
         [one for one in found if TABLES[one.run.table]["era"] == era] for era in ("2022", "today")
     )
-    what = f"of {len(old)} runs of 2022, in their interval"
-    widened = sum(one.high != one.plain for one in today)
-    return check_table(
-        "Coverage: what is not known widens, what is known does not",
-        [
-            at_least(what, LEAST, mean(one.inside for one in old)),
-            equal(f"of {len(today)} runs of today, widened", 0, widened),
-        ],
-    )
+    held = mean(one.inside for one in old)
+    checks += [
+        at_most(f"vTrain, {len(pipelines)} runs: mean error", VTRAINS, _mean(pipelines)),
+        at_least(f"of {len(old)} runs of 2022, in their interval", LEAST, held),
+        equal(f"of {len(today)} runs of today, widened", 0, sum(o.high != o.plain for o in today)),
+    ]
+    return check_table("Coverage: one factor a machine; what is not known widens", checks)
 
 
 def _fp8(found: Sequence[Held]) -> list[Table]:
@@ -242,28 +216,24 @@ def _fp8(found: Sequence[Held]) -> list[Table]:
     mine = [one for one in every if one.run.table == "dgxc"]
     halves = {one.run.label: one for one in mine if one.kind == "bf16"}
     pairs = [
-        (name, halves[name].run.measured_ms / one.run.measured_ms, halves[name].ms / one.ms)
-        for one in mine
-        for name in (one.run.label,)
-        if one.kind == "fp8" and name in halves
-    ]
-    widths = [(one.high - one.low) / 2 for one in every]
+        (one.run.label, half.run.measured_ms / one.run.measured_ms, half.ms / one.ms)
+        for one in mine if one.kind == "fp8" and (half := halves.get(one.run.label))
+    ]  # fmt: skip
     off = max(abs(told - measured) for _, measured, told in pairs)
+    widest = max((one.high - one.low) / 2 for one in every)
+    checks = [
+        at_most("largest difference of a ratio", RATIO, off, unit="", digits=3),
+        at_most("mean error of steps on GB200 and GB300", BLACKWELL, _mean(racks)),
+        equal("steps inside their interval", len(every), sum(one.inside for one in every)),
+        at_most("largest half-width of an interval", HALF_WIDTH["quantized"], widest),
+    ]
     return [
-        Table(
-            title="NVIDIA's dense jobs on H100s: the same job's time in BF16 over that in FP8",
-            columns=("job", ">measured", ">predicted"),
-            rows=[(name, f"{measured:.2f}", f"{told:.2f}") for name, measured, told in pairs],
+        table(
+            "NVIDIA's dense jobs on H100s: the same job's time in BF16 over that in FP8",
+            "job|>measured|>predicted",
+            [(name, f"{measured:.2f}", f"{told:.2f}") for name, measured, told in pairs],
         ),
-        check_table(
-            "FP8: checks",
-            [
-                at_most("largest difference of a ratio", RATIO, off, unit="", digits=3),
-                at_most("mean error of steps on GB200 and GB300", BLACKWELL, _mean(racks)),
-                equal("steps inside their interval", len(every), sum(one.inside for one in every)),
-                at_most("largest half-width of an interval", HALF_WIDTH["quantized"], max(widths)),
-            ],
-        ),
+        check_table("FP8: checks", checks),
     ]
 
 
@@ -273,55 +243,45 @@ def _forward() -> Table:
     lines = []
     for row in rows("tokenweave_forward_tp8.csv"):
         tokens, measured_ms = int(row["tokens"]), float(row["baseline_ms"])
+        how = replace(IMPLEMENTATIONS["megatron-te"], zero_grads=False)
+        work = Workload(
+            seq_length=tokens, micro_batch_size=1, tp_collectives="multimem", implementation=how
+        )
         case = Case(
             model=MODELS["llama3-70b"], cluster=ClusterSpec(tp=int(row["tp"]), cuda_graph=True),
-            profile=load_profile("h100-dgx"),
-            workload=Workload(
-                seq_length=tokens, micro_batch_size=1, tp_collectives="multimem",
-                implementation=replace(IMPLEMENTATIONS["megatron-te"], zero_grads=False),
-            ),
+            profile=load_profile("h100-dgx"), workload=work,
         )  # fmt: skip
         timeline = recorded(case, megatron(sequence_parallel=False))
         ops = zip(timeline.ops, timeline.start_ns, strict=True)
         ms = next(start for op, start in ops if op.role.startswith("head.")) * MS_PER_NS
-        lines.append(
-            (f"{tokens:,}", f"{measured_ms:,.1f}", f"{ms:,.1f}", f"{ms / measured_ms - 1:+.1%}")
-        )
-    return Table(
-        title="Forward of Llama 70B at TP 8 on H100s, ms, until the last layer ends",
-        columns=("tokens", ">measured", ">predicted", ">error"),
-        rows=lines,
-    )
+        off = f"{ms / measured_ms - 1:+.1%}"
+        lines.append((f"{tokens:,}", f"{measured_ms:,.1f}", f"{ms:,.1f}", off))
+    title = "Forward of Llama 70B at TP 8 on H100s, ms, until the last layer ends"
+    return table(title, "tokens|>measured|>predicted|>error", lines)
 
 
 def _domino() -> list[Table]:
-    """Return communication's share under Megatron-LM by TP degree, and upstream's run of Domino.
-
-    That run (deepspeedai/DeepSpeed @54a1421, runtime/domino) has more to do than ours: SDPA with
-    dropout, contiguous copies, fp16 with Megatron's optimizer. Its GPU, H200 or MI300, is not
-    stated.
-    """
+    """Return communication's share under Megatron-LM by TP degree, and upstream's run of Domino."""
     lines = []
     for tp, target in SHARES.items():
         found = predict(paper_case(GPT3_13B, tp), MEGATRON)
         share = found.exposed_ns / found.makespan_ns
         lines.append((
-            str(tp), f"{100 * target:.0f}%", f"{100 * share:.1f}%",
+            tp, f"{100 * target:.0f}%", f"{100 * share:.1f}%",
             f"{100 * (share - target):+.1f} points", verdict(abs(share - target) <= POINTS),
         ))  # fmt: skip
     ours = time_ms(paper_case(GPT3_13B, 8), UPSTREAM)
     return [
-        Table(
-            title="Megatron, GPT-3 13B, seq 1024, micro-batch 16: exposed share of an iteration",
-            columns=("tp", ">published", ">simulated", ">gap", "within 5 points"),
-            rows=lines,
+        table(
+            "Megatron, GPT-3 13B, seq 1024, micro-batch 16: exposed share of an iteration",
+            "tp|>published|>simulated|>gap|within 5 points", lines,
         ),
-        Table(
-            title="Upstream Domino: the same on 8 GPUs, two slices (inter), ms an iteration",
-            columns=(">simulated on h100-dgx", ">published", ">error"),
-            rows=[(f"{ours:.1f}", f"{run:g}", f"{ours / run - 1:+.0%}") for run in UPSTREAM_MS],
+        table(
+            "Upstream Domino: the same on 8 GPUs, two slices (inter), ms an iteration",
+            ">simulated on h100-dgx|>published|>error",
+            [(f"{ours:.1f}", f"{run:g}", f"{ours / run - 1:+.0%}") for run in UPSTREAM_MS],
         ),
-    ]
+    ]  # fmt: skip
 
 
 def _mean(errors: Iterable[float]) -> float:

@@ -13,7 +13,7 @@ from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.resolve import Chosen, resolve, unsliced
 from domino_tune.verbs.verdict import verdict_of
 from lab.bench.runs import rows, runs
-from lab.verdict import Check, at_most, check_table, reported
+from lab.verdict import Check, at_most, check_table, reported, table
 from simulator.case import Case
 from simulator.cost import CostModel
 from simulator.ops import Collective, Fused, Gemm, Pointwise, Signature
@@ -27,6 +27,12 @@ GATHER_N, HIDDEN, SCATTER_K = 7168, 8192, 3584
 """Flux's GEMMs: [m, 8192] · [8192, 7168] behind a gather; [m, 3584] · [3584, 8192] before a
 scatter."""
 DOMINO: Final = SlicePlan(row_slices=2, merge_wgrad=True, sequence_parallel=True)
+JOBS: Final = (
+    ("gpt3-13b", 4, 2048, 1), ("llama3-8b", 2, 8192, 1), ("llama3-70b", 2, 8192, 4),
+)  # fmt: skip
+"""Models at TP 8 as people train them: micro-batch size, sequence length, PP."""
+PROFILES: Final = ("h100-dgx", "h200-sxm", "a100-sxm", "b200-sxm")
+CONTESTANTS: Final = ("megatron", "domino", "userbuffers", "async-tp", "fused")
 
 
 def rivals() -> list[Table]:
@@ -35,29 +41,21 @@ def rivals() -> list[Table]:
 
 
 def _flux() -> Table:
-    cost = CostModel(load_profile("h100-dgx"))
-
-    def time_ms(*signatures: Signature) -> float:
-        return sum(cost.duration_ns(one) for one in signatures) * MS_PER_NS
-
-    checks: list[Check] = []
+    cost, checks = CostModel(load_profile("h100-dgx")), []
     for row in rows("flux_h100.csv"):
         m = int(row["m"])
         size = m * HIDDEN * 2
-        gemms = (
-            Gemm(m, GATHER_N, HIDDEN, "forward", "fp16"),
-            Gemm(m, HIDDEN, SCATTER_K, "forward", "fp16"),
-        )
+        first = Gemm(m, GATHER_N, HIDDEN, "forward", "fp16")
+        last = Gemm(m, HIDDEN, SCATTER_K, "forward", "fp16")
         gather = Collective("all_gather", size, 1, RANKS, 0, "fp16")
         scatter = gather._replace(op="reduce_scatter")
-        added = Pointwise("add", size, size // RANKS, "fp16")
-        cells = {
-            "ag_gemm_torch": time_ms(gemms[0], gather),
-            "ag_gemm_flux": time_ms(Fused(gemms[0], gather)),
-            "gemm_rs_torch": time_ms(gemms[1], scatter),
-            "gemm_rs_flux": time_ms(Fused(gemms[1], scatter), added),
-        }
-        for name, ms in cells.items():
+        cells: dict[str, tuple[Signature, ...]] = {
+            "ag_gemm_torch": (first, gather), "ag_gemm_flux": (Fused(first, gather),),
+            "gemm_rs_torch": (last, scatter),
+            "gemm_rs_flux": (Fused(last, scatter), Pointwise("add", size, size // RANKS, "fp16")),
+        }  # fmt: skip
+        for name, signatures in cells.items():
+            ms = sum(cost.duration_ns(one) for one in signatures) * MS_PER_NS
             measured = float(row[name])
             what = f"{name}, m = {m}: {measured:.3f} ms, predicted {ms:.3f}"
             checks.append(at_most(what, 0.12, abs(ms / measured - 1), digits=1))
@@ -65,9 +63,8 @@ def _flux() -> Table:
 
 
 def _async_tp() -> Table:
-    (row,) = rows("asynctp_h100.csv")
+    (row,), case = rows("asynctp_h100.csv"), runs("torchtitan")[0].case
     measured = [float(row[name]) for name in ("tp_tokens_s", "async_tp_tokens_s")]
-    case = runs("torchtitan")[0].case
     found = [
         1e3 * case.tokens / case.cluster.world_size / _ms(case, unsliced(name, (), True))
         for name in ("megatron", "async-tp")
@@ -82,20 +79,19 @@ def _async_tp() -> Table:
     ]
     return check_table(
         "AsyncTP: Llama-3.1-8B on 64 H100s of 500 W and HBM2e, FSDP 8 × TP 8, 12 × 8,192", checks,
-        ["As PyTorch and torchtitan have it (--recompute per-op), nothing tuned."],
+        "As PyTorch and torchtitan have it (--recompute per-op), nothing tuned.",
     )  # fmt: skip
 
 
 def _userbuffers() -> Table:
-    checks = []
+    checks: list[Check] = []
     for run in runs("nemo"):
-        plain = _ms(run.case, run.plan)
         mine = _ms(run.case, unsliced("userbuffers", (), True))
-        tuned = _ms(run.case, tuned_rival(run.case, "userbuffers"))
         what = f"{run.label}: {run.measured_ms:,.0f} ms, predicted {mine:,.0f}"
+        tuned = _ms(run.case, tuned_rival(run.case, "userbuffers"))
         checks += [
             at_most(what, 0.08, abs(mine / run.measured_ms - 1), digits=1),
-            reported("  without userbuffers", f"{plain:,.0f} ms"),
+            reported("  without userbuffers", f"{_ms(run.case, run.plan):,.0f} ms"),
             reported("  each GEMM's method tuned", f"{tuned:,.0f} ms"),
         ]
     return check_table("TransformerEngine's userbuffers on H100s, usual methods: error", checks)
@@ -105,40 +101,28 @@ def _ms(case: Case, plan: SlicePlan) -> float:
     return predict(case, plan, order_of(case, plan)).makespan_ns * MS_PER_NS
 
 
-JOBS: Final = (
-    ("gpt3-13b", 4, 2048, 1), ("llama3-8b", 2, 8192, 1), ("llama3-70b", 2, 8192, 4),
-)  # fmt: skip
-"""Models at TP 8 as people train them: micro-batch size, sequence length, PP."""
-PROFILES: Final = ("h100-dgx", "h200-sxm", "a100-sxm", "b200-sxm")
-CONTESTANTS: Final = ("megatron", "domino", "userbuffers", "async-tp", "fused")
-
-
 def _verdicts() -> list[Table]:
     lines, checks = [], []
     for profile, (model, batch, length, pp) in product(PROFILES, JOBS):
-        case = resolve(
-            TuneRequest(
-                model=model, profile=profile, tp=8, pp=pp, micro_batch_size=batch,
-                seq_length=length, grad_accumulation=4 * pp,
-            )
+        request = TuneRequest(
+            model=model, profile=profile, tp=8, pp=pp, micro_batch_size=batch, seq_length=length,
+            grad_accumulation=4 * pp,
         )  # fmt: skip
+        case = resolve(request)
         chosen = Chosen.of(case, DOMINO)
         predict(case, DOMINO, chosen.order)
         began = time.process_time()
-        found = verdict_of(case, chosen)
+        contestants = verdict_of(case, chosen).contestants
         seconds = time.process_time() - began
-        cells = {
-            one.strategy: f"{one.speedup:.3f}x ({one.chance:.0%})" for one in found.contestants
-        }
+        cells = {one.strategy: f"{one.speedup:.3f}x ({one.chance:.0%})" for one in contestants}
         job = f"{model}, {batch} × {length}, pp {pp}"
         lines.append((profile, job, *(cells.get(name, "") for name in CONTESTANTS)))
         if (profile, model) == ("h100-dgx", "gpt3-13b"):
             checks.append(at_most("verdict of GPT-3 13B, one core", 0.5, seconds, "s of CPU"))
-    table = Table(
-        title="Speed-up over Megatron with sequence parallelism at TP 8, and chance to be fastest",
-        columns=("profile", "job", ">Megatron", ">Domino", ">userbuffers", ">async-TP", ">fused"),
-        rows=lines,
-        notes=["Domino: two row slices, merged weight gradients, greedy order. Rivals: each GEMM's "
-               "method chosen by simulation. Chances count only what fits the memory."],
+    found = table(
+        "Speed-up over Megatron with sequence parallelism at TP 8, and chance to be fastest",
+        "profile|job|>Megatron|>Domino|>userbuffers|>async-TP|>fused", lines,
+        "Domino: two row slices, merged weight gradients, greedy order. Rivals: each GEMM's "
+        "method chosen by simulation. Chances count only what fits the memory.",
     )  # fmt: skip
-    return [table, check_table("The verdict's time", checks)]
+    return [found, check_table("The verdict's time", checks)]

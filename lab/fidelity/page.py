@@ -11,8 +11,7 @@ from typing import Final
 from domino_tune.base.tables import Table
 from lab.fidelity.scores import MIN_SPREAD, Score, Setting, score
 from lab.fidelity.settings import ALWAYS_TWO, TUNED
-from lab.markdown import markdown_section
-from lab.verdict import Check, at_least, at_most, check_table, reported
+from lab.verdict import Check, at_least, at_most, check_table, markdown_section, reported
 
 ERROR: Final = 0.03
 LEAN: Final = 0.015

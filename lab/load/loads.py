@@ -217,4 +217,4 @@ def run(name: str, folder: Path, duration: Duration, *options: str) -> Table:
         equal("exit code after SIGTERM", 0, code),
         at_most("time from SIGTERM to exit", MAX_STOP_S, time.monotonic() - stopped_s, "s", 1),
     ]
-    return check_table(load.title, checks, notes=[*errors[:10], busy])
+    return check_table(load.title, checks, *errors[:10], busy)

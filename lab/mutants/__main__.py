@@ -21,11 +21,10 @@ from queue import SimpleQueue
 from typing import Final, NamedTuple
 
 from domino_tune.base.tables import Table, print_line, print_table
-from lab.markdown import markdown_section
 from lab.mutants.areas import AREAS, EQUIVALENT, MUTATED, area_of, sources
 from lab.mutants.faults import Fault, sample
 from lab.mutants.trees import Fate, Tree
-from lab.verdict import at_least, at_most, check_table, missed
+from lab.verdict import at_least, at_most, check_table, markdown_section, missed
 
 REPOSITORY: Final = Path(__file__).resolve().parent.parent.parent
 LEAST_NOTICED: Final = 0.85
@@ -165,7 +164,7 @@ def judged(outcomes: Sequence[Outcome], seed: int, broken: Sequence[str]) -> tup
         at_most("tests that fail without any fault", 0, len(broken), unit="tests", digits=0),
     ]
     notes = [f"{test} fails without any fault" for test in broken]
-    table = check_table(f"{total} faults, seed {seed}", checks, notes)
+    table = check_table(f"{total} faults, seed {seed}", checks, *notes)
     return table, not missed(checks)
 
 

@@ -32,8 +32,9 @@ POLL_S: Final = 0.2
 BRIEF: Final = ("-v", "-x", "--tb=no", "-p", "no:cacheprovider")
 ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 OK_OR_NO_TESTS: Final = (0, 5)
-BEGUN: Final = re.compile(r"^(\S+\.py::.+?) *(?:(?:PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b.*)?$", re.M)
-"""A line of `pytest -v`: a test, and its result where it has one."""
+ENDS: Final = "PASSED|FAILED|ERROR|SKIPPED|XFAIL|Fatal Python error"
+BEGUN: Final = re.compile(rf"^(\S+\.py::.+?) *(?:(?:{ENDS})\b.*)?$", re.M)
+"""A line of `pytest -v`: a test, and its result where it has one, or how it crashed."""
 NOT_COLLECTED: Final = re.compile(r"^ERROR (\S+\.py)\b", re.M)
 
 Fate = Literal["noticed", "survived", "unjudged", "equivalent"]

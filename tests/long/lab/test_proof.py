@@ -12,8 +12,7 @@ pytest.importorskip("torch")
 import torch
 
 from domino_tune.store.profiles import load_profile
-from lab.bench.gpu_proof import proof_tables
-from lab.bench.gpu_records import rows_of
+from lab.bench.gpu_records import proof_tables, rows_of
 from lab.fidelity.settings import PLANS, TUNED
 from lab.gpu.cases import RankCase, slice_plans
 from lab.gpu.own_profile import laid_over, with_launch

@@ -12,7 +12,7 @@ from lab.bench.__main__ import main
 from lab.bench.accuracy import MEASURED, contention, near_stated
 from lab.bench.baselines import long_case, sliced
 from lab.bench.memory import memory
-from lab.bench.published import DENSE, held, limits
+from lab.bench.published import DENSE, Held, limits
 from lab.bench.runs import Run, runs
 from lab.verdict import SkippedError, at_most, check_table, count_verdicts, reported
 from simulator.lookup.expected import EXPECTED, GEMM_DGRAD, SINGLE_RUN
@@ -88,6 +88,6 @@ def test_memory_of_published_runs_is_told_to_0_6_percent(run: Run) -> None:
 
 def test_published_iterations_are_as_far_off_as_documents_say() -> None:
     misses = [
-        row[0] for row in limits([held(run) for run in runs(*DENSE)]).rows if row[-1] == "MISS"
+        row[0] for row in limits([Held.of(run) for run in runs(*DENSE)]).rows if row[-1] == "MISS"
     ]
     assert misses == ["simumax, plain: mean error", "simumax, plain: worst error"]
