@@ -55,7 +55,7 @@ def reported(what: str, measured: str) -> Check:
 
 def table(title: str, columns: str, rows: Iterable[Sequence[object]], *notes: str) -> Table:
     """Return a table. ``columns``: names with ``|`` between them, ``>`` before those of numbers."""
-    shown = [[str(cell) for cell in row] for row in rows]
+    shown = [tuple(map(str, row)) for row in rows]
     return Table(title=title, columns=columns.split("|"), rows=shown, notes=notes)
 
 

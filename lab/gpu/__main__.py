@@ -18,9 +18,8 @@ from typing import Final, NamedTuple
 
 import torch
 
-from lab.gpu.admission import admission_cases
+from lab.gpu.admission import admission_cases, contention_cases
 from lab.gpu.attention import attention_cases
-from lab.gpu.beside import contention_cases
 from lab.gpu.clocks import clock_cases
 from lab.gpu.cuda_tests import test_cases
 from lab.gpu.fp8 import fp8_cases
@@ -48,21 +47,14 @@ class Planned(NamedTuple):
 
 
 STAGES: Final[dict[str, Planned]] = {
-    "tests": Planned(test_cases, 2.0),
-    "clocks": Planned(clock_cases, 2.6),
-    "admission": Planned(admission_cases, 1.2),
-    "queues": Planned(queue_cases, 0.5),
-    "sustained": Planned(sustained_cases, 1.1),
-    "gaps": Planned(gap_cases, 0.7),
-    "proof": Planned(proof_cases, 3.5),
-    "fp8": Planned(fp8_cases, 1.6),
-    "grouped": Planned(grouped_cases, 0.9),
-    "attention": Planned(attention_cases, 0.5),
-    "ops": Planned(op_cases, 1.0),
-    "rehearsal": Planned(rehearsal_cases, 0.5),
-    "training": Planned(training_cases, 1.0),
-    "contention": Planned(contention_cases, 2.0),
-}
+    "tests": Planned(test_cases, 2.0), "clocks": Planned(clock_cases, 2.6),
+    "admission": Planned(admission_cases, 1.2), "queues": Planned(queue_cases, 0.5),
+    "sustained": Planned(sustained_cases, 1.1), "gaps": Planned(gap_cases, 0.7),
+    "proof": Planned(proof_cases, 3.5), "fp8": Planned(fp8_cases, 1.6),
+    "grouped": Planned(grouped_cases, 0.9), "attention": Planned(attention_cases, 0.5),
+    "ops": Planned(op_cases, 1.0), "rehearsal": Planned(rehearsal_cases, 0.5),
+    "training": Planned(training_cases, 1.0), "contention": Planned(contention_cases, 2.0),
+}  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:

@@ -1,7 +1,13 @@
-"""Admission: when an emulated collective gets in that meets a GEMM, and what both then take.
+"""Stages ``admission`` and ``contention``: what emulated collectives and ops do to each other.
 
-GEMMs have one wave of tiles, one and a half, two, four or ten; the library is asked to leave some
-SMs free, or none.
+``admission``: when a collective gets in that meets a GEMM, and what both then take. GEMMs have one
+wave of tiles, one and a half, two, four or ten; the library is asked to leave some SMs free, or
+none.
+
+``contention``: every op alone, and beside collectives without a pause. A cell is an op and
+collectives of C CTAs that move bytes at some rate. Its result is the slowdown of each op while
+collectives run all the time, and of each collective while ops do. Multimem stores need a switch and
+a second GPU: they cannot run here.
 """
 
 from __future__ import annotations
@@ -10,7 +16,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from itertools import product
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,11 +30,16 @@ from domino_tune.measure.gpu.meetings import (
     Encounter,
     Gate,
     Meeting,
+    moved_bytes,
 )  # fmt: skip
-from domino_tune.measure.gpu.works import SETS, random_bf16
+from domino_tune.measure.gpu.works import SETS, NamedWork, random_bf16, works
+from domino_tune.runtime.lanes.emulated import Wire
+from domino_tune.runtime.lanes.pace import Pace
+from domino_tune.runtime.lanes.streams import HIGH_PRIORITY, StreamQueue
 from lab.gpu.stage import GpuCase, Row, Stage
+from lab.gpu.timing import Arena, Traffic
+from lab.linear import Shape
 
-Shape = tuple[int, int, int]
 SHAPES: Final[tuple[Shape, ...]] = (
     (1664, 2560, 5120), (2560, 2560, 5120), (3328, 2560, 5120), (6656, 2560, 5120),
     (16384, 2560, 5120), (4096, 7168, 8192), (8192, 5120, 640),
@@ -38,7 +49,6 @@ to be predicted from the others."""
 MARGINS: Final = (0, 8, 16, 32)
 EXPERTS: Final = 8
 REPEATS: Final = 5
-SECONDS: Final = 2.0
 
 
 def admission_cases(stage: Stage) -> Iterator[GpuCase]:
@@ -46,15 +56,12 @@ def admission_cases(stage: Stage) -> Iterator[GpuCase]:
     gate = cache(Gate)  # made on the GPU, with the first case
     for margin, kind, shape in product(MARGINS, MAKERS, SHAPES):
         if kind == "spared" or not margin:
-            yield GpuCase(
-                name=f"{kind}/{'x'.join(map(str, shape))}/spares {margin}", seconds=SECONDS,
-                measure=partial(_admitted, gate, kind, shape, margin),
-            )  # fmt: skip
+            name = f"{kind}/{'x'.join(map(str, shape))}/spares {margin}"
+            yield GpuCase(name, 2.0, partial(_admitted, gate, kind, shape, margin))
 
 
 def _admitted(made: Callable[[], Gate], kind: str, shape: Shape, margin: int) -> Row:
-    gate = made()
-    work = MAKERS[kind](shape, margin)
+    gate, work = made(), MAKERS[kind](shape, margin)
     alone_ns, cells = gate.alone_ns(work), []
     for arrival, rate, ctas in product(ARRIVALS, RATES, CTAS):
         one = Encounter(work, alone_ns, ctas, rate, arrival)
@@ -70,17 +77,14 @@ def _admitted(made: Callable[[], Gate], kind: str, shape: Shape, margin: int) ->
 def median_meeting(found: Sequence[Meeting]) -> dict[str, Any]:
     """Return the medians of several meetings, and how far their starts lie apart."""
     starts = [one.all_in for one in found]
-    gemms = zip(*(one.ops for one in found), strict=True)
+    told = {"first_in_ns": "first_in", "all_in_ns": "all_in", "end_ns": "end",
+            "arrived_ns": "arrived"}  # fmt: skip
     return {
-        "first_in_ns": statistics.median(one.first_in for one in found),
-        "all_in_ns": statistics.median(starts),
-        "end_ns": statistics.median(one.end for one in found),
-        "arrived_ns": statistics.median(one.arrived for one in found),
+        **{name: statistics.median(getattr(x, of) for x in found) for name, of in told.items()},
         "late": sum(one.late for one in found),
-        "gemms_ns": [statistics.median(times) for times in gemms],
-        "least_in_ns": min(starts),
-        "most_in_ns": max(starts),
-    }
+        "gemms_ns": list(map(statistics.median, zip(*(one.ops for one in found), strict=True))),
+        "least_in_ns": min(starts), "most_in_ns": max(starts),
+    }  # fmt: skip
 
 
 def _library(shape: Shape, margin: int) -> Work:
@@ -119,3 +123,63 @@ MAKERS: Final[dict[str, Callable[[Shape, int], Work]]] = {
 }  # fmt: skip
 """cuBLAS as it is; the GEMMs of experts in one kernel; cuBLASLt, asked to leave SMs free (its
 SM_COUNT_TARGET)."""
+
+
+# Beside collectives without a pause --------------------------------------------------------------
+
+
+class Cell(NamedTuple):
+    """One kind of collectives. ``rate``: bytes/ns that a CTA moves through HBM. 0 takes SMs but no
+    bandwidth; 40 with 16 CTAs is about what an all-reduce of 280 GB/s (algorithm bandwidth) over
+    NVSwitch reads and writes."""
+
+    ctas: int
+    rate: float
+    priority: int = HIGH_PRIORITY
+    collective_first: bool = True
+
+
+CELLS: Final = (
+    *(Cell(ctas, rate) for rate in (0.0, 40.0) for ctas in (1, 2, 4, 8, 16, 32)),
+    *(
+        Cell(ctas, 40.0, priority, first)
+        for ctas in (8, 32)
+        for priority, first in ((0, True), (HIGH_PRIORITY, False), (0, False))
+    ),
+)
+"""The grid of one op; only a few cells vary order and priority."""
+
+
+def contention_cases(stage: Stage) -> Iterator[GpuCase]:
+    """Yield a case per op: alone, and with every collective."""
+    made = cache(Contention)  # on the GPU, with the first case
+    for named in works():
+        yield GpuCase(named.case, 6.0, lambda named=named: made().row(named))  # type: ignore[misc]
+
+
+class Contention:
+    """Ops and emulated collectives, whose times alone are known once measured."""
+
+    def __init__(self) -> None:
+        self._arena, self._wire = Arena(), Wire()
+        self._alone_ns: dict[tuple[int, float, int], float] = {}
+
+    def row(self, named: NamedWork) -> Row:
+        """Return the record of an op alone and in every cell."""
+        work = named.make()
+        alone_ns = self._arena.ops_alone(work)
+        cells = [self._met(work, alone_ns, cell) for cell in CELLS]
+        return {
+            "family": named.family, "name": named.name, "shape": list(named.shape),
+            "alone_ns": alone_ns, "alone_again_ns": self._arena.ops_alone(work), "cells": cells,
+        }  # fmt: skip
+
+    def _met(self, work: Work, alone_ns: float, cell: Cell) -> dict[str, Any]:
+        pace, (ctas, rate, priority, first) = Pace(COLLECTIVE_NS, cell.ctas), cell
+        issue = partial(self._wire.carry, moved_bytes(ctas, rate), pace)
+        traffic, key = Traffic(StreamQueue(priority).stream, issue), (ctas, rate, priority)
+        if key not in self._alone_ns:
+            self._alone_ns[key] = self._arena.traffic_alone(traffic)
+        unit_ns = self._alone_ns[key]
+        found = self._arena.concurrent(work, traffic, alone_ns, unit_ns, first=first)
+        return {**cell._asdict(), "collective_alone_ns": unit_ns, **found}

@@ -6,22 +6,19 @@ which the tables have. Each by every library that torch can ask for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from domino_tune.measure.gpu.events import Work
-from lab.gpu.arena import Timed, ops_timer
 from lab.gpu.stage import GpuCase, Row, Stage
-from lab.gpu.timing import each_ns
+from lab.gpu.timing import Timed, each_ns, ops_timer
 
-LIBRARIES: Final = {
-    "cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION,
-}  # fmt: skip
+LIBRARIES: Final = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 SETS: Final = 2
 
 
@@ -60,59 +57,38 @@ def attention_cases(stage: Stage, cases: tuple[Heads, ...] = CASES) -> Iterator[
     """Yield a case per shape; its row has the forward and backward time by each library."""
     timed = ops_timer(stage.device)
     for one in cases:
-        yield GpuCase(
-            name=one.name, seconds=1.5, measure=partial(_measured, timed, stage.device, one)
-        )
+        yield GpuCase(one.name, 1.5, partial(_measured, timed, stage.device, one))
 
 
 def _measured(timed: Timed, device: torch.device, one: Heads) -> Row:
     makers = {
-        f"{name} {direction}": partial(make, one, library, device)
-        for name, library in LIBRARIES.items()
-        for direction, make in (("forward", _forward), ("backward", _backward))
+        f"{name} {direction}": partial(_work, one, library, device, direction)
+        for name, library in LIBRARIES.items() for direction in ("forward", "backward")
     }  # fmt: skip
-    found, failed = each_ns(timed, makers)
-    told = ", ".join(
-        f"{name} {one.forward_flop * (2.5 if name.endswith('backward') else 1) / ns / 1e3:.0f}"
-        for name, ns in found.items()
-    )
-    return {**one._asdict(), "ns": found, "failed": failed, "told": f"TFLOP/s: {told}"}
+    return {**one._asdict(), **each_ns(timed, makers, one.forward_flop)}
 
 
-def _inputs(one: Heads, device: torch.device) -> list[torch.Tensor]:
-    return [
-        torch.randn(
-            one.batch, heads, one.seq, size, device=device, dtype=torch.bfloat16, requires_grad=True
-        )
-        for heads, size in (
-            (one.queries, one.key_size), (one.keys, one.key_size), (one.keys, one.value_size),
-        )
-    ]  # fmt: skip
+def _work(one: Heads, library: SDPBackend, device: torch.device, direction: str) -> Work:
+    def made(heads: int, size: int) -> torch.Tensor:
+        shape = one.batch, heads, one.seq, size
+        return torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True)
 
+    def mixed(inputs: list[torch.Tensor]) -> torch.Tensor:
+        query, key, value = inputs
+        with sdpa_kernel(library):
+            return F.scaled_dot_product_attention(
+                query, key, value, is_causal=True, enable_gqa=one.keys != one.queries
+            )
 
-def _played(inputs: list[torch.Tensor], one: Heads, library: SDPBackend) -> torch.Tensor:
-    query, key, value = inputs
-    with sdpa_kernel(library):
-        return F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=one.keys != one.queries
-        )
+    heads = (one.queries, one.key_size), (one.keys, one.key_size), (one.keys, one.value_size)
+    sets = [[made(*each) for each in heads] for _ in range(SETS)]
+    if direction == "forward":
+        return lambda call: mixed(sets[call % SETS])
+    outs = [mixed(inputs) for inputs in sets]
+    given = [torch.randn_like(out) for out in outs]
 
+    def backward(call: int) -> object:
+        at = call % SETS
+        return torch.autograd.grad(outs[at], sets[at], given[at], retain_graph=True)
 
-def _forward(one: Heads, library: SDPBackend, device: torch.device) -> Work:
-    sets = [_inputs(one, device) for _ in range(SETS)]
-    return lambda call: _played(sets[call % SETS], one, library)
-
-
-def _backward(one: Heads, library: SDPBackend, device: torch.device) -> Work:
-    sets: list[tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]] = []
-    for _ in range(SETS):
-        inputs = _inputs(one, device)
-        mixed = _played(inputs, one, library)
-        sets.append((mixed, inputs, torch.randn_like(mixed)))
-
-    def each(play: Callable[..., Any]) -> Work:
-        return lambda call: play(*sets[call % SETS])
-
-    return each(
-        lambda mixed, inputs, given: torch.autograd.grad(mixed, inputs, given, retain_graph=True)
-    )
+    return backward

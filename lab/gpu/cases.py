@@ -1,15 +1,21 @@
-"""Cases: some layers of a preset on one rank of a tensor-parallel group, and plans for them."""
+"""Cases: some layers of a preset on one rank of a tensor-parallel group, and plans for them; and
+the profile of a GPU and host whose rows and launch costs were measured by some."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from domino_tune.measure.importers.merge import merged_section
+from domino_tune.measure.op_rows import SECTIONS
 from simulator.build import build_schedule
 from simulator.ops import Collective, Signature
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.presets import MODELS
+from simulator.profile import LaunchSection, Profile
+from simulator.provenance import Provenance
 from simulator.slicing import SEQUENCE_ROW_SLICES
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
@@ -137,3 +143,34 @@ PLANS: Final = (
     PlayedPlan(_GPT, MEGATRON), PlayedPlan(_GPT, TWO_SLICES), PlayedPlan(_GPT, NO_COMM),
     PlayedPlan(_LLAMA, MEGATRON, withheld=True), PlayedPlan(_LLAMA, TWO_SLICES, withheld=True),
 )  # fmt: skip
+
+
+# The profile of this GPU and host: rows and launch costs measured here, the rest of another one.
+
+MEASURED: Final = Provenance(
+    kind="measured", source="scripts/gpu: ops in place on the GPU that ran the plans"
+)
+
+
+def with_launch(mine: Profile, costs_us: Sequence[Mapping[str, float]]) -> Profile:
+    """Return ``mine`` with the mean of the launch costs of all workloads, if there are any."""
+    if not costs_us:
+        return mine
+    mean = {kind: statistics.fmean(one[kind] for one in costs_us) for kind in costs_us[0]}
+    return replace(mine, launch=LaunchSection(mode="async", cost_us=mean, provenance=MEASURED))
+
+
+def laid_over(base: Profile, mine: Profile) -> Profile:
+    """Return ``base`` with rows and launch costs of ``mine`` in place of its own.
+
+    Laws stay; those of an assumed section are assumed, see ``merged_section``.
+    """
+    changed: dict[str, Any] = {"launch": mine.launch or base.launch}
+    for kind, (_, _, key) in SECTIONS.items():
+        below, above = getattr(base, kind), getattr(mine, kind)
+        if above is not None:
+            rows = {key(row): row for one in (below, above) if one for row in one.rows}
+            note = f"Laid over {base.name}: {below.provenance.note}" if below else ""
+            ordered, words = [rows[at] for at in sorted(rows)], replace(MEASURED, note=note)
+            changed[kind] = merged_section(below or above, ordered, words)
+    return replace(base, name="this-gpu", created=mine.created, **changed)

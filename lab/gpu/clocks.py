@@ -19,7 +19,7 @@ from domino_tune.runtime.lanes.pace_rows import paces_of
 from domino_tune.store.profiles import load_profile
 from lab.gpu.cases import PLANS, PlayedPlan
 from lab.gpu.stage import GpuCase, Row, Stage
-from lab.gpu.steps import Step, captured_step
+from lab.gpu.sustained import Step, captured_step
 from lab.gpu.timing import lasting
 from simulator.build import build_schedule
 from simulator.cost import CostModel
@@ -32,18 +32,15 @@ PACES_FROM: Final = "h200-sxm"
 
 def clock_cases(stage: Stage) -> Iterator[GpuCase]:
     """Yield rest, every plan, and every family alone."""
-    activities: list[tuple[str, Callable[[], Row], bool]] = [
-        (REST, lambda: lasting(stage.device, None, REST_SECONDS), False),
-        *((one.name, partial(_plan_row, stage, one), one.withheld) for one in PLANS),
-        *((f"{family} alone", partial(_family_row, stage, family), False) for family in COMPUTE),
-    ]
-    for name, measure, withheld in activities:
-        yield GpuCase(
-            name=name, seconds=SECONDS + 3,
-            measure=lambda measure=measure, withheld=withheld: {  # type: ignore[misc]
-                "withheld": withheld, **measure(),
-            },
-        )  # fmt: skip
+
+    def case(name: str, measure: Callable[[], Row], *, withheld: bool = False) -> GpuCase:
+        return GpuCase(name, SECONDS + 3, lambda: {"withheld": withheld, **measure()})
+
+    yield case(REST, lambda: lasting(stage.device, None, REST_SECONDS))
+    for one in PLANS:
+        yield case(one.name, partial(_plan_row, stage, one), withheld=one.withheld)
+    for family in COMPUTE:
+        yield case(f"{family} alone", partial(_family_row, stage, family))
 
 
 def _family_row(stage: Stage, family: str) -> Row:
@@ -59,9 +56,8 @@ def _plan_row(stage: Stage, one: PlayedPlan) -> Row:
 
 def plan_step(stage: Stage, one: PlayedPlan) -> Step:
     """Return a step of the plan beside emulated collectives, as a graph."""
-    case = one.case
+    case, lanes = one.case, None
     session = case.session(stage.device)
-    lanes = None
     if one.communicates:
         schedule = build_schedule(session.model, case.workload, case.cluster, one.plan)
         paces = paces_of(CostModel(load_profile(PACES_FROM)), [(one.plan.comm_ctas, schedule)])

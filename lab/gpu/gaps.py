@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, Final
 
 import torch
@@ -24,8 +24,8 @@ from domino_tune.runtime.session import Session
 from lab.gpu.cases import RankCase
 from lab.gpu.ops import play_plan
 from lab.gpu.stage import GpuCase, Row, Stage
-from lab.gpu.steps import captured_step
-from lab.gpu.timing import median_ns
+from lab.gpu.sustained import captured_step
+from lab.gpu.timing import Play, median_ns
 from simulator.plan import MEGATRON
 from simulator.schedule import COMPUTE
 
@@ -38,20 +38,16 @@ REPLAYS: Final = 3
 CHAIN: Final = 200
 REPEATS: Final = 5
 CHAIN_GEMMS: Final = ((64, 64, 64), (256, 1024, 1024), (2048, 2560, 5120))
-
 Kernels = list[tuple[int, int, str]]
 """Begin and duration, ns, and name."""
 
 
 def gap_cases(stage: Stage) -> Iterator[GpuCase]:
     """Yield chains of one kernel, then steps of few layers and of more."""
-    yield GpuCase(name="chains", seconds=6.0, measure=_chains)
-    for preset, seq, batch in SHAPES:
-        for layers in LAYERS:
-            yield GpuCase(
-                name=f"{preset}/b{batch}x{seq}/{layers} layers", seconds=3.0,
-                measure=partial(_step, stage, preset, seq, batch, layers),
-            )  # fmt: skip
+    yield GpuCase("chains", 6.0, _chains)
+    for (preset, seq, batch), layers in product(SHAPES, LAYERS):
+        measure = partial(_step, stage, preset, seq, batch, layers)
+        yield GpuCase(f"{preset}/b{batch}x{seq}/{layers} layers", 3.0, measure)
 
 
 def _step(stage: Stage, preset: str, seq: int, batch: int, layers: int) -> Row:
@@ -97,7 +93,7 @@ def gap_ns(kernels: Kernels) -> float:
     return float(statistics.median(found)) if found else 0.0
 
 
-def profiled(play: Callable[[], object]) -> Kernels:
+def profiled(play: Play) -> Kernels:
     """Return the kernels of the last of some calls, in order; nothing where the profiler sees
     none."""
     play()
@@ -106,10 +102,9 @@ def profiled(play: Callable[[], object]) -> Kernels:
         for _ in range(REPLAYS):
             play()
             torch.cuda.synchronize()
-    events = profile.profiler.kineto_results.events()
     on_device = sorted(
         (event.start_ns(), event.duration_ns(), event.name()[:80])
-        for event in events
+        for event in profile.profiler.kineto_results.events()
         if event.device_type() == DeviceType.CUDA
     )
     found = on_device[-(len(on_device) // REPLAYS) :] if on_device else []
@@ -118,32 +113,29 @@ def profiled(play: Callable[[], object]) -> Kernels:
 
 def _chains() -> Row:
     """Return of each kernel its time in a chain, as graph and as launches, and between events."""
-    found: dict[str, Any] = {}
     tiny = torch.zeros(1, device="cuda")
-    works: dict[str, Callable[[], object]] = {"add of 1": lambda: tiny.add_(1)}
+    works: dict[str, Play] = {"add of 1": lambda: tiny.add_(1)}
     for tokens, out, wide in CHAIN_GEMMS:
         x, weight = random_bf16(tokens, wide), random_bf16(out, wide)
         works[f"gemm {tokens}x{out}x{wide}"] = partial(F.linear, x, weight)
     for megabytes in (1, 8, 64):
         buffer = torch.zeros(megabytes << 20, dtype=torch.uint8, device="cuda")
         works[f"fill of {megabytes} MiB"] = partial(buffer.fill_, 1)
-    for name, work in works.items():
-        found[name] = _chain(work)
+    found: dict[str, Any] = {name: _chain(work) for name, work in works.items()}
     told = "; ".join(f"{name} {one['graph_ns']:.0f} / {one['launch_ns']:.0f} / "
                      f"{one['kernel_ns']:.0f}" for name, one in found.items())  # fmt: skip
     return {"chains": found, "told": f"ns a kernel in a graph / launched / by itself: {told}"}
 
 
-def _chain(work: Callable[[], object]) -> dict[str, float]:
+def _chain(work: Play) -> dict[str, float]:
     def play() -> None:
         for _ in range(CHAIN):
             work()
 
-    graph, device = captured(lambda: play).graph, torch.device("cuda")
-    kernels = profiled(graph.replay)
-    ahead = HeadStart(spin_ns=20_000_000)
+    replay, device = captured(lambda: play).graph.replay, torch.device("cuda")
+    kernels, ahead = profiled(replay), HeadStart(spin_ns=20_000_000)
     return {
-        "graph_ns": median_ns(device, graph.replay, REPEATS) / CHAIN,
+        "graph_ns": median_ns(device, replay, REPEATS) / CHAIN,
         "launch_ns": median_ns(device, play, REPEATS, ahead) / CHAIN,
         "kernel_ns": float(statistics.median([took for _, took, _ in kernels] or [0])),
         "gap_ns": gap_ns(kernels),

@@ -33,8 +33,7 @@ from simulator.provenance import Provenance
 from simulator.schedule import COMPUTE
 
 MEASURED: Final = Provenance(
-    kind="measured",
-    source="scripts/gpu: one GPU, the runtime's own ops on a single rank's shard",
+    kind="measured", source="scripts/gpu: one GPU, the runtime's own ops on a single rank's shard"
 )
 SECONDS: Final = 10.0
 TRAINING_PLANS: Final = (MEGATRON, TWO_SLICES)
@@ -51,17 +50,15 @@ def op_cases(stage: Stage) -> Iterator[GpuCase]:
 def training_cases(stage: Stage) -> Iterator[GpuCase]:
     """Yield the presets at TP 8 with two micro-batches a step, where weight gradients add to fp32
     sums, and with every layer recomputed."""
-    cases = (
-        replace(
-            case, plans=TRAINING_PLANS,
-            workload=replace(
-                case.workload, grad_accumulation=2, recompute="full", recompute_modules=()
-            ),
-        )
-        for case in preset_cases(memory_bytes(stage.device))
-        if case.tp == TP
-    )  # fmt: skip
-    return played(stage, cases)
+    twice: dict[str, Any] = {"grad_accumulation": 2, "recompute": "full", "recompute_modules": ()}
+    cases = (case for case in preset_cases(memory_bytes(stage.device)) if case.tp == TP)
+    return played(
+        stage,
+        (
+            replace(case, plans=TRAINING_PLANS, workload=replace(case.workload, **twice))
+            for case in cases
+        ),
+    )
 
 
 def memory_bytes(device: torch.device) -> float:
@@ -72,16 +69,13 @@ def memory_bytes(device: torch.device) -> float:
 def played(stage: Stage, cases: Iterable[RankCase]) -> Iterator[GpuCase]:
     """Yield the cases as measurements whose rows also join the stage's profile."""
     for case in cases:
-        yield GpuCase(name=case.name, seconds=SECONDS, measure=partial(_played, stage, case))
+        yield GpuCase(case.name, SECONDS, partial(joining, stage, case))
 
 
-def _played(stage: Stage, case: RankCase) -> Row:
-    return joining(stage, case.session(stage.device), case)
-
-
-def joining(stage: Stage, session: Session, case: RankCase) -> Row:
-    """Play the case on ``session``; its rows join the stage's profile."""
-    message = play_case(session, case, measured_ops(stage.profile), stage.stop_at)
+def joining(stage: Stage, case: RankCase, session: Session | None = None) -> Row:
+    """Play the case on a session; its rows join the stage's profile."""
+    playing, known = session or case.session(stage.device), measured_ops(stage.profile)
+    message = play_case(playing, case, known, stage.stop_at)
     stage.profile = joined(stage.profile, message)
     return message
 
@@ -89,11 +83,9 @@ def joining(stage: Stage, session: Session, case: RankCase) -> Row:
 def joined(profile: Profile, message: Row) -> Profile:
     """Return the profile with the rows of a ``plan`` message."""
     grown = add_message(profile, dict(message))
-    known = {kind: getattr(grown, kind) for kind in SECTIONS}
-    return replace(
-        grown,
-        **{kind: replace(one, provenance=MEASURED) for kind, one in known.items() if one},
-    )
+    known: dict[str, Any] = {kind: getattr(grown, kind) for kind in SECTIONS}
+    sections = {kind: replace(one, provenance=MEASURED) for kind, one in known.items() if one}
+    return replace(grown, **sections)
 
 
 def play_case(
@@ -122,13 +114,10 @@ def play_case(
             release_memory(session.context.device)
             continue
         seen |= news
-    return {
-        "kind": "plan",
-        "ops": [op_row(signature, times) for signature, times in sorted(found.items(), key=str)],
-        "complete": complete,
-        "failed": failed,
-        "empty_span_us": empty_ns(session.context.device) / 1e3,
-    }
+    ops = [op_row(signature, times) for signature, times in sorted(found.items(), key=str)]
+    span_us = empty_ns(session.context.device) / 1e3
+    return {"kind": "plan", "ops": ops, "complete": complete, "failed": failed,
+            "empty_span_us": span_us}  # fmt: skip
 
 
 def play_plan(session: Session, plan: SlicePlan, found: Samples) -> None:
@@ -153,8 +142,6 @@ def play_plan(session: Session, plan: SlicePlan, found: Samples) -> None:
 def op_row(signature: Signature, times: Sequence[float]) -> dict[str, Any]:
     """Return a row of a ``plan`` message from an op's times, ns."""
     return {
-        "signature": [signature.kind, *signature],
-        "median_us": statistics.median(times) / 1e3,
-        "spread_us": half_spread(times) / 1e3,
-        "samples": len(times),
-    }
+        "signature": [signature.kind, *signature], "median_us": statistics.median(times) / 1e3,
+        "spread_us": half_spread(times) / 1e3, "samples": len(times),
+    }  # fmt: skip

@@ -25,9 +25,8 @@ from domino_tune.verbs.here_and_now import as_emulated
 from domino_tune.verbs.resolve import resolve
 from lab.fidelity.loop import model_file, plans_of, run_emulated, setting_of
 from lab.fidelity.settings import KINDS
-from lab.gpu.cases import TWO_SLICES, RankCase, slice_plans
+from lab.gpu.cases import TWO_SLICES, RankCase, laid_over, slice_plans, with_launch
 from lab.gpu.ops import joined, joining
-from lab.gpu.own_profile import laid_over, with_launch
 from lab.gpu.stage import GpuCase, Row, Stage
 from simulator.case import Case
 from simulator.implementation import LaunchOrder
@@ -108,19 +107,17 @@ def cases_of(stage: Stage, proofs: Sequence[ProofCase]) -> Iterator[GpuCase]:
     """Yield the cases of ``proofs``, in that order."""
     shapes = {proof.ops.name: proof for proof in proofs}
     for name, proof in shapes.items():
-        yield GpuCase(name=f"ops {name}", seconds=SECONDS, measure=partial(_ops, stage, proof))
+        yield GpuCase(f"ops {name}", SECONDS, partial(_ops, stage, proof))
     for proof in proofs:
-        yield GpuCase(
-            name=f"plans {proof.ops.name} {proof.launch}", seconds=SECONDS,
-            measure=partial(_plans, stage, proof, list(shapes)),
-        )  # fmt: skip
+        name, measure = f"plans {proof.ops.name} {proof.launch}", partial(_plans, stage, proof)
+        yield GpuCase(name, SECONDS, partial(measure, list(shapes)))
 
 
 def _ops(stage: Stage, proof: ProofCase) -> Row:
     """Return the ops that the profile lacked, and on a GPU the launch costs. Raise RunError for a
     plan that cannot run."""
     session = proof.ops.session(stage.device)
-    row = joining(stage, session, proof.ops)
+    row = joining(stage, proof.ops, session)
     if row["failed"]:
         raise RunError(f"Ops could not be measured: {row['failed']}. Is the GPU free?")
     if stage.device.type != "cuda" or not row["complete"]:
@@ -157,10 +154,10 @@ def measured_profile(rows: Sequence[Row]) -> Profile:
 def _plans(stage: Stage, proof: ProofCase, shapes: Sequence[str]) -> Row:
     """Tune on the profile, run all plans in two launches, and compare them with predictions."""
     fields, began = proof.fields(profile_of(stage, proof, shapes)), time.monotonic()
-    profiled = resolve(fields)
-    case = as_emulated(profiled, proof.spec)
+    spec, profiled = proof.spec, resolve(fields)
+    case = as_emulated(profiled, spec)
     chosen = plans_of(case, fields, KINDS["plain"])
-    launches = [run_emulated(case, chosen, proof.rounds, proof.spec) for _ in range(2)]
+    launches = [run_emulated(case, chosen, proof.rounds, spec) for _ in range(2)]
     setting = setting_of(
         case, case, chosen, launches, launches[0],
         link=proof.launch, profile_id=profiled.profile.content_id,

@@ -17,7 +17,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Final, Literal, NamedTuple
 
 import torch
@@ -33,7 +33,7 @@ from domino_tune.runtime.lanes.pace import Pace
 from domino_tune.runtime.lanes.streams import StreamQueue
 from domino_tune.runtime.launch_spec import QUEUES_SETTING
 from lab.gpu.stage import GpuCase, Row, Stage
-from lab.gpu.timing import median_ns
+from lab.gpu.timing import Play, median_ns
 
 QUEUES: Final = {"one queue": "1", "usual queues": ""}
 """Case -> the value of QUEUES_SETTING; empty: not set."""
@@ -48,14 +48,12 @@ BYTES_PER_NS: Final = 100
 SECONDS: Final = 14.0
 LIMIT_S: Final = 60.0
 
-Timed = Literal["nothing", "collectives", "all"]
-
 
 class Cell(NamedTuple):
     """How a row is launched. ``timed``: what stands between events that have a time."""
 
     launch: Literal["eager", "graph"]
-    timed: Timed = "nothing"
+    timed: Literal["nothing", "collectives", "all"] = "nothing"
 
     @property
     def name(self) -> str:
@@ -64,8 +62,8 @@ class Cell(NamedTuple):
 
 
 CELLS: Final = (
-    Cell("eager"), Cell("eager", timed="collectives"), Cell("eager", timed="all"),
-    Cell("graph"), Cell("graph", timed="collectives"),
+    Cell("eager"), Cell("eager", "collectives"), Cell("eager", "all"),
+    Cell("graph"), Cell("graph", "collectives"),
 )  # fmt: skip
 
 
@@ -83,18 +81,17 @@ def queue_cases(stage: Stage, sizes: Sizes | None = None) -> Iterator[GpuCase]:
     """Yield a case for each number of queues; its row has what each cell overlapped."""
     for name, queues in QUEUES.items():
         measure = partial(_in_a_process, queues, sizes or Sizes(device=str(stage.device)))
-        yield GpuCase(name=name, seconds=SECONDS, measure=measure)
+        yield GpuCase(name, SECONDS, measure)
 
 
 def _in_a_process(queues: str, sizes: Sizes) -> Row:
     """Return what another process measures with ``queues`` hardware queues; ``failed`` says how it
     died, if it did. Raise RunError if it timed nothing."""
     env = {name: value for name, value in os.environ.items() if name != QUEUES_SETTING}
-    if queues:
-        env[QUEUES_SETTING] = queues
     ran = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-m", "lab.gpu.queues", json.dumps(asdict(sizes))],
-        env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        env={**env, QUEUES_SETTING: queues} if queues else env, capture_output=True, text=True,
+        timeout=LIMIT_S, check=False,
     )  # fmt: skip
     cells = [json.loads(line) for line in ran.stdout.splitlines()]
     said = f"ended with {ran.returncode}: {ran.stderr.strip()[-1000:]}" if ran.returncode else ""
@@ -112,11 +109,12 @@ def measured(sizes: Sizes) -> Iterator[Row]:
 
 
 def _cell(cell: Cell, sizes: Sizes, device: torch.device) -> Row:
-    gemm = _gemm(sizes, device)
+    ones = partial(torch.ones, dtype=torch.bfloat16, device=device)
+    gemm = partial(F.linear, ones(sizes.tokens, sizes.wide), ones(sizes.out, sizes.wide))
     one_ns = _took_ns(cell, device, lambda: [gemm() for _ in range(ROUNDS)]) / ROUNDS
     issue = _collectives(cell, device, Pace(round(COVERED * one_ns), CTAS))
 
-    def row(*, gemms: bool, collectives: bool) -> Callable[[], None]:
+    def row_ns(*, gemms: bool, collectives: bool) -> float:
         def play() -> None:
             for _ in range(ROUNDS):
                 if gemms:
@@ -129,12 +127,12 @@ def _cell(cell: Cell, sizes: Sizes, device: torch.device) -> Row:
                 if handle is not None:
                     handle.wait()
 
-        return play
+        return _took_ns(cell, device, play)
 
     found = {
-        "gemms_ns": _took_ns(cell, device, row(gemms=True, collectives=False)),
-        "collectives_ns": _took_ns(cell, device, row(gemms=False, collectives=True)),
-        "together_ns": _took_ns(cell, device, row(gemms=True, collectives=True)),
+        "gemms_ns": row_ns(gemms=True, collectives=False),
+        "collectives_ns": row_ns(gemms=False, collectives=True),
+        "together_ns": row_ns(gemms=True, collectives=True),
     }
     return {**found, "overlapped": overlapped(**found)}
 
@@ -146,21 +144,13 @@ def overlapped(gemms_ns: float, collectives_ns: float, together_ns: float) -> fl
     return (gemms_ns + collectives_ns - together_ns) / min(collectives_ns, behind_ns)
 
 
-def _gemm(sizes: Sizes, device: torch.device) -> Callable[[], object]:
-    x, weight = (
-        torch.ones(rows, sizes.wide, dtype=torch.bfloat16, device=device)
-        for rows in (sizes.tokens, sizes.out)
-    )
-    return lambda: F.linear(x, weight)
-
-
 def _collectives(cell: Cell, device: torch.device, pace: Pace) -> Callable[[], Handle]:
     """Return a function that launches one collective after everything issued so far."""
     call = all_reduce(torch.zeros(8, device=device))
     if device.type != "cuda":
         lane = emulated_lane(lambda _: pace, device)
         return lambda: lane.issue("row", call)
-    queue, wire = StreamQueue(timed=cell.launch == "eager" and cell.timed != "nothing"), _wire()
+    queue, wire = StreamQueue(timed=cell.launch == "eager" and cell.timed != "nothing"), Wire()
 
     def work() -> None:
         inside = cell.launch == "graph" and cell.timed == "collectives"
@@ -179,12 +169,7 @@ def _mark(wanted: bool) -> None:
         event.record()
 
 
-@cache
-def _wire() -> Wire:
-    return Wire()
-
-
-def _took_ns(cell: Cell, device: torch.device, play: Callable[[], object]) -> float:
+def _took_ns(cell: Cell, device: torch.device, play: Play) -> float:
     """Return the median time of a row, which runs once before."""
     if cell.launch == "graph":
         return median_ns(device, captured(lambda: play).graph.replay, REPEATS)

@@ -1,8 +1,8 @@
-"""What surrounds a plan in a user's loop, on one GPU, before NCCL runs it: two ways of each.
+"""Stage ``rehearsal``: what surrounds a plan in a user's loop, on one GPU, before NCCL runs it: two
+ways of each.
 
 Optimizers in loops and in one pass; inputs of merged weight gradients, put together or written as
-one; the copy that gives bf16 weights their gradients; the gradient of wide norms; what the host
-spends on events.
+one; the copy that gives bf16 weights their gradients; the gradient of wide norms.
 """
 
 from __future__ import annotations
@@ -37,18 +37,17 @@ class Sizes:
 
 
 Ways = dict[str, Callable[[], object]]
+Make = Callable[[Sizes, torch.device], Ways]
 
 
 def rehearsal_cases(stage: Stage, sizes: Sizes | None = None) -> Iterator[GpuCase]:
     """Yield a case for each thing that is done in two ways or more; its row has the median of each,
     ns."""
-    found = sizes or Sizes()
     for name, make in MAKERS.items():
-        measure = partial(_row, make, found, stage.device)
-        yield GpuCase(name=name, seconds=SECONDS, measure=measure)
+        yield GpuCase(name, SECONDS, partial(_row, make, sizes or Sizes(), stage.device))
 
 
-def _row(make: Callable[[Sizes, torch.device], Ways], sizes: Sizes, device: torch.device) -> Row:
+def _row(make: Make, sizes: Sizes, device: torch.device) -> Row:
     return {f"{way}_ns": _timed(work, device) for way, work in make(sizes, device).items()}
 
 
@@ -67,9 +66,7 @@ def optimizers(sizes: Sizes, device: torch.device) -> Ways:
 
     def stepped(**how: Any) -> Callable[[], object]:
         shapes = [(sizes.inner, sizes.hidden)] * 4 + [(sizes.hidden,)] * 2
-        weights = [
-            nn.Parameter(torch.zeros(shape, device=device)) for shape in shapes * sizes.layers
-        ]
+        weights = [nn.Parameter(torch.zeros(x, device=device)) for x in shapes * sizes.layers]
         for weight in weights:
             weight.grad = torch.ones_like(weight)
         return torch.optim.AdamW(weights, **how).step
@@ -79,9 +76,8 @@ def optimizers(sizes: Sizes, device: torch.device) -> Ways:
 
 def merged_inputs(sizes: Sizes, device: torch.device) -> Ways:
     """A merged weight gradient of two slices, whose inputs are put together, or are one."""
-    half = sizes.tokens // 2
-    dy = [torch.ones(half, sizes.inner, dtype=torch.bfloat16, device=device) for _ in range(2)]
-    x = [torch.ones(half, sizes.hidden, dtype=torch.bfloat16, device=device) for _ in range(2)]
+    half = partial(torch.ones, sizes.tokens // 2, dtype=torch.bfloat16, device=device)
+    dy, x = ([half(wide) for _ in range(2)] for wide in (sizes.inner, sizes.hidden))
     whole_dy, whole_x = torch.cat(dy), torch.cat(x)
     return {
         "put_together": lambda: torch.cat(dy).t() @ torch.cat(x),
@@ -91,8 +87,7 @@ def merged_inputs(sizes: Sizes, device: torch.device) -> Ways:
 
 def gradients(sizes: Sizes, device: torch.device) -> Ways:
     """The gradients of a stack in fp32, and the copy in bf16; the weights that autocast casts."""
-    count = 4 * sizes.inner * sizes.hidden * sizes.layers
-    flat = torch.ones(count, device=device)
+    flat = torch.ones(4 * sizes.inner * sizes.hidden * sizes.layers, device=device)
     return {"to_bf16": lambda: flat.to(torch.bfloat16), "cleared": flat.zero_}
 
 
@@ -101,8 +96,7 @@ def wide_norms(sizes: Sizes, device: torch.device) -> Ways:
     functions = pointwise_for(device)
 
     def work(width: int) -> Callable[[], object]:
-        rows = max(1, sizes.tokens * sizes.hidden // width)
-        dtype = torch.bfloat16
+        rows, dtype = max(1, sizes.tokens * sizes.hidden // width), torch.bfloat16
         x, dy = (torch.randn(rows, width, device=device, dtype=dtype) for _ in range(2))
         weight = torch.ones(width, device=device, dtype=dtype)
         _, rstd = functions.rms_norm(x, weight, 1e-5)
@@ -111,7 +105,7 @@ def wide_norms(sizes: Sizes, device: torch.device) -> Ways:
     return {f"width_{width}": work(width) for width in sizes.wide}
 
 
-MAKERS: Final = {
+MAKERS: Final[dict[str, Make]] = {
     "optimizers": optimizers, "merged inputs": merged_inputs, "gradients": gradients,
     "wide norms": wide_norms,
 }  # fmt: skip

@@ -23,23 +23,12 @@ def single_gpu_session(
     """
     lanes = SilentLanes(device)
     context = RankContext(
-        rank=0,
-        world_size=1,
-        tp=cluster.tp,
-        dp=cluster.dp,
-        device=device,
-        backend="nccl" if device.type == "cuda" else "gloo",
-        lanes=lanes.default,
-        tp_lane=lanes.tp_lane,
-        control=dist.GroupMember.NON_GROUP_MEMBER,  # type: ignore[arg-type]
-        send=lambda message: None,
-        heart=lambda: None,
-    )
+        rank=0, world_size=1, tp=cluster.tp, dp=cluster.dp, device=device,
+        backend="nccl" if device.type == "cuda" else "gloo", lanes=lanes.default,
+        tp_lane=lanes.tp_lane, control=dist.GroupMember.NON_GROUP_MEMBER,  # type: ignore[arg-type]
+        send=lambda message: None, heart=lambda: None,
+    )  # fmt: skip
     return Session(
-        context=context,
-        model=replace(model, attention_dropout=0.0),
-        workload=workload,
-        cluster=cluster,
-        training=Training(learning_rate=0.0),
-        exact_weights=False,
-    )
+        context=context, model=replace(model, attention_dropout=0.0), workload=workload,
+        cluster=cluster, training=Training(learning_rate=0.0), exact_weights=False,
+    )  # fmt: skip

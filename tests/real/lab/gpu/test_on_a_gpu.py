@@ -21,8 +21,7 @@ from lab.gpu.queues import CELLS, Sizes
 from lab.gpu.queues import measured as measured_queues
 from lab.gpu.single_gpu_rank import single_gpu_session
 from lab.gpu.stage import Stage
-from lab.gpu.steps import timed_replays
-from lab.gpu.sustained import marked_steps, marks_ns
+from lab.gpu.sustained import marked_steps, marks_ns, timed_replays
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 from tests.real.domino_tune.runtime.jobs import GPT, LLAMA
