@@ -34,25 +34,22 @@ BENCHES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "experts": (
         "errors of laws of experts on what was withheld; what hides their exchange",
-        "accuracy.grouped", "accuracy.others", "hiding.hiding",
+        "accuracy.grouped", "accuracy.others", "moe.hiding",
     ),
     "published": (
         "published runs beside predictions: times, intervals, memory, FP8 over BF16, 2022's hosts",
-        "published.published", "memory.memory",
+        "published.published", "published.memory",
     ),
     "moe": ("published steps of models with experts beside predictions", "moe.moe"),
     "rivals": (
         "published rivals (Flux, AsyncTP, userbuffers), and verdicts for usual models",
         "rivals.rivals",
     ),
-    "calibrate": (
-        "how well a few measured iterations predict the others", "searches.calibrate",
-    ),
     "layouts": (
         "the best layouts on 8 to 4,096 GPUs, with Domino and without", "searches.layouts",
     ),
     "speed": ("the time of whole commands, and of the parts that searches call", "searches.speed"),
-    "h200": ("our H200's rows withheld, and beside h100-dgx", "h200.h200"),
+    "h200": ("our H200's rows withheld, and beside h100-dgx", "accuracy.h200"),
     "gpu": (
         "records of lent GPUs: power, clock, admission, gaps, FP8, experts, plans that ran",
         "gpu_records.gpu_records",

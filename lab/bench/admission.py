@@ -32,7 +32,6 @@ from simulator.schedule import COMPUTE, TP, OpTemplate, Repeat, Schedule, Segmen
 from simulator.waves import Waves, waves_of
 from tests.support.by_hand import record
 
-LIMIT: Final = 0.05
 OPS: Final = 60
 """Ops of a loop that is played; its ends are left out."""
 CTAS_PER_SM: Final[dict[float, int]] = {0.0: 4, FULL_RATE: 2}
@@ -83,8 +82,8 @@ def _beside_records(rows: Sequence[Row], cells: Sequence[Cell]) -> Table:
         error = _error(mine)
         again = _repeated(row for row in rows if row["family"] == family)
         checks += [
-            at_most(f"{family}, {len(mine)} cells: the op", LIMIT, error.op),
-            at_most(f"{family}: the collective", LIMIT, error.collective),
+            at_most(f"{family}, {len(mine)} cells: the op", 0.05, error.op),
+            at_most(f"{family}: the collective", 0.05, error.collective),
         ]
         for name in dict.fromkeys(cell.name for cell in mine):
             some = [cell for cell in mine if cell.name == name]

@@ -1,27 +1,34 @@
-"""What benchmarks share: published measurements, the Domino paper's case, times and intervals."""
+"""What benchmarks share: published measurements, the Domino paper's case, times and intervals, and
+published runs of whole jobs as cases that the simulator can be asked."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from domino_tune.measure.importers import read_table
 from domino_tune.measure.importers.imported import Imported
+from domino_tune.measure.importers.tables import Line, records
 from domino_tune.store.profiles import load_profile
+from domino_tune.verbs.resolve import place, unsliced
 from lab.fits.common import Sources
 from lab.verdict import SkippedError
 from simulator.case import Case
 from simulator.confidence import Confidence, confidence_of
-from simulator.plan import SlicePlan
+from simulator.cost import Changes
+from simulator.implementation import IMPLEMENTATIONS, changed
+from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import played, predict, unsure_clocks
 from simulator.presets import MODELS
 from simulator.record import record
+from simulator.sharding import spread_layers
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 from simulator.timeline import Timeline
 from simulator.units import MS_PER_NS
@@ -98,3 +105,153 @@ def spread(values: Iterable[float], form: str) -> tuple[str, str, str]:
     """Return the least, the median and the most of ``values`` in ``form``."""
     known = sorted(values)
     return format(known[0], form), format(median(known), form), format(known[-1], form)
+
+
+# Published runs of whole jobs (data/published), as cases; runs.toml says where numbers stand ------
+
+TOLD: Final[dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("runs.toml").read_text(encoding="utf-8")
+)
+TABLES: Final[dict[str, dict[str, Any]]] = TOLD["tables"]
+NAMES: Final[dict[str, tuple[str, ...]]] = {
+    "tp": ("tensor_model_parallel_size",), "pp": ("pipeline_model_parallel_size",),
+    "cp": ("context_parallel_size",), "vpp": ("vp", "num_virtual_stages"),
+    "dp": ("data_parallel_size", "fsdp"), "seq": ("seq_length",),
+    "mbs": ("micro_batch", "micro_batch_size", "local_batch"),
+    "gbs": ("global_batch", "global_batch_size"),
+}  # fmt: skip
+"""Number of a job -> the names that tables have for it, beside its own."""
+
+
+class Run(NamedTuple):
+    """One measured row of a table. ``measured_ms`` is 0 where only its memory was published, and
+    ``gib`` is None where its time alone was."""
+
+    table: str
+    label: str
+    case: Case
+    plan: SlicePlan
+    measured_ms: float
+    gib: float | None
+    peer_ms: float | None
+    row: Line
+
+    def error(self, ms: float) -> float:
+        """Return the relative error of a predicted iteration."""
+        return ms / self.measured_ms - 1
+
+
+def rows(name: str) -> list[Line]:
+    """Return the rows of a table of data/published."""
+    return [row for _, row in records((REPOSITORY / "data/published" / name).read_bytes(), ())]
+
+
+def megatron(*, sequence_parallel: bool) -> SlicePlan:
+    """Return Megatron-LM's plan."""
+    return replace(MEGATRON, sequence_parallel=sequence_parallel)
+
+
+@cache
+def runs(*names: str) -> tuple[Run, ...]:
+    """Return the runs of these tables of runs.toml."""
+    return tuple(
+        _run(name, told, row)
+        for name in names
+        for told in (TABLES[name],)
+        for row in rows(told["table"])
+        if told.get("rows", {}).items() <= row.items()
+    )
+
+
+def _run(name: str, told: Mapping[str, Any], row: Line) -> Run:
+    model, workload = _model(told, row), dict(told["workload"])
+    if "recipes" in told:
+        row, recipe = _of_recipe(told["recipes"], row, model.num_hidden_layers)
+        workload |= recipe
+    job = row | told.get("job", {})
+    tp, pp, cp, dp, vpp = (int(_cell(job, one) or 1) for one in ("tp", "pp", "cp", "dp", "vpp"))
+    seq, mbs, gbs = (int(_cell(job, one) or 0) for one in ("seq", "mbs", "gbs"))
+    micros = int(job.get("micro_batches") or (gbs // (mbs * dp) if gbs else 1))
+    if row.get("precision") == "fp8":
+        workload["fp8_recipe"] = "delayed"
+    if row.get("grad_reduce_dtype"):
+        workload["grad_dtype"] = row["grad_reduce_dtype"]
+    named = told["profile"]
+    profile = load_profile(named if isinstance(named, str) else named[row["gpu"]])
+    cluster, changes = ClusterSpec(tp=tp, pp=pp, cp=cp, dp=dp, vpp=vpp), Changes()
+    if "recipes" in told:
+        graph = row["cuda_graph_scope"] == "full_iteration"
+        cluster = place(replace(cluster, cuda_graph=graph), profile, None)
+    if "memory_gb_s" in told:
+        slower = told["memory_gb_s"] / profile.machine.memory_bandwidth_gb_s
+        cluster = replace(cluster, power_cap_w=told["power_cap_w"])
+        changes = Changes(memory_bandwidth=slower)
+    work = Workload(
+        seq_length=seq, micro_batch_size=mbs, grad_accumulation=micros, overlap_p2p=vpp > 1,
+        implementation=changed(IMPLEMENTATIONS[told["implementation"]], told.get("keys", ())),
+        **workload,
+    )  # fmt: skip
+    case = Case(model=model, cluster=cluster, profile=profile, workload=work, changes=changes)
+    plan = megatron(sequence_parallel=told["sp"] == "yes" or (told["sp"] != "no" and tp > 1))
+    if "plan" in told:  # with the usual methods, as the launcher has them
+        overlaps = told.get("tp_comm_overlap", {}).get(row.get("precision"), {})
+        plan = unsliced(told["plan"], tuple(overlaps.get(row["model"], ())), True)
+    label = told["label"].format(**row, levels=cluster.levels, micros=micros)
+    gib, peer_ms = (float(row[told[one]]) if one in told else None for one in ("gib", "peer_ms"))
+    return Run(name, label, case, plan, _measured_ms(told, row, case), gib, peer_ms, row)
+
+
+def _of_recipe(recipes: Mapping[str, str], row: Line, layers: int) -> tuple[Line, dict[str, Any]]:
+    """Return a row that tells its GPUs with its replicas and virtual stages, and what its recipe
+    sets of the workload. Of a model with fewer layers than virtual stages NVIDIA leaves some stages
+    empty; here it has half as many."""
+    tp, pp, cp = (int(_cell(row, name)) for name in ("tp", "pp", "cp"))
+    vpp = int(row["recipe_vpp"] or 1)
+    vpp = vpp if pp * vpp <= layers else vpp // 2
+    return row | {"dp": str(int(row["gpus"]) // (tp * pp * cp)), "vpp": str(vpp)}, {
+        "data_parallel": "distributed-optimizer" if row["fsdp"] in ("", "0") else "fsdp",
+        "overlap_param_gather": row["overlap_param_gather"] == "yes",
+        "fp8_recipe": recipes[row["precision"]],
+        "fp8_param_gather": row["fp8_param_gather"] == "yes",
+        "pp_layers": spread_layers(layers, pp * vpp) if layers % (pp * vpp) else (),
+    }
+
+
+def _cell(row: Mapping[str, str], name: str) -> str:
+    return next((row[one] for one in (name, *NAMES[name]) if row.get(one)), "")
+
+
+def _measured_ms(told: Mapping[str, Any], row: Line, case: Case) -> float:
+    if "ms" in told:
+        return float(row[told["ms"]])
+    if "s" in told:
+        return 1e3 * float(row[told["s"]])
+    if "tokens_per_s" in told:
+        return 1e3 * case.tokens / case.cluster.world_size / float(row[told["tokens_per_s"]])
+    return 0.0
+
+
+def _model(told: Mapping[str, Any], row: Line) -> ModelSpec:
+    if told.get("gpt"):
+        return _gpt(row | told["job"])
+    named = told.get("model") or row["model"]
+    name = told.get("presets", {}).get(named, named)
+    own = TOLD["models"].get(name)
+    spec = ModelSpec(name=name, **own) if own else MODELS[name]
+    if name in told.get("no_dropout", ()):
+        spec = replace(spec, hidden_dropout=0.0, attention_dropout=0.0)
+    columns: dict[str, Any] = {
+        field: int(row[column]) for field, column in told.get("columns", {}).items()
+    }
+    return replace(spec, **columns, **told.get("by_model", {}).get(named, {}))
+
+
+def _gpt(row: Mapping[str, str]) -> ModelSpec:
+    """Return a GPT with dropout and learned positions of 2,048 tokens."""
+    hidden, heads = int(row["hidden"]), int(row["heads"])
+    return ModelSpec(
+        name=row.get("model", "gpt"), num_hidden_layers=int(row["layers"]), hidden_size=hidden,
+        num_attention_heads=heads, num_key_value_heads=heads, head_dim=hidden // heads,
+        intermediate_size=4 * hidden, vocab_size=int(row["vocab"]), max_position_embeddings=2048,
+        hidden_dropout=0.1, attention_dropout=0.1,
+    )  # fmt: skip

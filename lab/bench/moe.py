@@ -1,21 +1,23 @@
 """Published steps of models with experts, and published pairs of one job, beside predictions.
-Nothing is fitted to them."""
+Nothing is fitted to them. And what hides the exchange of experts' tokens, and how much."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from statistics import mean
 from typing import Any, Final, NamedTuple
 
 from domino_tune.base.tables import Table
 from domino_tune.measure.importers.tables import Line
+from domino_tune.search.rivals import paired_plans
 from domino_tune.store.profiles import load_profile
-from domino_tune.verbs.resolve import place
+from domino_tune.verbs.resolve import Chosen, place
 from domino_tune.verbs.simulate import shortened
-from lab.bench.common import interval, recorded, time_ms
-from lab.bench.runs import rows
+from domino_tune.verbs.verdict import drawn_times_ns, middle_of
+from lab.bench.common import interval, recorded, rows, time_ms
 from lab.verdict import Check, at_most, check_table, equal, reported, table
 from simulator.case import Case
 from simulator.graphs import GRAPH_SCOPES
@@ -23,9 +25,10 @@ from simulator.implementation import IMPLEMENTATIONS
 from simulator.overlap import EP_OVERLAP
 from simulator.peak import peak_bytes
 from simulator.plan import MEGATRON, SlicePlan
+from simulator.predict import predict
 from simulator.presets import MODELS
 from simulator.sharding import spread_layers
-from simulator.specs import ClusterSpec, ModelSpec, Workload
+from simulator.specs import ClusterSpec, ModelSpec, MoeDispatcher, Workload
 from simulator.units import GIB
 
 PROFILES: Final = {
@@ -38,18 +41,9 @@ PRESETS: Final = {
 }  # fmt: skip
 RECIPES: Final = {"FP8": "tensorwise", "MXFP8": "mxfp8", "NVFP4": "nvfp4", "BF16": "none"}
 WHOLE_GRAPHS: Final = ("full_iteration", "local")
-FIRST_RELEASE: Final = "26.04"
-"""Earlier ones are up to 1.8 times as slow as the next with the same settings."""
-NOT_COUNTED: Final = "GPT OSS 120B"
-"""It takes 1.4 times as long as its ops on every GPU, by what mechanism nobody knows."""
-STEPS: Final = 0.12
-OVERLAPPED: Final = 0.12
 HALF_WIDTH: Final = 0.25
-ON_B200: Final = 0.08
-MEMORY: Final = 0.02
-NEAR: Final = 0.10
 SEQUENCE: Final = 4096
-"""Tokens of a sequence where a pair's source does not tell: that of NVIDIA's recipes."""
+"""Tokens of a sequence, as in NVIDIA's recipes, where a pair's source does not tell."""
 TOGETHER: Final = replace(MEGATRON, strategy=EP_OVERLAP)
 DELAYED: Final = replace(TOGETHER, wgrad="deferred")
 ROUTER: Final = ("moe_router", "moe_preprocess")
@@ -89,8 +83,10 @@ class Step(NamedTuple):
 
     @property
     def counts(self) -> bool:
-        """Whether the step is one that is asked to be right."""
-        return self.row["model"] != NOT_COUNTED and self.row["release"] >= FIRST_RELEASE
+        """Whether the step is one that is asked to be right. Earlier releases are up to 1.8 times
+        as slow as the next with the same settings; gpt-oss takes 1.4 times as long as its ops on
+        every GPU, by what mechanism nobody knows."""
+        return self.row["model"] != "GPT OSS 120B" and self.row["release"] >= "26.04"
 
 
 def moe() -> list[Table]:
@@ -197,8 +193,8 @@ def _checks(steps: Iterable[Step]) -> Table:
     checks: list[Check] = []
     counted = [one for one in steps if one.counts]
     for name, overlaps, limit in (
-        ("one micro-batch after the other", False, STEPS),
-        ("two beside each other", True, OVERLAPPED),
+        ("one micro-batch after the other", False, 0.12),
+        ("two beside each other", True, 0.12),
     ):
         some = [one for one in counted if one.overlaps == overlaps]
         inside = sum(one.low <= one.measured_ms / one.ms <= one.high for one in some)
@@ -240,8 +236,8 @@ def _deepseek() -> list[Table]:
     first, last = found[0], found[-1]
     measured, ms = ((last[at] - first[at]) / (last[0] - first[0]) for at in (1, 2))
     checks = [
-        at_most("mean error", ON_B200, _mean(one[3] for one in found)),
-        at_most("mean error of memory", MEMORY, _mean(one[4] for one in found)),
+        at_most("mean error", 0.08, _mean(one[3] for one in found)),
+        at_most("mean error of memory", 0.02, _mean(one[4] for one in found)),
         reported("a further micro-batch, ms", f"{ms:.1f} for {measured:.1f}"),
     ]
     return [
@@ -268,7 +264,7 @@ def _pairs() -> list[Table]:
         job = "{model} {gpu} {precision}, {dispatcher}".format(**row)
         lines.append((job, row["change"], f"{measured:.3f}", told))
     right = sum((gain > 1) == (measured > 1) for gain, measured in gains)
-    near = sum(abs(gain - measured) <= NEAR for gain, measured in gains)
+    near = sum(abs(gain - measured) <= 0.10 for gain, measured in gains)
     checks = [
         equal("right in sign", len(gains), right),
         reported("of these, within 0.10", str(near)),
@@ -302,3 +298,71 @@ def _paired(row: Line, scopes: tuple[str, ...]) -> Case:
 
 def _mean(errors: Iterable[float]) -> float:
     return mean(map(abs, errors))
+
+
+# What hides the exchange of experts' tokens: models by profiles by ranks --------------------------
+
+HIDDEN: Final = (
+    "qwen3-30b-a3b", "qwen3-235b-a22b", "mixtral-8x7b", "deepseek-v2", "deepseek-v3",
+    "gpt-oss-120b",
+)  # fmt: skip
+DISPATCHERS: Final[dict[str, MoeDispatcher]] = {
+    "h100-dgx": "deepep", "b200-sxm": "deepep", "gb200-nvl72": "hybridep",
+}  # fmt: skip
+"""Profile -> the dispatcher that its recipes have."""
+RANKS: Final = (8, 16, 32, 64)
+LAYERS: Final = 8
+"""Layers of each model: a stage's, beside which embedding and head count little."""
+MICROS: Final = 8
+SIZE: Final = 2
+"""Sequences of a micro-batch, so that it can be cut in two."""
+
+
+def hiding() -> list[Table]:
+    """Return by how much each way speeds up a step, and the middle 80 % of drawn machines."""
+    jobs = product(HIDDEN, DISPATCHERS, RANKS)
+    return [
+        table(
+            f"What hides the exchange: {LAYERS} layers, {MICROS} micro-batches of {SIZE} × "
+            f"{SEQUENCE:,}, TP 1, bf16",
+            "model|profile|>EP|>exchange|two micro-batches|Domino, 2 slices|shared expert",
+            [(*job, *_ways(*job)) for job in jobs if MODELS[job[0]].num_experts % job[2] == 0],
+            "exchange: its exposed share of Megatron-LM's step. Others: times as fast as that, and "
+            "the middle 80 % of 2,000 machines drawn from the profile's errors. Tokens by "
+            f"{', '.join(f'{one} on {profile}' for profile, one in DISPATCHERS.items())}.",
+        )
+    ]
+
+
+def _ways(name: str, profile: str, ranks: int) -> tuple[str, ...]:
+    case = _stack(name, profile, ranks)
+    alone, cells = predict(case, MEGATRON), []
+    plans = {"": MEGATRON, "pairs": paired_plans(case)[0], "domino": SlicePlan(row_slices=2)}
+    chosen = {way: Chosen.of(case, plan) for way, plan in plans.items()}
+    drawn = drawn_times_ns(case, chosen)
+    for way in ("pairs", "domino"):
+        low, high = middle_of(drawn[""] / drawn[way])
+        gain = alone.makespan_ns / predict(case, plans[way], chosen[way].order).makespan_ns
+        cells.append(f"{gain:.2f} ({low:.2f}–{high:.2f})")
+    shared = ""
+    if case.model.shared_expert_intermediate_size:
+        beside = replace(case.workload, moe_shared_expert_overlap=True)
+        with_it = predict(replace(case, workload=beside), MEGATRON)
+        shared = f"{alone.makespan_ns / with_it.makespan_ns:.2f}"
+    return f"{alone.exposed_ns / alone.makespan_ns:.0%}", *cells, shared
+
+
+def _stack(name: str, profile: str, ranks: int) -> Case:
+    """Return layers of a model whose experts are divided among ``ranks``."""
+    known, model = load_profile(profile), MODELS[name]
+    model = replace(
+        model, num_hidden_layers=LAYERS, num_nextn_predict_layers=0,
+        first_k_dense_replace=min(1, model.first_k_dense_replace),
+    )  # fmt: skip
+    cluster = place(ClusterSpec(tp=1, dp=ranks, ep=ranks, ranks_per_node=1 << 30), known, None)
+    work = Workload(
+        seq_length=SEQUENCE, micro_batch_size=SIZE, grad_accumulation=MICROS,
+        data_parallel="distributed-optimizer", moe_dispatcher=DISPATCHERS[profile],
+        implementation=IMPLEMENTATIONS["megatron-te"],
+    )  # fmt: skip
+    return Case(model=model, profile=known, cluster=cluster, workload=work)

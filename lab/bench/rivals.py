@@ -12,7 +12,7 @@ from domino_tune.search.rivals import tuned_rival
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.resolve import Chosen, resolve, unsliced
 from domino_tune.verbs.verdict import verdict_of
-from lab.bench.runs import rows, runs
+from lab.bench.common import rows, runs
 from lab.verdict import Check, at_most, check_table, reported, table
 from simulator.case import Case
 from simulator.cost import CostModel

@@ -1,97 +1,32 @@
-"""What searches and whole commands find and take: calibration, layouts, and the time of answers."""
+"""The best layouts, where Domino pays, and the time of answers."""
 
 from __future__ import annotations
 
 import os
-import random
 import resource
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import combinations, pairwise
-from statistics import mean, median
+from statistics import median
 from typing import Final, NamedTuple
 
-from domino_tune.base.cores import on_all_cores
-from domino_tune.base.garbage import rare_collections
 from domino_tune.base.tables import Table
 from domino_tune.requests import LayoutRequest
 from domino_tune.results.layouts import LayoutResult, LayoutsResult
-from domino_tune.search.calibration import MeasuredRun, fit_runs, predicted_ms
 from domino_tune.search.simulated import CasePlans
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.layouts import tune_layouts
 from lab.bench.common import GPT3_13B, REPOSITORY, paper_case
-from lab.bench.runs import Run, runs
-from lab.verdict import Check, at_most, check_table, reported, table, verdict
+from lab.verdict import at_most, check_table, table, verdict
 from simulator.errors import InfeasiblePlanError
 from simulator.ordering import order_of
 from simulator.plan import SlicePlan
 from simulator.predict import plays_of, predict, simulate
 from simulator.presets import MODELS
-
-DRAWS: Final = 20
-PICKED: Final = 12
-"""Rows of a draw: one of each twelfth by the model's size, then by the iteration's time."""
-
-
-def calibrate() -> list[Table]:
-    """Return how well a few measured iterations predict the runs that were left out."""
-    b200 = _measured([run for run in runs("simumax") if run.case.cluster.cp == 1])
-    triples = list(combinations(range(len(b200)), 3))
-    vtrain = _measured(runs("vtrain-single", "vtrain-multi"))
-    vtrain.sort(key=lambda run: (run.case.model.parameters, run.measured_ms))
-    ends = list(pairwise(number * len(vtrain) // PICKED for number in range(PICKED + 1)))
-    seeds = map(random.Random, range(DRAWS))
-    draws = [[seed.randrange(low, high) for low, high in ends] for seed in seeds]
-    with rare_collections():
-        return [
-            check_table(
-                f"B200 without context parallelism: {len(triples)} triples of {len(b200)} runs, "
-                "the others", _left_out(b200, triples, "triple", 0.025),
-            ),
-            check_table(
-                f"vTrain: {DRAWS} draws of {PICKED} of {len(vtrain)} runs, the others",
-                _left_out(vtrain, draws, "draw", 0.08),
-                "The factors that explain all of the runs best leave 8.1 %: where hosts decide, tp "
-                "8 takes 25 % longer, and 2,048 wide at tp 4 20 % less, than one host of all "
-                "tells.",
-            ),
-        ]  # fmt: skip
-
-
-def _measured(ran: Sequence[Run]) -> list[MeasuredRun]:
-    return [
-        MeasuredRun(label=run.label, case=run.case, plan=run.plan, measured_ms=run.measured_ms)
-        for run in ran
-    ]
-
-
-def _left_out(
-    ran: Sequence[MeasuredRun], picks: Sequence[Sequence[int]], name: str, limit: float
-) -> list[Check]:
-    """Return how far the runs that were not picked are off, after a fit to those that were."""
-    found, factors = [], dict[str, list[float]]()
-    for picked in picks:
-        fitted = fit_runs([ran[number] for number in picked], on_all_cores)
-        others = [run for number, run in enumerate(ran) if number not in picked]
-        both = zip(predicted_ms(others, fitted, on_all_cores), others, strict=True)
-        found.append(mean(abs(ms / one.measured_ms - 1) for ms, one in both))
-        for part, learnt in fitted.parts.items():
-            factors.setdefault(part, []).append(learnt.factor)
-    parts = ", ".join(f"{part} {median(factors[part]):.2f}" for part in sorted(factors))
-    return [
-        at_most(f"mean error, median {name}", limit, median(found)),
-        reported(f"mean error, worst {name}", f"{max(found):.1%}"),
-        reported("median factors", parts),
-    ]
-
-
-# Layouts: where Domino pays ----------------------------------------------------------------------
 
 
 class Job(NamedTuple):

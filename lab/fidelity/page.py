@@ -11,7 +11,15 @@ from typing import Final
 from domino_tune.base.tables import Table
 from lab.fidelity.scores import MIN_SPREAD, Score, Setting, score
 from lab.fidelity.settings import ALWAYS_TWO, TUNED
-from lab.verdict import Check, at_least, at_most, check_table, markdown_section, reported
+from lab.verdict import (
+    Check,
+    at_least,
+    at_most,
+    check_table,
+    markdown_section,
+    reported,
+    table,
+)
 
 ERROR: Final = 0.03
 LEAN: Final = 0.015
@@ -27,36 +35,27 @@ NO_PAIR: Final = "no such pair"
 
 
 def checks(settings: Sequence[Setting]) -> list[Check]:
-    """Return the targets of the report beside the measured numbers."""
+    """Return the targets of the report beside the measured numbers; with its sign the mean error
+    says which way predictions lean."""
     total = score(settings)
-    found = [
+    lean = statistics.fmean(cell.error for setting in settings for cell in setting.cells)
+    at_speed = [setting for setting in settings if setting.link == HIDDEN_LINK]
+    return [
         reported("cells (plans of a model on a link)", str(total.cells)),
         reported("noise floor: the same plan in two launches", f"{total.noise:.2%}"),
         at_most("iteration time, mean absolute error", ERROR, total.error),
-        _lean(settings),
+        Check("the same with its sign", f"within ±{LEAN:.1%}", f"{lean:+.2%}", abs(lean) <= LEAN),
         reported("the same at the machine's speed while plans ran", f"{total.steady_error:.2%}"),
         reported("the same on one rank with emulated collectives", f"{total.emulated_error:.2%}"),
         *worst_errors(total),
         *choice_checks(total, REGRET),
         *_coverage(settings),
-    ]
-    return found + [
-        at_least(
-            f"communication hidden by the tuned plan, {setting.name}", HIDDEN,
-            setting.cell(TUNED).hidden,
-        )
-        for setting in settings
-        if setting.link == HIDDEN_LINK
+        *(
+            at_least(f"communication hidden by the tuned plan, {one.name}", HIDDEN,
+                     one.cell(TUNED).hidden)
+            for one in at_speed
+        ),
     ]  # fmt: skip
-
-
-def _lean(settings: Sequence[Setting]) -> Check:
-    """Return the mean error of all cells, with its sign: which way predictions lean."""
-    error = statistics.fmean(cell.error for setting in settings for cell in setting.cells)
-    return Check(
-        what="the same with its sign", target=f"within ±{LEAN:.1%}", measured=f"{error:+.2%}",
-        ok=abs(error) <= LEAN,
-    )  # fmt: skip
 
 
 def _coverage(settings: Sequence[Setting]) -> list[Check]:
@@ -64,23 +63,18 @@ def _coverage(settings: Sequence[Setting]) -> list[Check]:
     held = [found for setting in settings for found in setting.covered()]
     if not held:
         return []
-    share = statistics.fmean(held)
-    check = Check(
-        what=f"speed-ups over the baseline within the verdict's interval, of {len(held)}",
-        target=f"{INTERVAL:.0%} ± {OFF:.0%}",
-        measured=f"{share:.1%}",
-        ok=abs(share - INTERVAL) <= OFF,
-    )
-    return [check]
+    what = f"speed-ups over the baseline within the verdict's interval, of {len(held)}"
+    share, target = statistics.fmean(held), f"{INTERVAL:.0%} ± {OFF:.0%}"
+    return [Check(what, target, f"{share:.1%}", abs(share - INTERVAL) <= OFF)]
 
 
 def worst_errors(total: Score) -> list[Check]:
     """Return the largest errors beside the mean."""
+    setting = f"mean absolute error of the worst setting, {total.worst_setting}"
     return [
-        reported(f"mean absolute error of the worst setting, {total.worst_setting}",
-                 f"{total.worst_setting_error:.2%}"),
+        reported(setting, f"{total.worst_setting_error:.2%}"),
         reported(f"largest error of a cell, {total.worst_cell}", f"{total.worst_cell_error:+.2%}"),
-    ]  # fmt: skip
+    ]
 
 
 def choice_checks(total: Score, regret: float) -> list[Check]:
@@ -90,20 +84,20 @@ def choice_checks(total: Score, regret: float) -> list[Check]:
         f"plans spread by > {MIN_SPREAD:.0%}"
     )
     ordered = f"pairs of plans in the right order, of {total.pairs} that differ by more than noise"
+    left_out = f"{total.left_out} of {total.pairs + total.left_out}"
+    two, anyhow = (
+        NO_SETTING if one is None else f"{one:.1%}"
+        for one in (total.two_regret, total.random_regret)
+    )
     return [
         reported(ordered, NO_PAIR) if total.concordance is None
         else at_least(ordered, CONCORDANCE, total.concordance),
-        reported("pairs left out: they differ by no more than noise",
-                 f"{total.left_out} of {total.pairs + total.left_out}"),
+        reported("pairs left out: they differ by no more than noise", left_out),
         reported(worst, NO_SETTING) if total.tuned_regret is None
         else at_most(worst, regret, total.tuned_regret),
-        reported("worst regret of always two row slices", _regret(total.two_regret)),
-        reported("worst regret of a random plan, on average", _regret(total.random_regret)),
+        reported("worst regret of always two row slices", two),
+        reported("worst regret of a random plan, on average", anyhow),
     ]  # fmt: skip
-
-
-def _regret(worst: float | None) -> str:
-    return NO_SETTING if worst is None else f"{worst:.1%}"
 
 
 def tables(settings: Sequence[Setting], title: str) -> list[Table]:
@@ -125,11 +119,8 @@ def _settings(settings: Sequence[Setting]) -> Table:
         )
         for s in settings
     ]  # fmt: skip
-    columns = (
-        "model", "link", ">profile s", ">speed", ">spread", ">regret tune", ">regret two",
-        ">regret random", ">pair noise", "profile",
-    )  # fmt: skip
-    return Table(title="Settings", columns=columns, rows=rows)
+    columns = "model|link|>profile s|>speed|>spread|>regret tune|>regret two|>regret random"
+    return table("Settings", f"{columns}|>pair noise|profile", rows)
 
 
 def _cells(settings: Sequence[Setting]) -> Table:
@@ -138,30 +129,25 @@ def _cells(settings: Sequence[Setting]) -> Table:
             s.model, s.link, c.plan, f"{c.predicted_ms:.1f}", f"{c.first_ms:.1f}",
             f"{c.error:+.1%}", f"{c.steady_error:+.1%}", f"{c.second_ms:.1f}", f"{c.noise:+.1%}",
             f"{c.predicted_emulated_ms:.1f}", f"{c.emulated_ms:.1f}", f"{c.emulated_error:+.1%}",
-            f"{c.predicted_exposed_ms:.1f}", f"{c.exposed_ms:.1f}", f"{c.hidden:.0%}",
-            c.label,
+            f"{c.predicted_exposed_ms:.1f}", f"{c.exposed_ms:.1f}", f"{c.hidden:.0%}", c.label,
         )
-        for s in settings
-        for c in s.cells
+        for s in settings for c in s.cells
     ]  # fmt: skip
-    columns = (
-        "model", "link", "plan", ">predicted ms", ">measured ms", ">error", ">at its speed",
-        ">again ms", ">noise", ">alone, predicted", ">alone ms", ">its error",
-        ">exposed, predicted", ">measured", ">hidden", "cut",
+    return table(
+        "Cells",
+        "model|link|plan|>predicted ms|>measured ms|>error|>at its speed|>again ms|>noise"
+        "|>alone, predicted|>alone ms|>its error|>exposed, predicted|>measured|>hidden|cut", rows,
     )  # fmt: skip
-    return Table(title="Cells", columns=columns, rows=rows)
 
 
 def _speedups(settings: Sequence[Setting]) -> list[Table]:
     """Return the table of speed-ups beside the verdict's intervals, if it was asked."""
     rows = [
         (s.model, s.link, c.plan, f"{s.speedup(c.plan):.3f}", "{:.3f}–{:.3f}".format(*c.drawn))
-        for s in settings
-        for c in s.cells
-        if c.drawn is not None
-    ]
-    columns = ("model", "link", "plan", ">speed-up", ">drawn before it ran")
-    return [Table(title="Speed-ups over the baseline", columns=columns, rows=rows)] if rows else []
+        for s in settings for c in s.cells if c.drawn is not None
+    ]  # fmt: skip
+    columns = "model|link|plan|>speed-up|>drawn before it ran"
+    return [table("Speed-ups over the baseline", columns, rows)] if rows else []
 
 
 def markdown(settings: Sequence[Setting], machine: str, title: str) -> str:
@@ -172,11 +158,8 @@ def markdown(settings: Sequence[Setting], machine: str, title: str) -> str:
 
 def to_json(settings: Sequence[Setting], machine: str) -> str:
     """Return the score and all settings as JSON."""
-    plain = {
-        "machine": machine,
-        "score": asdict(score(settings)),
-        "settings": [asdict(setting) for setting in settings],
-    }
+    every = [asdict(setting) for setting in settings]
+    plain = {"machine": machine, "score": asdict(score(settings)), "settings": every}
     return json.dumps(plain, indent=1, allow_nan=False) + "\n"
 
 

@@ -1,8 +1,7 @@
 """Scores: errors of predictions, and the cost of choosing a plan by them.
 
-All functions are pure functions of times. A ``Setting`` is a model on a link. Its plans are
-measured in two launches with the same number of rounds: the difference between the launches is the
-noise of measuring.
+A ``Setting`` is a model on a link. Its plans are measured in two launches with the same number of
+rounds: the difference between the launches is the noise of measuring.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def within_rounds(times: Sequence[Sequence[float]]) -> list[list[float]]:
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     """One plan of a model on a link. Times are in ms; ``first`` and ``second`` are the rounds of
-    the two launches.
+    the two launches. Errors are predicted / measured − 1, ``noise`` second / first launch − 1.
 
     ``steady_ms``: the prediction at the compute speed that the machine had while the plans ran.
     ``emulated``: rounds on one rank whose collectives take the durations of the profile.
@@ -58,40 +57,13 @@ class Cell:
     hidden: float
     drawn: tuple[float, float] | None = None
 
-    @property
-    def first_ms(self) -> float:
-        """Return the median of the first launch, in ms."""
-        return statistics.median(self.first)
-
-    @property
-    def second_ms(self) -> float:
-        """Return the median of the second launch, in ms."""
-        return statistics.median(self.second)
-
-    @property
-    def emulated_ms(self) -> float:
-        """Return the median on one rank with emulated collectives, in ms."""
-        return statistics.median(self.emulated)
-
-    @property
-    def emulated_error(self) -> float:
-        """Return predicted / measured − 1 on one rank with emulated collectives."""
-        return self.predicted_emulated_ms / self.emulated_ms - 1
-
-    @property
-    def error(self) -> float:
-        """Return predicted / measured − 1, with the first launch."""
-        return self.predicted_ms / self.first_ms - 1
-
-    @property
-    def steady_error(self) -> float:
-        """Return the error of the prediction at the speed that the machine had then."""
-        return self.steady_ms / self.first_ms - 1
-
-    @property
-    def noise(self) -> float:
-        """Return second launch / first launch − 1."""
-        return self.second_ms / self.first_ms - 1
+    first_ms = property(lambda self: statistics.median(self.first))
+    second_ms = property(lambda self: statistics.median(self.second))
+    emulated_ms = property(lambda self: statistics.median(self.emulated))
+    error = property(lambda self: self.predicted_ms / self.first_ms - 1)
+    steady_error = property(lambda self: self.steady_ms / self.first_ms - 1)
+    noise = property(lambda self: self.second_ms / self.first_ms - 1)
+    emulated_error = property(lambda self: self.predicted_emulated_ms / self.emulated_ms - 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,19 +1,23 @@
 """Attention: the law of ``simulator.lookup.attention``, fitted to timings, or set to the level of
-a few."""
+a few; of heads as usual, of small ones, and of latent attention."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from statistics import fmean, median
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from domino_tune.measure.importers.tables import attention_csv, attention_pair_csv
 from lab.fits.common import (
     ASSUMED_ERROR,
     TRANSFER_ERROR,
+    Bounds,
     Floats,
+    Gpu,
     Sources,
     robust,
     rounded,
@@ -25,41 +29,46 @@ from simulator.profile import Machine
 
 _START: Final = (14.0, 0.56, 630.0, 3000.0, 1.2)
 """Fixed µs, ns a row, TFLOP/s, TFLOP/s of a tile, blend."""
-_BOUNDS: Final = ((0.0, 0.0, 1.0, 1.0, 1.0), (1e3, 1e3, 1e4, 1e5, 20.0))
-SMALL: Final = 64
-"""Elements of the smaller heads that models have."""
+_BOUNDS: Final[Bounds] = ((0.0, 0.0, 1.0, 1.0, 1.0), (1e3, 1e3, 1e4, 1e5, 20.0))
 _LINEAR_ABOVE: Final = 0.05
 _FOLDS: Final = 5
+SMALL: Final = 64
+"""Elements of the smaller heads that models have."""
+LATENT: Final = (192, 128)
+"""Elements of a key and of a value of DeepSeek's latent attention."""
+LATENT_BACKWARD_ERROR: Final = 0.2
+"""Expected error of its backward on a GPU that takes it from Hopper."""
+HOPPER: Final = ("h100", "h200")
+OURS: Final = "h200"
+HOPPER_SMS: Final = 132
+LEAST_ROWS: Final = 16384
+"""Query rows of all heads, below which a launch is most of the time."""
+LEAST_BACKWARD_US: Final = 300.0
+"""Of timings that show the kernel, not gaps on the host."""
+Key = Callable[[AttentionRow], Any]
+
+
+def by_length(row: AttentionRow) -> int:
+    """Return what is withheld from a law by default: the sequence length."""
+    return row.seq
 
 
 def fit_attention(
-    forward: Sequence[AttentionRow],
-    pairs: Sequence[AttentionRow],
-    *,
-    sm_count: int,
-    withheld_by: Callable[[AttentionRow], Any] = lambda row: row.seq,
-) -> AttentionFit:
+    forward: Sequence[AttentionRow], pairs: Sequence[AttentionRow], *, sm_count: int,
+    withheld_by: Key = by_length,
+) -> AttentionFit:  # fmt: skip
     """Fit the law to forward timings of one head size, its backward ratio to pairs of timings.
-
-    Raise InputError where the rows mix head sizes, or where a backward row of ``pairs`` has no
-    forward row.
-    """
+    Raise InputError for mixed head sizes, or a backward row of ``pairs`` without its forward."""
     law = fit_forward(forward, sm_count=sm_count, withheld_by=withheld_by)
-    ratio, ratio_error = _backward_ratio(pairs)
-    return replace(law, backward_ratio=rounded(ratio, 3), backward_error=rounded(ratio_error, 2))
+    ratio, error = _backward_ratio(pairs)
+    return replace(law, backward_ratio=rounded(ratio, 3), backward_error=rounded(error, 2))
 
 
 def fit_forward(
-    forward: Sequence[AttentionRow],
-    *,
-    sm_count: int,
-    withheld_by: Callable[[AttentionRow], Any] = lambda row: row.seq,
+    forward: Sequence[AttentionRow], *, sm_count: int, withheld_by: Key = by_length
 ) -> AttentionFit:
-    """Fit the law to forward timings of one head size; its backward ratio is 1.
-
-    ``error`` is the mean error of shapes withheld in five folds of ``withheld_by``, by default the
-    sequence length.
-    """
+    """Fit the law to forward timings of one head size; its backward ratio is 1, its ``error`` the
+    mean of shapes withheld in five folds of ``withheld_by``."""
     head_dims = {(row.head_dim, row.v_head_dim) for row in forward}
     if len(head_dims) != 1 or len(forward) < 10:
         raise InputError(f"The law needs ≥ 10 rows of one head size, got {sorted(head_dims)}.")
@@ -68,85 +77,8 @@ def fit_forward(
         law = _law(others, forward, sm_count)
         return [abs(sum(law.shares_us(r.signature)) / r.median_us - 1) for r in mine]
 
-    error = float(np.mean(withheld(forward, withheld_by, off, folds=_FOLDS)))
+    error = float(np.mean(withheld(forward, withheld_by, off, _FOLDS)))
     return replace(_law(forward, forward, sm_count), error=rounded(error, 2))
-
-
-def assumed_on(fit: AttentionFit, of: Machine, machine: Machine) -> AttentionFit:
-    """Return the law of another GPU, rates by peak FLOP/s and the cost of a row by memory
-    bandwidth."""
-    flops = machine.peak_tflops["bf16"] / of.peak_tflops["bf16"]
-    memory = machine.memory_bandwidth_gb_s / of.memory_bandwidth_gb_s
-    return replace(
-        fit, kind="assumed", sm_count=machine.sm_count, tflops=rounded(fit.tflops * flops),
-        tile_tflops=rounded(fit.tile_tflops * flops), row_ns=rounded(fit.row_ns / memory),
-        error=ASSUMED_ERROR,
-    )  # fmt: skip
-
-
-class Level(NamedTuple):
-    """What few rows take over a law forward, and backward over forward, each with its spread."""
-
-    times: float
-    error: float
-    backward_ratio: float
-    backward_error: float
-
-    def of(self, law: AttentionFit, *, transfer: float = 0.0) -> AttentionFit:
-        """Return the law at this level, ``transfer`` less sure: what another GPU's rows are."""
-        return replace(
-            _scaled(law, self.times), backward_ratio=self.backward_ratio,
-            error=rounded(law.error + self.error + transfer, 2),
-            backward_error=self.backward_error,
-        )  # fmt: skip
-
-
-def level(law: AttentionFit, rows: Sequence[AttentionRow]) -> Level:
-    """Return the level of rows of the law's head size, timed both ways."""
-    over = [
-        row.median_us / sum(law.shares_us(row.signature))
-        for row in rows
-        if row.direction == "forward"
-    ]
-    times, (ratio, spread) = median(over), _backward_ratio(rows)
-    off = fmean(abs(one / times - 1) for one in over)
-    return Level(times, off, rounded(ratio, 3), rounded(spread, 2))
-
-
-def our_rows(sources: Sources, dims: tuple[int, int]) -> list[AttentionRow]:
-    """Return our H200's rows of heads with these elements of a key and of a value, both ways, by
-    the faster one of torch's libraries."""
-    keys, values = dims
-    return [
-        AttentionRow(
-            batch=row["batch"], heads=row["queries"], kv_heads=row["keys"], seq=row["seq"],
-            head_dim=keys, v_head_dim=values if values != keys else 0, direction=direction,
-            median_us=rounded(min(
-                ns for way, ns in row["ns"].items() if way.endswith(direction)
-            ) / 1e3, 5),
-        )
-        for row in sources.ours("attention")
-        if (row["key_size"], row["value_size"]) == dims
-        for direction in DIRECTIONS
-    ]  # fmt: skip
-
-
-def small_heads(ours: AttentionFit, sources: Sources, *, transfer: bool = False) -> AttentionFit:
-    """Return the law of heads of 64 on Hopper: ``ours``, our H200's law of larger ones, as they
-    follow from it, at the level of our rows; with ``transfer`` on an H100, the same chip."""
-    share = SMALL / ours.head_dim
-    law = replace(ours, head_dim=SMALL, row_ns=rounded(ours.row_ns * share),
-                  tflops=rounded(ours.tflops * share**0.5),
-                  tile_tflops=rounded(ours.tile_tflops * share**0.5))  # fmt: skip
-    found = level(law, our_rows(sources, (SMALL, SMALL)))
-    return found.of(law, transfer=TRANSFER_ERROR if transfer else 0.0)
-
-
-def _scaled(law: AttentionFit, times: float) -> AttentionFit:
-    return replace(
-        law, fixed_us=rounded(law.fixed_us * times), row_ns=rounded(law.row_ns * times),
-        tflops=rounded(law.tflops / times), tile_tflops=rounded(law.tile_tflops / times),
-    )  # fmt: skip
 
 
 def _law(
@@ -157,10 +89,9 @@ def _law(
     fixed, row_ns, tflops, tile_tflops, blend = numbers
     return AttentionFit(
         sm_count=sm_count, head_dim=rows[0].head_dim, v_head_dim=rows[0].v_head_dim,
-        fixed_us=fixed, row_ns=row_ns, tflops=tflops,
-        tile_tflops=tile_tflops, blend=blend, backward_ratio=1.0,
-        min_seq=min(row.seq for row in rows), max_seq=max(row.seq for row in rows),
-        error=0.0, backward_error=0.0,
+        fixed_us=fixed, row_ns=row_ns, tflops=tflops, tile_tflops=tile_tflops, blend=blend,
+        backward_ratio=1.0, min_seq=min(row.seq for row in rows),
+        max_seq=max(row.seq for row in rows), error=0.0, backward_error=0.0,
     )  # fmt: skip
 
 
@@ -196,3 +127,170 @@ def _backward_ratio(pairs: Sequence[AttentionRow]) -> tuple[float, float]:
         raise InputError("The backward ratio needs shapes timed forward and backward.")
     middle = float(np.median(ratios))
     return middle, float(np.max(np.abs(np.array(ratios) / middle - 1)))
+
+
+def h100_attention(sources: Sources, machine: Machine) -> AttentionFit:
+    """Return the law of the H100's table with a benchmark's backward ratio."""
+    forward = attention_csv(sources.table("h100_attention_fwd_causal_hd128.csv.gz")).rows
+    pairs = attention_pair_csv(sources.table("attention_fwd_bwd_hd128.csv")).rows
+    return fit_attention(forward, pairs, sm_count=machine.sm_count)
+
+
+def assumed_on(fit: AttentionFit, of: Machine, machine: Machine) -> AttentionFit:
+    """Return the law of another GPU, rates by peak FLOP/s and the cost of a row by memory
+    bandwidth."""
+    flops = machine.peak_tflops["bf16"] / of.peak_tflops["bf16"]
+    memory = machine.memory_bandwidth_gb_s / of.memory_bandwidth_gb_s
+    return replace(
+        fit, kind="assumed", sm_count=machine.sm_count, tflops=rounded(fit.tflops * flops),
+        tile_tflops=rounded(fit.tile_tflops * flops), row_ns=rounded(fit.row_ns / memory),
+        error=ASSUMED_ERROR,
+    )  # fmt: skip
+
+
+# A B200's rows by SimuMax, and those of inference servers ----------------------------------------
+
+
+def b200_rows(sources: Sources, *, contiguous: bool = True) -> list[AttentionRow]:
+    """Return SimuMax's timings of contiguous (or not contiguous) q, k and v."""
+    return [
+        AttentionRow(
+            batch=row.batch, heads=row.heads, kv_heads=row.kv_heads, seq=row.seq,
+            head_dim=row.head_dim, direction=row.direction, median_us=row.us,
+        )
+        for row in sources.rows("b200/attention_bf16.csv", qkv_contiguous=int(contiguous))
+    ]  # fmt: skip
+
+
+def b200_attention(rows: Sequence[AttentionRow], sm_count: int) -> tuple[AttentionFit, float]:
+    """Return the law of the kernels, and the gap (us) that was taken out of forward timings."""
+    forward, backward = ([row for row in rows if row.direction == one] for one in DIRECTIONS)
+
+    def fit(forward: Sequence[AttentionRow], pairs: Sequence[AttentionRow]) -> AttentionFit:
+        key: Key = lambda row: (row.seq, row.heads)  # noqa: E731
+        return fit_attention(forward, pairs, sm_count=sm_count, withheld_by=key)
+
+    gap_us = fit(forward, rows).fixed_us
+    kernels = [replace(row, median_us=row.median_us - gap_us) for row in forward]
+    return replace(fit(kernels, [*kernels, *backward]), fixed_us=0.0), gap_us
+
+
+def served_attention(gpu: Gpu, sources: Sources) -> AttentionFit:
+    """Return the forward law of the rows of an inference server on a GPU of Blackwell; backward
+    takes what TransformerEngine's took on a B200 over the same law there."""
+    rows = b200_rows(sources)
+    there = fit_attention(_served("b200", sources), rows, sm_count=148)
+    late = [r for r in rows if r.direction == "backward" and r.median_us > LEAST_BACKWARD_US]
+    forward = [
+        replace(row, direction="forward", median_us=sum(there.shares_us(row.signature._replace(
+            direction="forward"
+        )))) for row in late
+    ]  # fmt: skip
+    sm_count = gpu.machine.sm_count
+    return fit_attention(_served(gpu.short, sources), [*forward, *late], sm_count=sm_count)
+
+
+def _served(gpu: str, sources: Sources) -> list[AttentionRow]:
+    """Return the rows of SGLang: TensorRT-LLM's write the cache, too."""
+    table = "fp8" if gpu == "b200" else "blackwell"
+    return [
+        AttentionRow(
+            batch=row.batch, heads=row.heads, kv_heads=row.kv_heads, seq=row.seq, head_dim=128,
+            median_us=row.bf16_us,
+        )
+        for row in sources.rows(f"{table}/attention_forward.csv.gz", gpu=gpu, kernel="sgl")
+        if row.bf16_us > 0 and row.batch * row.heads * row.seq >= LEAST_ROWS
+    ]  # fmt: skip
+
+
+# Levels of our H200's rows: small heads and latent attention -------------------------------------
+
+
+class Level(NamedTuple):
+    """What few rows take over a law forward, and backward over forward, each with its spread."""
+
+    times: float
+    error: float
+    backward_ratio: float
+    backward_error: float
+
+    @property
+    def over(self) -> float:
+        """What the rows take backward over the law forward."""
+        return rounded(self.times * self.backward_ratio, 2)
+
+    def of(self, law: AttentionFit, *, transfer: bool) -> AttentionFit:
+        """Return the law at this level; with ``transfer`` of another GPU's rows."""
+        more = TRANSFER_ERROR if transfer else 0.0
+        return replace(
+            law, fixed_us=rounded(law.fixed_us * self.times),
+            row_ns=rounded(law.row_ns * self.times), tflops=rounded(law.tflops / self.times),
+            tile_tflops=rounded(law.tile_tflops / self.times), backward_ratio=self.backward_ratio,
+            error=rounded(law.error + self.error + more, 2), backward_error=self.backward_error,
+        )  # fmt: skip
+
+
+def level(law: AttentionFit, rows: Sequence[AttentionRow]) -> Level:
+    """Return the level of rows of the law's head size, timed both ways."""
+    forward = [row for row in rows if row.direction == "forward"]
+    over = [row.median_us / sum(law.shares_us(row.signature)) for row in forward]
+    times, (ratio, spread) = median(over), _backward_ratio(rows)
+    off = fmean(abs(one / times - 1) for one in over)
+    return Level(times, off, rounded(ratio, 3), rounded(spread, 2))
+
+
+def our_rows(sources: Sources, dims: tuple[int, int]) -> list[AttentionRow]:
+    """Return our H200's rows of heads with these elements of a key and of a value, both ways, by
+    the faster one of torch's libraries."""
+    keys, values = dims
+    return [
+        AttentionRow(
+            batch=row["batch"], heads=row["queries"], kv_heads=row["keys"], seq=row["seq"],
+            head_dim=keys, v_head_dim=values if values != keys else 0, direction=direction,
+            median_us=rounded(min(
+                ns for way, ns in row["ns"].items() if way.endswith(direction)
+            ) / 1e3, 5),
+        )
+        for row in sources.ours("attention")
+        if (row["key_size"], row["value_size"]) == dims
+        for direction in DIRECTIONS
+    ]  # fmt: skip
+
+
+def small_heads(ours: AttentionFit, sources: Sources, *, transfer: bool = False) -> AttentionFit:
+    """Return the law of heads of 64 on Hopper: ``ours``, our H200's law of larger ones, as they
+    follow from it, at the level of our rows; with ``transfer`` on an H100, the same chip."""
+    share = SMALL / ours.head_dim
+    law = replace(ours, head_dim=SMALL, row_ns=rounded(ours.row_ns * share),
+                  tflops=rounded(ours.tflops * share**0.5),
+                  tile_tflops=rounded(ours.tile_tflops * share**0.5))  # fmt: skip
+    return level(law, our_rows(sources, (SMALL, SMALL))).of(law, transfer=transfer)
+
+
+def latent_level(sources: Sources) -> Level:
+    """Return the level of our H200's rows over the law of its table."""
+    return level(_served_latent(OURS, sources, HOPPER_SMS), our_rows(sources, LATENT))
+
+
+def latent_attention(gpu: str, sources: Sources, machine: Machine) -> AttentionFit:
+    """Return the law of a GPU's latent attention: the table's forward, on Hopper at the level of
+    our H200's rows; elsewhere backward takes as many times the table's forward as there."""
+    there, law = latent_level(sources), _served_latent(gpu, sources, machine.sm_count)
+    if gpu in HOPPER:
+        return there.of(law, transfer=gpu != OURS)
+    return replace(law, backward_ratio=there.over, backward_error=LATENT_BACKWARD_ERROR)
+
+
+@cache
+def _served_latent(gpu: str, sources: Sources, sm_count: int) -> AttentionFit:
+    """Return the forward law of an inference server's latent attention."""
+    table = "moe" if gpu in ("h100", "h200", "b200") else "blackwell"
+    rows = [
+        AttentionRow(
+            batch=row.batch, heads=row.heads, kv_heads=row.heads, seq=row.seq, head_dim=LATENT[0],
+            v_head_dim=LATENT[1], median_us=row.us,
+        )
+        for row in sources.rows(f"{table}/mla_forward_bf16.csv.gz", gpu=gpu)
+        if row.batch * row.heads * row.seq >= LEAST_ROWS
+    ]  # fmt: skip
+    return fit_forward(rows, sm_count=sm_count)

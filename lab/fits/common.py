@@ -1,16 +1,18 @@
-"""What all fits share: sources, rounding, errors, and robust least squares."""
+"""What all fits share: sources, descriptions of GPUs, rounding, errors, and least squares."""
 
 from __future__ import annotations
 
-import csv
 import gzip
+import io
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import least_squares, nnls
 
@@ -19,6 +21,7 @@ from simulator.profile import Machine, Profile
 from simulator.provenance import Provenance
 
 Floats = NDArray[np.float64]
+Bounds = tuple[tuple[float, ...], tuple[float, ...]]
 Cell = TypeVar("Cell")
 
 CREATED: Final = "2026-11-20"
@@ -29,20 +32,16 @@ TRANSFER_ERROR: Final = 0.05
 4 % on average (309 shapes, ``scripts/bench h200``)."""
 
 
-def _described(name: str) -> dict[str, dict[str, Any]]:
-    """Return a description; what it does not tell is that of the GPU that ``like`` names."""
-    path = Path(__file__).parent / "gpus" / f"{name}.toml"
-    told = tomllib.loads(path.read_text(encoding="utf-8"))
-    like = told.pop("like", "")
-    return {**_described(like), **told} if like else told
-
-
 class Description:
-    """A description: ``gpus/NAME.toml``, a table a section."""
+    """A description: ``gpus/NAME.toml``, a table a section; what it does not tell is that of the
+    GPU that ``like`` names."""
 
     def __init__(self, name: str) -> None:
+        path = Path(__file__).parent / "gpus" / f"{name}.toml"
+        told: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        like = told.pop("like", "")
         self.name = name
-        self.told = _described(name)
+        self.told: dict[str, dict[str, Any]] = {**(Description(like).told if like else {}), **told}
 
     def words(self, section: str, error: float | None = None, **facts: object) -> Provenance:
         """Return a section's provenance, with ``facts`` in the places that its texts leave."""
@@ -53,11 +52,11 @@ class Description:
 
 
 class Gpu(Description):
-    """The description of a bundled profile's GPU."""
+    """The description of a bundled profile's GPU; ``short``: its name in the tables."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self.machine = Machine(**self.told["machine"])
+        self.machine, self.short = Machine(**self.told["machine"]), name.partition("-")[0]
 
     def profile(self, **sections: Any) -> Profile:
         """Return the profile of these sections."""
@@ -74,16 +73,27 @@ class Sources(NamedTuple):
         """Return a published table."""
         return (self.data / "measured" / name).read_bytes()
 
-    def rows(self, name: str) -> Iterator[dict[str, str]]:
-        """Yield the rows of a published table, gzipped or not, as text."""
-        data = self.table(name)
-        text = (gzip.decompress(data) if name.endswith(".gz") else data).decode("utf-8")
-        lines = (line for line in text.splitlines() if not line.startswith("#"))
-        yield from csv.DictReader(lines)
+    def rows(self, name: str, **alike: object) -> list[Any]:
+        """Return the rows of a published table, with numbers as such and NaN where one lacks, that
+        have these values."""
+        found = _frame(self.data / "measured" / name)
+        for column, value in alike.items():
+            found = found[found[column] == value]
+        return list(found.itertuples(index=False))
 
     def ours(self, stage: str, gpu: str = "h200-sxm") -> list[dict[str, Any]]:
         """Return what a stage recorded on our GPU that has this profile."""
         return records(self.measurements / gpu / f"{stage}.jsonl.gz")
+
+
+@cache
+def _frame(path: Path) -> pd.DataFrame:
+    data = path.read_bytes()
+    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+    lines = (line for line in text.splitlines() if not line.startswith("#"))
+    found = pd.read_csv(io.StringIO("\n".join(lines)), float_precision="round_trip")
+    words = found.select_dtypes(exclude="number").columns
+    return found.fillna(dict.fromkeys(words, ""))
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -116,13 +126,9 @@ def nonnegative(design: Floats, times: Floats, weights: Floats) -> tuple[Floats,
 
 
 def robust(
-    off: Callable[[Floats], Floats],
-    start: tuple[float, ...],
-    bounds: tuple[tuple[float, ...], tuple[float, ...]],
-    *,
-    linear_above: float,
-    scaled: bool = False,
-) -> Floats:
+    off: Callable[[Floats], Floats], start: tuple[float, ...], bounds: Bounds,
+    *, linear_above: float, scaled: bool = False,
+) -> Floats:  # fmt: skip
     """Return the parameters of least ``off``, log errors; larger ones than ``linear_above`` count
     linearly. ``scaled``: steps are in proportion to ``start``."""
     found = least_squares(
@@ -136,20 +142,16 @@ def withheld(
     cells: Sequence[Cell],
     key: Callable[[Cell], Any],
     errors: Callable[[list[Cell], list[Cell]], Iterable[float]],
-    *,
     folds: int | None = None,
 ) -> list[float]:
     """Return the ``errors`` of cells by a fit of the others: each key's, or those of ``folds``.
-
-    Raise InputError for fewer than two keys.
-    """
+    Raise InputError for fewer than two keys."""
     keys = sorted({key(cell) for cell in cells})
     if len(keys) < 2:
         raise InputError(f"A law needs at least two ops of different shapes, got {keys}.")
     found: list[float] = []
-    count = folds or len(keys)
-    for fold in range(count):
-        out = set(keys[fold::count])
+    for fold in range(folds or len(keys)):
+        out = set(keys[fold :: folds or len(keys)])
         mine = [cell for cell in cells if key(cell) in out]
         found += errors([cell for cell in cells if key(cell) not in out], mine)
     return found

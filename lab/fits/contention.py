@@ -21,7 +21,7 @@ from domino_tune.measure.contention_law import SHARED_LINKS
 from domino_tune.measure.importers.imported import text_of
 from domino_tune.measure.importers.tables import count, microseconds
 from domino_tune.measure.importers.tables import records as lines
-from lab.fits.common import ASSUMED_ERROR, Cell, Floats, mape, robust, rounded, withheld
+from lab.fits.common import ASSUMED_ERROR, Bounds, Cell, Floats, robust, rounded, withheld
 from simulator.contention import ComputeContention, ContentionFit, Slowdown
 from simulator.errors import InputError
 from simulator.lookup import FitKind
@@ -56,14 +56,10 @@ _NOTHING: Final = 1e-9
 
 
 def fit_withheld(
-    cells: Sequence[Cell],
-    key: Callable[[Cell], Any],
+    cells: Sequence[Cell], key: Callable[[Cell], Any],
     shares: Callable[[Floats, Sequence[Cell], Sequence[Cell]], Floats],
-    start: tuple[float, ...],
-    bounds: tuple[tuple[float, ...], tuple[float, ...]],
-    *,
-    scaled: bool = False,
-) -> tuple[Floats, float]:
+    start: tuple[float, ...], bounds: Bounds, *, scaled: bool = False,
+) -> tuple[Floats, float]:  # fmt: skip
     """Return the parameters of least error, and the MAPE of each key's cells by the others' law.
 
     ``shares`` returns what a law of ``known`` cells with these parameters predicts of ``asked``
@@ -81,8 +77,7 @@ def fit_withheld(
         errors: list[float] = np.abs(shares(solve(others), others, mine) - 1.0).tolist()
         return errors
 
-    left_out = withheld(cells, key, off)
-    return solve(cells), rounded(float(np.mean(left_out)), 3)
+    return solve(cells), rounded(float(np.mean(withheld(cells, key, off))), 3)
 
 
 # A GEMM and an all-reduce that start together ----------------------------------------------------
@@ -136,21 +131,18 @@ def fit_overlap(cells: Sequence[Overlap], *, sm_count: int) -> OverlapFit:
     """Fit the law to all cells; ``leave_shape_out_error`` predicts each shape from the others."""
 
     def shares(p: Floats, _: Sequence[Overlap], asked: Sequence[Overlap]) -> Floats:
-        return np.asarray(predict(p, asked, sm_count) / _together(asked))
+        together = np.array([cell.together_us for cell in asked])
+        return np.asarray(predict(p, asked, sm_count) / together)
 
     found, left_out = fit_withheld(
         cells, lambda cell: cell.shape, shares, _OVERLAP_START, _OVERLAP_BOUNDS, scaled=True
     )
     sms_per_cta, compute, collective, constant = (rounded(float(p)) for p in found)
+    error = rounded(float(np.mean(np.abs(shares(found, cells, cells) - 1.0))), 3)
     return OverlapFit(
         sms_per_cta=sms_per_cta, compute_factor=compute, collective_factor=collective,
-        constant_us=constant, leave_shape_out_error=left_out,
-        error=rounded(mape(predict(found, cells, sm_count), _together(cells)), 3),
+        constant_us=constant, leave_shape_out_error=left_out, error=error,
     )  # fmt: skip
-
-
-def _together(cells: Sequence[Overlap]) -> Floats:
-    return np.array([cell.together_us for cell in cells])
 
 
 def predict(parameters: Floats, cells: Sequence[Overlap], sm_count: int) -> Floats:
@@ -175,9 +167,8 @@ def overlap_law(
         family="gemm", sms_per_cta=fit.sms_per_cta, factor=fit.compute_factor, fills=True,
         kind=kind, error=error,
     )  # fmt: skip
-    attention = replace(
-        gemm, family="attention", kind="assumed", error=max(error, ASSUMED_SLOWDOWN)
-    )  # fmt: skip
+    less_sure = max(error, ASSUMED_SLOWDOWN)
+    attention = replace(gemm, family="attention", kind="assumed", error=less_sure)
     return ContentionFit(
         sm_count=sm_count, default_ctas=default_ctas, compute=(gemm, attention, POINTWISE_SLOWDOWN),
         collective=Slowdown(factor=fit.collective_factor, kind=kind, error=error),
@@ -215,21 +206,20 @@ def fit_beside(cells: Sequence[Beside], *, sm_count: int) -> ComputeContention:
     others. Raise InputError for fewer than two cases."""
     family = cells[0].family
 
-    def law_of(parameters: Sequence[float], error: float = 0.0) -> ComputeContention:
-        per_cta, factor = (float(value) for value in parameters)
-        return ComputeContention(
-            family=family, sms_per_cta=per_cta, factor=factor, error=error
-        )  # fmt: skip
+    def law_of(p: Sequence[float], error: float = 0.0) -> ComputeContention:
+        return ComputeContention(family=family, sms_per_cta=p[0], factor=p[1], error=error)
 
     def shares(p: Floats, _: Sequence[Beside], asked: Sequence[Beside]) -> Floats:
         law = law_of(p.tolist())
         predicted = np.array([one.by(law.slowdown(one.ctas, sm_count)) for one in asked])
         return np.asarray(predicted / np.array([one.slowdown for one in asked]))
 
-    found, left_out = fit_withheld(
-        cells, lambda cell: cell.case, shares, _BESIDE_START, _BESIDE_BOUNDS
-    )
+    found, left_out = fit_withheld(cells, _case, shares, _BESIDE_START, _BESIDE_BOUNDS)
     return law_of([rounded(float(value)) for value in found], left_out)
+
+
+def _case(cell: Beside | Streamed) -> str:
+    return cell.case
 
 
 # Collectives while ops stream --------------------------------------------------------------------
@@ -270,17 +260,11 @@ def fit_memory(cells: Sequence[Streamed], attained_gb_s: float) -> MemoryFit:
         waits = [float(p[0]) * law.slowdown(cell.gb_s, cell.ctas) for cell in asked]
         return np.asarray(np.array(waits) / np.array([cell.slowdown for cell in asked]))
 
-    found, left_out = fit_withheld(
-        cells, lambda cell: cell.case, shares, _QUEUE_START, _QUEUE_BOUNDS
-    )
+    found, left_out = fit_withheld(cells, _case, shares, _QUEUE_START, _QUEUE_BOUNDS)
     law = law_of([rounded(float(value), 3) for value in found], cells)
-    return MemoryFit(
-        replace(
-            law, attained_gb_s=rounded(attained_gb_s, 4), busiest=rounded(law.busiest, 3),
-            error=left_out,
-        ),
-        rounded(float(found[0])),
-    )  # fmt: skip
+    attained, busiest = rounded(attained_gb_s, 4), rounded(law.busiest, 3)
+    law = replace(law, attained_gb_s=attained, busiest=busiest, error=left_out)
+    return MemoryFit(law, rounded(float(found[0])))
 
 
 # Our H200's records ------------------------------------------------------------------------------
@@ -341,24 +325,20 @@ def collective_slowdown(rows: Iterable[Row], memory: MemoryQueue | None = None) 
 def beside_law(rows: Sequence[Row], *, sm_count: int, attained_gb_s: float) -> ContentionFit:
     """Return the law of ops beside emulated collectives, fitted to these records of a GPU whose
     memory gives long ops at most ``attained_gb_s``."""
-    cells = beside_cells(rows)
-    memory = fit_memory(streamed_cells(rows), attained_gb_s).law
-    laws = (
-        fit_beside([cell for cell in cells if cell.family == family], sm_count=sm_count)
-        for family in FAMILIES
-    )
+    memory, cells = fit_memory(streamed_cells(rows), attained_gb_s).law, beside_cells(rows)
+    by_family = ([cell for cell in cells if cell.family == family] for family in FAMILIES)
+    laws = (fit_beside(some, sm_count=sm_count) for some in by_family)
     return ContentionFit(
         sm_count=sm_count, default_ctas=NVLS_CTAS, memory=memory,
         compute=tuple(replace(law, fills=law.family in FILLING) for law in laws),
-        collective=collective_slowdown(rows, memory),
-        same_links=SHARED_LINKS, other_links=OTHER_LINKS,
+        collective=collective_slowdown(rows, memory), same_links=SHARED_LINKS,
+        other_links=OTHER_LINKS,
     )  # fmt: skip
 
 
 def assumed_law(law: ContentionFit, *, sm_count: int, attained_gb_s: float) -> ContentionFit:
     """Return the law as one of a GPU that was not timed, and what its memory gives."""
-    queue = law.memory and replace(
-        law.memory, attained_gb_s=rounded(attained_gb_s), kind="assumed", error=ASSUMED_ERROR
-    )
-    compute = (replace(one, kind="assumed", error=ASSUMED_ERROR) for one in law.compute)
-    return replace(law, sm_count=sm_count, compute=tuple(compute), memory=queue)
+    unsure: dict[str, Any] = {"kind": "assumed", "error": ASSUMED_ERROR}
+    queue = law.memory and replace(law.memory, attained_gb_s=rounded(attained_gb_s), **unsure)
+    compute = tuple(replace(one, **unsure) for one in law.compute)
+    return replace(law, sm_count=sm_count, compute=compute, memory=queue)

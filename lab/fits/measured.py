@@ -5,23 +5,35 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
+import numpy as np
+
 from domino_tune.measure.op_rows import add_ops
 from lab.fits.attention import fit_attention, our_rows, small_heads
-from lab.fits.common import Description, Gpu, Sources, rounded
+from lab.fits.common import (
+    TRANSFER_ERROR,
+    Description,
+    Floats,
+    Gpu,
+    Sources,
+    mape,
+    nonnegative,
+    rounded,
+)
 from lab.fits.gemm import layout_fit
-from lab.fits.pointwise import like
+from simulator.errors import InputError
 from simulator.lookup.attention import AttentionFit
 from simulator.lookup.gemm import GemmRow
-from simulator.lookup.pointwise import PointwiseRow
-from simulator.profile import AttentionSection, LaunchSection, PointwiseSection, Profile
+from simulator.lookup.pointwise import PointwiseFit, PointwiseRow
+from simulator.profile import AttentionSection, LaunchSection, Machine, PointwiseSection, Profile
 
 GPU: Final = Gpu("h200-sxm")
 ANY: Final = Description("any")
+LAYOUTS: Final = ("dgrad", "forward", "wgrad")
 LAW_HEAD_DIM: Final = 128
 OTHER_HEADS: Final = ((64, 64), (192, 128))
 """Elements of keys and of values that stage ``attention`` timed."""
@@ -34,9 +46,9 @@ def h200_ops(sources: Sources) -> Profile:
     """Return the profile with the sections of compute ops only: of each op the row with the most
     samples, with the provenance of the rows and of the laws."""
     rewritten = GPU.told["pointwise"]["rewritten"]
-    first = [row for row in _played(sources, "ops") if row["signature"][1] not in rewritten]
-    profile = add_ops(GPU.profile(), _of_most_samples(first))
-    moved = _moved_only((*profile.section("pointwise").rows, *rewritten_rows(GPU, sources)))
+    ops = (row for message in sources.ours("ops") for row in message.get("ops", ()))
+    profile = _with_ops(GPU.profile(), (x for x in ops if x["signature"][1] not in rewritten))
+    moved = (*profile.section("pointwise").rows, *rewritten_rows(GPU, sources))
     gemm, attention = (
         replace(profile.section(name), provenance=GPU.words(name)) for name in ("gemm", "attention")
     )
@@ -50,47 +62,36 @@ def h200_ops(sources: Sources) -> Profile:
 
 def rewritten_rows(gpu: Gpu, sources: Sources) -> tuple[PointwiseRow, ...]:
     """Return what later records tell of ops that became one kernel each after the first one."""
-    names = GPU.told["pointwise"]["rewritten"]
-    rows = [
-        row
-        for stage in gpu.told["pointwise"]["rewritten_in"]
-        for row in _played(sources, stage, gpu.name)
-        if row["signature"][:2] in [["pointwise", name] for name in names]
-    ]
-    profile = add_ops(gpu.profile(), _of_most_samples(rows))
-    found: tuple[PointwiseRow, ...] = profile.section("pointwise").rows
+    names = [["pointwise", name] for name in GPU.told["pointwise"]["rewritten"]]
+    rows = (
+        row for stage in gpu.told["pointwise"]["rewritten_in"]
+        for message in sources.ours(stage, gpu.name) for row in message.get("ops", ())
+        if row["signature"][:2] in names
+    )  # fmt: skip
+    found: tuple[PointwiseRow, ...] = _with_ops(gpu.profile(), rows).section("pointwise").rows
     return found
 
 
-def _played(sources: Sources, stage: str, gpu: str = GPU.name) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows of ops that a stage recorded."""
-    for message in sources.ours(stage, gpu):
-        yield from message.get("ops", ())
-
-
-def _of_most_samples(rows: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
-    """Return of each op the row with the most samples."""
+def _with_ops(profile: Profile, rows: Iterable[Mapping[str, Any]]) -> Profile:
+    """Return the profile with the row of each op that has the most samples."""
     best: dict[str, Mapping[str, Any]] = {}
     for row in rows:
         known = best.setdefault(str(row["signature"]), row)
         if known["samples"] <= row["samples"]:
             best[str(row["signature"])] = row
-    return best.values()
-
-
-LAYOUTS: Final = ("dgrad", "forward", "wgrad")
+    return add_ops(profile, best.values())
 
 
 def attention_section(ops: Profile, sources: Sources) -> AttentionSection:
     """Return the measured section with the rows of other heads, the law of its rows of one head
     size, and that of heads of 64."""
-    section: AttentionSection = ops.section("attention")
+    section, fit = ops.section("attention"), attention_law(ops)
     more = (row for dims in OTHER_HEADS for row in our_rows(sources, dims))
-    fit = attention_law(ops)
-    return replace(
-        section, rows=tuple(sorted((*section.rows, *more), key=lambda row: row.key)), fit=fit,
-        others=(small_heads(fit, sources),),
-    )  # fmt: skip
+    rows = tuple(sorted((*section.rows, *more), key=lambda row: row.key))
+    made: AttentionSection = replace(
+        section, rows=rows, fit=fit, others=(small_heads(fit, sources),)
+    )
+    return made
 
 
 def attention_law(ops: Profile) -> AttentionFit:
@@ -118,40 +119,33 @@ def _possible(rows: Sequence[GemmRow]) -> tuple[GemmRow, ...]:
     return tuple(row for row in rows if row.signature.flops / row.median_us / 1e6 <= peak)
 
 
-def _moved_only(rows: Sequence[PointwiseRow]) -> tuple[PointwiseRow, ...]:
-    """Return the rows without bytes that were counted but not moved: behind the embedding of a
-    model without positions and dropout nothing runs."""
-    moved = [
-        replace(row, bytes_read=0, bytes_written=0)
-        if row.name == "embedding_post" and row.median_us < 1
-        else row
+def _pointwise(rows: Iterable[PointwiseRow]) -> PointwiseSection:
+    """Return the rows, without bytes that were counted but not moved (behind the embedding of a
+    model without positions and dropout nothing runs), and assumed laws of ops that were never
+    measured."""
+    none: dict[str, Any] = {"bytes_read": 0, "bytes_written": 0}
+    moved = (
+        replace(row, **none) if row.name == "embedding_post" and row.median_us < 1 else row
         for row in rows
-    ]
-    found = {row.key: row for row in moved}
-    return tuple(found[key] for key in sorted(found))
-
-
-def _pointwise(rows: tuple[PointwiseRow, ...]) -> PointwiseSection:
-    """Return the rows, and assumed laws of ops that were never measured."""
-    told = GPU.told["pointwise"]
-    rewritten, alike = told["rewritten"], told["alike"]
-    return PointwiseSection(
-        rows=rows,
-        fits=tuple(like(rows, name, other, factor) for name, (other, factor) in alike.items()),
-        provenance=GPU.words(
-            "pointwise", rewritten=", ".join(rewritten), alike=", ".join(sorted(alike))
-        ),
     )
+    found = {row.key: row for row in moved}
+    made, told = tuple(found[key] for key in sorted(found)), GPU.told["pointwise"]
+    fits = (like(made, name, other, factor) for name, (other, factor) in told["alike"].items())
+    words = GPU.words(
+        "pointwise", rewritten=", ".join(told["rewritten"]), alike=", ".join(sorted(told["alike"]))
+    )
+    return PointwiseSection(rows=made, fits=tuple(fits), provenance=words)
 
 
 def launch_section(gpu: Gpu | None = None, rows: Sequence[Mapping[str, Any]] = ()) -> LaunchSection:
     """Return the medians of the records of plans; the host costs of eager PyTorch without any."""
     eager = ANY.told["launch"]
+    usual = LaunchSection(
+        mode="async", cost_us=eager["cost_us"], queue_depth=eager["queue_depth"],
+        provenance=ANY.words("launch"),
+    )  # fmt: skip
     if gpu is None:
-        return LaunchSection(
-            mode="async", cost_us=eager["cost_us"], queue_depth=eager["queue_depth"],
-            provenance=ANY.words("launch"),
-        )  # fmt: skip
+        return usual
     costs: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         for kind, cost_us in row.get("cost_us", {}).items():
@@ -161,7 +155,117 @@ def launch_section(gpu: Gpu | None = None, rows: Sequence[Mapping[str, Any]] = (
             roles = gpu.told["launch"]["one_kernel"]
             costs["pointwise"] += [row["cost_us_by_role"][role] for role in roles]
     medians = {kind: rounded(statistics.median(found)) for kind, found in costs.items()}
-    return LaunchSection(
-        mode="async", cost_us={**medians, "collective": eager["cost_us"]["collective"]},
-        queue_depth=eager["queue_depth"], assumed=("collective",), provenance=gpu.words("launch"),
+    own = {**medians, "collective": eager["cost_us"]["collective"]}
+    words = gpu.words("launch")
+    return replace(usual, cost_us=own, assumed=("collective",), provenance=words)
+
+
+MB: Final = 1_000_000
+LEAST_ROWS: Final = 8
+"""Twice as many as a law has numbers."""
+KNEES_MB: Final = (10, 15, 20, 25, 30, 35, 40, 50, 60, 80)
+_RESOLUTION_US: Final = 1.0  # tables have whole microseconds: reduces the weight of short times
+_LIKE_ERROR: Final = 0.3
+"""Expected error of an op that is taken to be like another."""
+Rows = Sequence[PointwiseRow]
+
+
+def transferred(
+    other: Profile, machine: Machine, *, own: Rows = (), least_error: float = 0
+) -> list[PointwiseFit]:
+    """Return a law by name: those that the ``other`` GPU timed, fitted; those that it assumes,
+    assumed. Rates within the L2 stay, beyond it they follow the memory bandwidth. Ops that have
+    ``own`` rows get the law of these, if it is surer. With a ``least_error`` all are assumed."""
+    section = other.section("pointwise")
+    faster = machine.memory_bandwidth_gb_s / other.machine.memory_bandwidth_gb_s
+    rows = [row for row in section.rows if row.bytes_written]
+    timed = []
+    for name in sorted({row.name for row in rows if row.pieces == 1}):
+        mine, there = (_whole(known, name) for known in (own, rows))
+        law = _at_bandwidth(fit_pointwise(there, (name,)), faster)
+        timed.append(_surer(law, mine, there, faster) if mine else law)
+    laws = (*timed, *(_at_bandwidth(fit, faster) for fit in section.fits))
+    found = [
+        replace(fit, error=max(least_error, rounded(fit.error + TRANSFER_ERROR, 2)))
+        for fit in sorted(laws, key=lambda fit: fit.names)
+    ]
+    return [replace(law, kind="assumed") for law in found] if least_error else found
+
+
+def _whole(rows: Rows, name: str) -> list[PointwiseRow]:
+    return [row for row in rows if (row.name, row.pieces) == (name, 1)]
+
+
+def _surer(law: PointwiseFit, own: Rows, other: Rows, faster: float) -> PointwiseFit:
+    """Return ``law``, another GPU's, with its error on ``own`` rows where that is more; or the law
+    of these, continued by the other's rows of more bytes by memory bandwidth."""
+    times = np.array([row.median_us for row in own])
+    found = np.array([law.fixed_us + law.memory_us(_moved(row)) for row in own])
+    checked = replace(law, error=max(law.error, rounded(mape(found, times), 2)))
+    most = max(map(_moved, own))
+    larger = (row for row in other if _moved(row) > most)
+    continued = [*own, *(replace(row, median_us=row.median_us / faster) for row in larger)]
+    return min(checked, fit_pointwise(continued, law.names), key=lambda fit: fit.error)
+
+
+def _moved(row: PointwiseRow) -> int:
+    return row.bytes_read + row.bytes_written
+
+
+def _at_bandwidth(fit: PointwiseFit, faster: float) -> PointwiseFit:
+    return replace(fit, large_gb_s=rounded(fit.large_gb_s * faster))
+
+
+def as_assumed(fit: PointwiseFit, faster: float) -> PointwiseFit:
+    """Return the law of a GPU for one whose memory is ``faster`` times as fast."""
+    return replace(_at_bandwidth(fit, faster), kind="assumed")
+
+
+def like(rows: Rows, name: str, other: str, factor: float) -> PointwiseFit:
+    """Return the law of the ``other`` op's whole rows, ``factor`` times as long, for ``name``."""
+    whole = _whole(rows, other)
+    law = fit_pointwise([replace(x, median_us=factor * x.median_us) for x in whole], (name,))
+    return replace(law, kind="assumed", error=max(_LIKE_ERROR, law.error))
+
+
+def fit_pointwise(rows: Rows, names: tuple[str, ...]) -> PointwiseFit:
+    """Fit the law for ``names`` to rows of one op; ``error`` is of withheld sizes, five folds."""
+    if len(rows) < LEAST_ROWS:
+        raise InputError(f"A law for {names} needs at least {LEAST_ROWS} timings, got {len(rows)}.")
+    rows = sorted(rows, key=lambda row: (_moved(row), row.key))
+    sizes = np.array([_moved(row) for row in rows], dtype=np.float64)
+    return law_of_sizes(names, sizes, np.array([row.median_us for row in rows]))
+
+
+def law_of_sizes(names: tuple[str, ...], sizes: Floats, times: Floats) -> PointwiseFit:
+    """Return the law of ``times``, us, of ascending ``sizes``, bytes."""
+    sizes = sizes / MB
+    knee, (fixed, small, large) = _solve(sizes, times)
+    return PointwiseFit(
+        names=names, fixed_us=rounded(fixed), small_gb_s=rounded(1e3 / max(small, 1e-6)),
+        knee_bytes=knee * MB, large_gb_s=rounded(1e3 / max(large, 1e-6)),
+        max_bytes=int(sizes[-1] * MB), error=rounded(_withheld_error(sizes, times), 2),
     )  # fmt: skip
+
+
+def _design(sizes: Floats, knee: float) -> Floats:
+    small = np.minimum(sizes, knee)
+    return np.stack([np.ones_like(sizes), small, sizes - small], axis=1)
+
+
+def _solve(sizes: Floats, times: Floats) -> tuple[int, Floats]:
+    """Return the best knee and (fixed us, us per MB below it, us per MB above it)."""
+    weights = 1 / (times + _RESOLUTION_US)
+    tried = {knee: nonnegative(_design(sizes, knee), times, weights) for knee in KNEES_MB}
+    best = min(tried, key=lambda knee: tried[knee][1])
+    return best, tried[best][0]
+
+
+def _withheld_error(sizes: Floats, times: Floats) -> float:
+    """Return the mean relative error of every fifth size, for times well above the resolution."""
+    fold, predicted = np.arange(len(sizes)) % 5, np.empty_like(times)
+    for out in range(5):
+        knee, coefficients = _solve(sizes[fold != out], times[fold != out])
+        predicted[fold == out] = _design(sizes[fold == out], knee) @ coefficients
+    clear = times >= 5 * _RESOLUTION_US
+    return mape(predicted[clear], times[clear])

@@ -92,20 +92,13 @@ def _rows_by_ctas(tables: Path, measured: Path) -> list[CollectiveRow]:
 
 def _nodes_rows(tables: Path) -> list[CollectiveRow]:
     """Return rows of 2, 4 and 8 nodes; small sizes on 8 nodes are extrapolated from 2 and 4."""
-    two, four, eight = (
-        [
-            r
-            for r in nccl_table((tables / name).read_bytes()).rows
-            if 512 <= r.bytes <= LARGEST_BYTES
-        ]
-        for name in NODES_TABLES
-    )
+    every = (nccl_table((tables / name).read_bytes()).rows for name in NODES_TABLES)
+    two, four, eight = ([r for r in rows if 512 <= r.bytes <= LARGEST_BYTES] for rows in every)
     on_two = {row.bytes: row.median_us for row in two}
     extrapolated = [
         replace(row, nodes=8, median_us=2 * row.median_us - on_two[row.bytes])
-        for row in four
-        if row.bytes < eight[0].bytes
-    ]
+        for row in four if row.bytes < eight[0].bytes
+    ]  # fmt: skip
     return [*two, *four, *extrapolated, *eight]
 
 

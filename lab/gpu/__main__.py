@@ -19,10 +19,9 @@ from typing import Final, NamedTuple
 import torch
 
 from lab.gpu.admission import admission_cases, contention_cases
-from lab.gpu.attention import attention_cases
 from lab.gpu.clocks import clock_cases
 from lab.gpu.cuda_tests import test_cases
-from lab.gpu.fp8 import fp8_cases
+from lab.gpu.fp8 import attention_cases, fp8_cases
 from lab.gpu.gaps import gap_cases
 from lab.gpu.grouped import grouped_cases
 from lab.gpu.ops import op_cases, training_cases

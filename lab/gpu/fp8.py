@@ -1,8 +1,12 @@
-"""Stage ``fp8``: GEMMs by recipe, the casts around them, and the clock and power that they hold.
+"""Stage ``fp8``: GEMMs by recipe, the casts around them, the clock and power that they hold. And
+stage ``attention``: heads that published tables of Hopper lack, forward and backward.
 
 The three GEMMs of a linear, as Hopper's tensor cores want them: both operands of FP8 with the inner
 dimension contiguous, so that all are of one layout. Backward has no fast accumulation, as in
 TransformerEngine. Weight gradients come out in fp32; that they add to a sum is not in the times.
+
+Heads: latent attention, whose keys are longer than its values, and heads of 64; beside them heads
+of 128, which the tables have. Each by every library that torch can ask for it.
 """
 
 from __future__ import annotations
@@ -11,10 +15,11 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from domino_tune.measure.gpu.events import Work
 from domino_tune.measure.gpu.loads import REST_S
@@ -166,3 +171,80 @@ def _lasting(stage: Stage, recipe: str) -> Row:
         **row, "shape": list(LASTING), "calls": calls, "first_ns": row["step_ns"][1],
         "lasting_ns": lasting_ns, "told": f"{row['told']}, {rate:.0f} TFLOP/s",
     }  # fmt: skip
+
+
+# Attention ---------------------------------------------------------------------------------------
+
+LIBRARIES: Final = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+
+
+class Heads(NamedTuple):
+    """One rank's heads, causal: those of queries, of keys and values, and elements of each."""
+
+    batch: int
+    seq: int
+    queries: int
+    keys: int
+    key_size: int
+    value_size: int
+
+    @property
+    def name(self) -> str:
+        """Return all of it, short."""
+        sizes = f"{self.key_size}+{self.value_size}"
+        return f"{self.batch}x{self.seq} heads {self.queries}/{self.keys} of {sizes}"
+
+    @property
+    def forward_flop(self) -> float:
+        """Return what the unmasked half multiplies and adds."""
+        pairs = self.batch * self.queries * self.seq**2 / 2
+        return 2 * pairs * (self.key_size + self.value_size)
+
+
+CASES: Final = (
+    Heads(1, 4096, 128, 128, 192, 128), Heads(1, 4096, 16, 16, 192, 128),
+    Heads(2, 4096, 64, 64, 192, 128), Heads(1, 8192, 32, 32, 192, 128),
+    Heads(1, 4096, 64, 8, 64, 64), Heads(2, 4096, 32, 4, 64, 64), Heads(1, 8192, 64, 8, 64, 64),
+    Heads(1, 4096, 32, 4, 128, 128), Heads(2, 4096, 16, 16, 128, 128),
+)  # fmt: skip
+
+
+def attention_cases(stage: Stage, cases: tuple[Heads, ...] = CASES) -> Iterator[GpuCase]:
+    """Yield a case per shape; its row has the forward and backward time by each library."""
+    timed = ops_timer(stage.device)
+    for one in cases:
+        yield GpuCase(one.name, 1.5, partial(_measured, timed, stage.device, one))
+
+
+def _measured(timed: Timed, device: torch.device, one: Heads) -> Row:
+    makers = {
+        f"{name} {direction}": partial(_work, one, library, device, direction)
+        for name, library in LIBRARIES.items() for direction in ("forward", "backward")
+    }  # fmt: skip
+    return {**one._asdict(), **each_ns(timed, makers, one.forward_flop)}
+
+
+def _work(one: Heads, library: SDPBackend, device: torch.device, direction: str) -> Work:
+    def made(heads: int, size: int) -> torch.Tensor:
+        shape = one.batch, heads, one.seq, size
+        return torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True)
+
+    def mixed(inputs: list[torch.Tensor]) -> torch.Tensor:
+        query, key, value = inputs
+        with sdpa_kernel(library):
+            return F.scaled_dot_product_attention(
+                query, key, value, is_causal=True, enable_gqa=one.keys != one.queries
+            )
+
+    heads = (one.queries, one.key_size), (one.keys, one.key_size), (one.keys, one.value_size)
+    sets = [[made(*each) for each in heads] for _ in range(2)]
+    if direction == "forward":
+        return lambda call: mixed(sets[call % 2])
+    outs = [mixed(inputs) for inputs in sets]
+    given = [torch.randn_like(out) for out in outs]
+
+    def backward(call: int) -> object:
+        at = call % 2
+        return torch.autograd.grad(outs[at], sets[at], given[at], retain_graph=True)
+
+    return backward

@@ -98,8 +98,7 @@ class Service:
 
     def rss_bytes(self) -> int:
         """Return the resident memory of the server and all its workers, in bytes."""
-        server = psutil.Process(self.process.pid)
-        total = 0
+        server, total = psutil.Process(self.process.pid), 0
         for each in [server, *server.children(recursive=True)]:
             with suppress(psutil.NoSuchProcess):
                 total += each.memory_info().rss

@@ -1,25 +1,137 @@
-"""Visits: what users and the web page do, as one request or a job from its start to its end."""
+"""Visits: what users and the web page do, as one request or a job from its start to its end; their
+bodies, as a user would write them, and the answers."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
 
-from lab.load import bodies
-from lab.load.traffic import NO_ANSWER, Visitor
+import httpx
 
-Visit = Callable[[Visitor, int, float], Awaitable[object]]
-"""Takes its number and when it is due (monotonic clock)."""
+from domino_tune.store.profiles import dump_profile, load_profile
+
+NO_ANSWER: Final = 0
+"""The status of an answer where the connection failed."""
+TIMEOUT_S: Final = 60.0
 POLL_S: Final = 0.5
 JOB_TIMEOUT_S: Final = 900.0
 """Limit that only guards against hanging: jobs yield the cores to all other work on the machine."""
+BUNDLED: Final = "h100-dgx"
+CACHED: Final[dict[str, Any]] = {
+    "model": "llama2-7b", "profile": BUNDLED, "tp": 8, "seq_length": 4096,
+    "micro_batch_size": 8, "row_slices": 2, "col_slices": 1,
+}  # fmt: skip
+"""A simulation that is requested again and again."""
+GPT3_13B: Final[dict[str, Any]] = {
+    "model": "gpt3-13b", "profile": BUNDLED, "tp": 8, "seq_length": 1024,
+    "micro_batch_size": 16,
+}  # fmt: skip
+JSON: Final = {"Content-Type": "application/json"}
 TRIALS: Final = 20
+ENDLESS_TRIALS: Final = 10_000
+"""Trials of a tune that lasts longer than any load here."""
 FILES: Final = (
     "/files/plan", "/files/plan?to=megatron", "/files/report", "/files/trace", "/events",
 )  # fmt: skip
+
+
+class Answer(NamedTuple):
+    """The answer to one request. ``took_s`` counts from the time when the request was due."""
+
+    status: int
+    took_s: float
+    body: str = ""
+
+    @property
+    def is_error(self) -> bool:
+        """Return whether it failed. All requests of a load are valid, so a 4xx is an error too."""
+        return not 200 <= self.status < 400
+
+
+@dataclass(kw_only=True)
+class Visitor:
+    """Sends requests to one service, and records the answers by kind of request."""
+
+    client: httpx.AsyncClient
+    answers: dict[str, list[Answer]] = field(default_factory=lambda: defaultdict(list))
+
+    @classmethod
+    def of(cls, url: str) -> Visitor:
+        """Return a visitor of the service at ``url``. The caller closes its client."""
+        limits = httpx.Limits(max_connections=64, max_keepalive_connections=64)
+        return cls(client=httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits))
+
+    async def ask(
+        self, kind: str, method: str, path: str, *, due_s: float | None = None, **options: Any
+    ) -> Answer:
+        """Send one request and record its answer. A failed connection is an answer too.
+
+        ``due_s``: when it should have been sent (monotonic clock, by default now).
+        """
+        due_s = time.monotonic() if due_s is None else due_s
+        try:
+            response = await self.client.request(method, path, **options)
+            status, body = response.status_code, response.text
+        except httpx.TransportError as error:
+            status, body = NO_ANSWER, repr(error)
+        answer = Answer(status, time.monotonic() - due_s, body)
+        self.answers[kind].append(answer)
+        return answer
+
+    def errors(self) -> list[str]:
+        """Return all errors, one line each."""
+        return [
+            f"{kind}: {one.status or 'no answer'}: {one.body[:300]}"
+            for kind, answers in self.answers.items() for one in answers if one.is_error
+        ]  # fmt: skip
+
+
+Visit = Callable[[Visitor, int, float], Awaitable[object]]
+"""Takes its number and when it is due (monotonic clock)."""
+
+
+async def call_at_rate(
+    call: Callable[[int, float], Awaitable[object]], per_s: float, seconds: float
+) -> None:
+    """Call ``per_s`` times a second, without waiting for earlier calls to end.
+
+    The arguments are the number of the call and when it is due, in s (monotonic clock). So a slow
+    answer does not lower the rate, and the times of later answers include their wait.
+    """
+    start, calls = time.monotonic(), []
+    for number in range(max(1, round(per_s * seconds))):
+        due_s = start + number / per_s
+        await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+        calls.append(asyncio.ensure_future(call(number, due_s)))
+    await asyncio.gather(*calls)
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    """Return the smallest value that is not below ``share`` (0 to 1) of all values."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def latency_ms(answers: Sequence[Answer], share: float) -> float:
+    """Return a percentile of the times of answers, in ms."""
+    return 1e3 * percentile((one.took_s for one in answers), share)
+
+
+def what_if(number: int) -> dict[str, Any]:
+    """Return a what-if of the 13B model. Each ``number`` to 1000 has another link bandwidth."""
+    factor = 0.5 + (number * 37 % 1000) / 500
+    return {**GPT3_13B, "row_slices": 4, "col_slices": 2, "change": [f"link_bandwidth={factor}x"]}
+
+
+def tune(seed: int, trials: int) -> dict[str, Any]:
+    """Return a random search of ``trials`` plans. Each ``seed`` is another search."""
+    return {"kind": "tune", **GPT3_13B, "search": "random", "trials": trials, "seed": seed}
 
 
 def getting(kind: str, *paths: str) -> Visit:
@@ -36,33 +148,34 @@ def posting(kind: str, path: str, body: Callable[[int], Any]) -> Visit:
     )
 
 
-async def tune(visitor: Visitor, number: int, due_s: float) -> None:
+async def tuned(visitor: Visitor, number: int, due_s: float) -> None:
     """Start a tune, wait for it, and request all its files."""
-    body = bodies.tune(seed=number, trials=TRIALS)
-    if job := await done(visitor, "tune", body, number, due_s):
+    if job := await done(visitor, "tune", tune(number, TRIALS), number, due_s):
         for part in FILES:
             await visitor.ask("tune's files", "GET", f"/v1/jobs/{job}{part}")
 
 
 async def cancel(visitor: Visitor, number: int, due_s: float) -> None:
     """Start a long tune and delete it."""
-    body = bodies.tune(seed=number, trials=bodies.ENDLESS_TRIALS)
-    if job := await start(visitor, "cancel", body, number, due_s):
+    if job := await start(visitor, "cancel", tune(number, ENDLESS_TRIALS), number, due_s):
         await asyncio.sleep(1.0)
         await visitor.ask("cancel", "DELETE", f"/v1/jobs/{job}")
 
 
 async def sweep(visitor: Visitor, number: int, due_s: float) -> None:
-    """Start a sweep, wait for it, and request its points."""
-    if job := await done(visitor, "sweep", bodies.sweep(number), number, due_s):
+    """Start a sweep over four link bandwidths, wait for it, and request its points."""
+    factors = ",".join(f"{0.5 + step / 4 + number % 100 / 1000:g}x" for step in range(4))
+    body = {"kind": "whatif", **CACHED, "sweep": f"link_bandwidth={factors}"}
+    if job := await done(visitor, "sweep", body, number, due_s):
         await visitor.ask("sweep", "GET", f"/v1/jobs/{job}/files/points")
 
 
 async def profile(visitor: Visitor, number: int, due_s: float) -> None:
-    """Read a bundled profile and upload a copy of it."""
-    await visitor.ask("profile", "GET", f"/v1/profiles/{bodies.BUNDLED}", due_s=due_s)
-    path, body = f"/v1/profiles/copy-{number % 3}", bodies.profile(f"copy-{number % 3}")
-    await visitor.ask("profile", "PUT", path, content=body, headers=bodies.JSON)
+    """Read a bundled profile and upload a copy of it under another name."""
+    await visitor.ask("profile", "GET", f"/v1/profiles/{BUNDLED}", due_s=due_s)
+    name = f"copy-{number % 3}"
+    body = dump_profile(replace(load_profile(BUNDLED), name=name))
+    await visitor.ask("profile", "PUT", f"/v1/profiles/{name}", content=body, headers=JSON)
 
 
 async def start(visitor: Visitor, kind: str, body: Any, number: int, due_s: float) -> str:
@@ -87,25 +200,23 @@ async def done(visitor: Visitor, kind: str, body: Any, number: int, due_s: float
     while shown and shown["state"] in ("queued", "running") and time.monotonic() < end:
         await asyncio.sleep(POLL_S)
         shown = await look(visitor, kind, job)
-    if shown and shown["state"] != "done":
-        visitor.record(kind, f"{job} ended {shown['state']}: {shown['error']}", status=NO_ANSWER)
-    if shown.get("state") != "done":
-        return ""
-    visitor.record(f"{kind}, until it is done", took_s=time.monotonic() - due_s)
-    return job
+    if shown.get("state") == "done":
+        took_s = time.monotonic() - due_s
+        visitor.answers[f"{kind}, until it is done"].append(Answer(200, took_s))
+        return job
+    if shown:
+        said = f"{job} ended {shown['state']}: {shown['error']}"
+        visitor.answers[kind].append(Answer(NO_ANSWER, 0.0, said))
+    return ""
 
 
-simulation: Final = posting("simulation", "/v1/simulations", lambda number: bodies.CACHED)
-what_if: Final = posting("what-if", "/v1/what-ifs", bodies.what_if)
+simulation: Final = posting("simulation", "/v1/simulations", lambda number: CACHED)
+asked_what_if: Final = posting("what-if", "/v1/what-ifs", what_if)
 healthz: Final = getting("healthz", "/healthz")
 MIXED: Final[tuple[tuple[Visit, float], ...]] = (
-    (simulation, 5.0),
-    (what_if, 1.0),
+    (simulation, 5.0), (asked_what_if, 1.0),
     (getting("health", "/healthz", "/healthz", "/readyz", "/metrics", "/"), 2.0),
     (getting("list", "/v1/jobs?kind=tune", "/v1/jobs", "/v1/profiles", "/v1/models"), 0.5),
-    (tune, 0.05),
-    (cancel, 0.05),
-    (sweep, 0.1),
-    (profile, 0.1),
-)
+    (tuned, 0.05), (cancel, 0.05), (sweep, 0.1), (profile, 0.1),
+)  # fmt: skip
 """All of it at the same time, each so many times a second."""

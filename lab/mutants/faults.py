@@ -6,7 +6,7 @@ import ast
 import random
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Final
@@ -17,21 +17,20 @@ from cosmic_ray.plugins import get_operator
 
 from lab.mutants.areas import area_of
 
-BINARY: Final = (
-    "Add_Sub", "Sub_Add", "Mul_Add", "Mul_Div", "Div_Mul", "FloorDiv_Mul", "Mod_Mul", "Pow_Mul",
-)  # fmt: skip
+BINARY: Final = "Add_Sub Sub_Add Mul_Add Mul_Div Div_Mul FloorDiv_Mul Mod_Mul Pow_Mul"
 COMPARISONS: Final = (
-    "Lt_LtE", "Lt_GtE", "LtE_Lt", "LtE_Gt", "Gt_GtE", "Gt_LtE", "GtE_Gt", "GtE_Lt",
-    "Eq_NotEq", "NotEq_Eq", "Is_IsNot", "IsNot_Is",
-)  # fmt: skip
+    "Lt_LtE Lt_GtE LtE_Lt LtE_Gt Gt_GtE Gt_LtE GtE_Gt GtE_Lt Eq_NotEq NotEq_Eq Is_IsNot IsNot_Is"
+)
+OTHERS: Final = (
+    "ReplaceUnaryOperator_Delete_Not ReplaceUnaryOperator_Delete_USub AddNot ReplaceAndWithOr "
+    "ReplaceOrWithAnd ReplaceTrueWithFalse ReplaceFalseWithTrue NumberReplacer "
+    "ReplaceBreakWithContinue ReplaceContinueWithBreak ZeroIterationForLoop"
+)
 OPERATORS: Final = (
-    *(f"core/ReplaceBinaryOperator_{each}" for each in BINARY),
-    *(f"core/ReplaceComparisonOperator_{each}" for each in COMPARISONS),
-    "core/ReplaceUnaryOperator_Delete_Not", "core/ReplaceUnaryOperator_Delete_USub",
-    "core/AddNot", "core/ReplaceAndWithOr", "core/ReplaceOrWithAnd",
-    "core/ReplaceTrueWithFalse", "core/ReplaceFalseWithTrue", "core/NumberReplacer",
-    "core/ReplaceBreakWithContinue", "core/ReplaceContinueWithBreak", "core/ZeroIterationForLoop",
-)  # fmt: skip
+    *(f"core/ReplaceBinaryOperator_{each}" for each in BINARY.split()),
+    *(f"core/ReplaceComparisonOperator_{each}" for each in COMPARISONS.split()),
+    *(f"core/{each}" for each in OTHERS.split()),
+)
 """Operators of cosmic-ray, without those that types forbid: ``//`` to ``/``, ``+`` to ``&``."""
 LOGGING: Final = ("debug", "info", "warning", "error", "exception")
 ON_GPU: Final = re.compile(r"torch\.cuda\.(?!device_count)|device='cuda'")
@@ -56,9 +55,7 @@ class Fault:
         return made
 
     def change(self, source: str) -> tuple[str, str]:
-        """Return the changed lines of ``source`` without and with the fault, each joined
-        into one.
-        """
+        """Return the changed lines of ``source`` without and with the fault, joined into one."""
         old, new = source.splitlines(), self.applied(source).splitlines()
         while old and new and old[0] == new[0]:
             del old[0], new[0]
@@ -69,24 +66,16 @@ class Fault:
 
 def faults_of(path: str, source: str) -> list[Fault]:
     """Return all faults of a file, by place."""
-    nodes = list(ast_nodes(get_ast(source)))
-    unseen = unseen_lines(source)
-    return sorted(
-        fault
-        for name in OPERATORS
-        for fault in _of_operator(path, nodes, name)
-        if fault.line not in unseen
-    )
-
-
-def _of_operator(path: str, nodes: Sequence[Any], name: str) -> Iterator[Fault]:
-    operator, occurrence = get_operator(name)(), 0
-    for node in nodes:
-        for (line, column), _ in operator.mutation_positions(node):
-            if not is_left_out(node):
-                yield Fault(path=path, line=line, column=column, operator=name,
-                            occurrence=occurrence)  # fmt: skip
-            occurrence += 1
+    nodes, unseen, found = list(ast_nodes(get_ast(source))), unseen_lines(source), []
+    for name in OPERATORS:
+        operator, occurrence = get_operator(name)(), 0
+        for node in nodes:
+            for (line, column), _ in operator.mutation_positions(node):
+                if line not in unseen and not is_left_out(node):
+                    found.append(Fault(path=path, line=line, column=column, operator=name,
+                                       occurrence=occurrence))  # fmt: skip
+                occurrence += 1
+    return sorted(found)
 
 
 def is_left_out(node: Any) -> bool:
@@ -103,7 +92,8 @@ def is_left_out(node: Any) -> bool:
         return True
     while (parent := node.parent) is not None:
         inside.add(parent.type)
-        if parent.type == "decorator" or _is_annotation(node, parent) or _is_strict(parent):
+        name = getattr(parent.children[0], "value", "") if parent.type == "argument" else ""
+        if parent.type == "decorator" or name == "strict" or _is_annotation(node, parent):
             return True
         node = parent
     return {"raise_stmt", "fstring"} <= inside
@@ -117,20 +107,11 @@ def _is_annotation(node: Any, parent: Any) -> bool:
     return parent.type == "funcdef" and getattr(before, "value", "") == "->"
 
 
-def _is_strict(parent: Any) -> bool:
-    return parent.type == "argument" and getattr(parent.children[0], "value", "") == "strict"
-
-
 def unseen_lines(source: str) -> set[int]:
     """Return the lines that no test covers, or none without a GPU: logging, texts of errors, code
-    that runs a module as a program, and code that runs only on a GPU.
-    """
-    return {
-        line
-        for node in ast.walk(ast.parse(source))
-        for unseen in _unseen(node)
-        for line in range(unseen.lineno, (unseen.end_lineno or unseen.lineno) + 1)
-    }
+    that runs a module as a program, and code that runs only on a GPU."""
+    nodes = (unseen for node in ast.walk(ast.parse(source)) for unseen in _unseen(node))
+    return {line for one in nodes for line in range(one.lineno, (one.end_lineno or one.lineno) + 1)}
 
 
 def _unseen(node: ast.AST) -> Sequence[ast.stmt | ast.expr]:
@@ -161,8 +142,7 @@ def sample(texts: dict[str, str], count: int, seed: int) -> list[Fault]:
         of_area = places.setdefault(area_of(path), defaultdict(list))
         for fault in faults_of(path, text):
             of_area[path, fault.line, fault.column].append(fault)
-    rng = random.Random(seed)
-    chosen = []
+    rng, chosen = random.Random(seed), []
     for of_area in places.values():
         drawn = rng.sample(sorted(of_area), min(count, len(of_area)))
         chosen.append([rng.choice(of_area[place]) for place in drawn])

@@ -17,9 +17,8 @@ from typing import Final, Literal, NamedTuple
 
 import psutil
 
-from lab.mutants.areas import ALL_CASES, area_of
+from lab.mutants.areas import ALL_CASES, area_of, ordered_tests
 from lab.mutants.faults import Fault
-from lab.mutants.nearest import ordered_tests
 
 NOT_COPIED: Final = shutil.ignore_patterns(".*", "out", "__pycache__", "*.egg-info")
 STUCK_CPU_S: Final = 60
@@ -28,7 +27,6 @@ STUCK_S: Final = 180
 MOST_MEMORY: Final = 6 << 30
 """Most memory of a test run, in bytes, because a fault may fill it."""
 POLL_S: Final = 0.2
-
 BRIEF: Final = ("-v", "-x", "--tb=no", "-p", "no:cacheprovider")
 ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 OK_OR_NO_TESTS: Final = (0, 5)
@@ -36,14 +34,14 @@ ENDS: Final = "PASSED|FAILED|ERROR|SKIPPED|XFAIL|Fatal Python error"
 BEGUN: Final = re.compile(rf"^(\S+\.py::.+?) *(?:(?:{ENDS})\b.*)?$", re.M)
 """A line of `pytest -v`: a test, and its result where it has one, or how it crashed."""
 NOT_COLLECTED: Final = re.compile(r"^ERROR (\S+\.py)\b", re.M)
-
 Fate = Literal["noticed", "survived", "unjudged", "equivalent"]
+How = Literal["passed", "failed", "stuck", "limit"]
 
 
 class Run(NamedTuple):
     """How a run of tests ended: with the ``last`` of them, or a file that cannot be imported."""
 
-    how: Literal["passed", "failed", "stuck", "limit"]
+    how: How
     last: str
     cpu_s: float
 
@@ -58,10 +56,7 @@ class Tree:
 
     def __init__(self, repository: Path, root: Path, needed: dict[str, float]) -> None:
         shutil.copytree(repository, root, ignore=NOT_COPIED)
-        self.root = root
-        self.needed = needed
-        self._temporary = root / ".tmp"
-        self._edits = 0
+        self.root, self.needed, self._temporary, self._edits = root, needed, root / ".tmp", 0
         venv.create(root / ".venv", symlinks=True)
         self.python = root / ".venv/bin/python"
         packages = next((root / ".venv/lib").glob("python*/site-packages"))
@@ -119,10 +114,8 @@ class Tree:
         self, area: str, tests: Sequence[str], cpu_s: float, flaky: Collection[str] = ()
     ) -> Run:
         """Run ``tests`` of an area, without ``flaky`` and broken ones, up to the first failure or
-        ``cpu_s``; then end all that they started.
-
-        Plugins would take longer to load than most faults live.
-        """
+        ``cpu_s``; then end all that they started. Plugins would take longer to load than most
+        faults live."""
         left_out = {*flaky, *self.broken()}
         tests = [test for test in tests if test not in left_out]
         if not tests:
@@ -130,13 +123,13 @@ class Tree:
         shutil.rmtree(self._temporary, ignore_errors=True)
         self._temporary.mkdir()
         self._temporary.chmod(0o777)  # PostgreSQL may run as another user
-        log = self.root / ".log"
-        cases = ["--all"] if area in ALL_CASES else []
+        log, cases = self.root / ".log", ["--all"] if area in ALL_CASES else []
+        own = {"PYTHONPATH": str(self.root), "TMPDIR": str(self._temporary)}
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [self.python, "-m", "pytest", *BRIEF, *cases,
                  *(f"--deselect={test}" for test in sorted(left_out)), *tests],
-                cwd=self.root, env=self._environment(), start_new_session=True,
+                cwd=self.root, env={**os.environ, **ENVIRONMENT, **own}, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
         try:
@@ -147,10 +140,6 @@ class Tree:
         text = log.read_text("utf-8", "replace")
         named = BEGUN.findall(text) or NOT_COLLECTED.findall(text) or tests[:1]
         return Run(how, named[-1], used_s)
-
-    def _environment(self) -> dict[str, str]:
-        own = {"PYTHONPATH": str(self.root), "TMPDIR": str(self._temporary)}
-        return {**os.environ, **ENVIRONMENT, **own}
 
     def _end_all(self) -> None:
         """End the processes of the tree, also those that left the group of the tests."""
@@ -174,9 +163,7 @@ class Tree:
         os.utime(path, (self._edits, self._edits))
 
 
-def _watched(
-    process: subprocess.Popen[bytes], log: Path, cpu_s: float
-) -> tuple[Literal["passed", "failed", "stuck", "limit"], float]:
+def _watched(process: subprocess.Popen[bytes], log: Path, cpu_s: float) -> tuple[How, float]:
     """Wait for the end of a run of tests; return how it ended and its CPU time."""
     used_s, size, at_s, at_cpu_s = 0.0, 0, time.monotonic(), 0.0
     while (code := process.poll()) is None:
@@ -203,7 +190,6 @@ def _usage(pid: int) -> tuple[float, int]:
         process = psutil.Process(pid)
         for each in [process, *process.children(recursive=True)]:
             with suppress(psutil.NoSuchProcess):
-                times = each.cpu_times()
-                cpu_s += sum(times[:4])
+                cpu_s += sum(each.cpu_times()[:4])
                 memory += each.memory_info().rss
     return cpu_s, memory

@@ -11,9 +11,8 @@ from lab import bench
 from lab.bench.__main__ import main
 from lab.bench.accuracy import MEASURED, contention, near_stated
 from lab.bench.baselines import long_case, sliced
-from lab.bench.memory import memory
-from lab.bench.published import DENSE, Held, limits
-from lab.bench.runs import Run, runs
+from lab.bench.common import Run, runs
+from lab.bench.published import DENSE, Held, limits, memory
 from lab.verdict import SkippedError, at_most, check_table, count_verdicts, reported
 from simulator.lookup.expected import EXPECTED, GEMM_DGRAD, SINGLE_RUN
 from simulator.peak import peak_bytes

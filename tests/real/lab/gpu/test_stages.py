@@ -20,8 +20,8 @@ from domino_tune.measure.op_rows import measured_ops
 from domino_tune.store.profiles import load_profile
 from lab.gpu.__main__ import STAGES, Planned, archived, main, run_all
 from lab.gpu.admission import CELLS
-from lab.gpu.attention import Heads, attention_cases
 from lab.gpu.cases import RankCase, preset_cases, slice_plans
+from lab.gpu.fp8 import Heads, attention_cases
 from lab.gpu.ops import TRAINING_PLANS, played
 from lab.gpu.single_gpu_rank import single_gpu_session
 from lab.gpu.stage import GpuCase, Stage
