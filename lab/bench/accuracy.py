@@ -184,7 +184,6 @@ def _accumulated() -> Errors:
 
 
 def _peaks(name: str, table: str) -> Errors:
-    """Yield the error of the data-sheet peaks of the profile ``name`` on training shapes."""
     machine = load_profile(name).machine
     flops_us, bytes_us = 1e6 * machine.peak_tflops["bf16"], 1e3 * machine.memory_bandwidth_gb_s
     for row in read_measured(table, "gemm-csv").rows:
@@ -194,7 +193,6 @@ def _peaks(name: str, table: str) -> Errors:
 
 
 def _attention() -> Errors:
-    """Yield the error of rows looked up without rows of their length."""
     rows = _h200().section("attention").rows
     for seq in sorted({row.seq for row in rows}):
         table = AttentionTable([row for row in rows if row.seq != seq])
@@ -202,7 +200,6 @@ def _attention() -> Errors:
 
 
 def _pointwise() -> Errors:
-    """Yield the error of rows looked up without themselves."""
     rows: tuple[PointwiseRow, ...] = _h200().section("pointwise").rows
     for row in rows:
         others = [other for other in rows if other is not row and other.name == row.name]
@@ -300,7 +297,6 @@ def _shape(row: GemmRow) -> tuple[int, int, int, str]:
 
 
 def _beside(profile: Profile) -> Table:
-    """Return the errors of the laws of the profile, and of the one that was fitted on A100."""
     measured, checks = beside_cells(SOURCES.ours("contention")), list[Check]()
     for law in profile.section("contention").fit.compute:
         mine = [one for one in measured if one.family == law.family]
@@ -322,7 +318,6 @@ def _ventiles(ratios: Iterable[float], *shown: int) -> tuple[str, ...]:
 
 
 def _same_shapes(gemms: Iterable[GemmRow]) -> Table:
-    """Return our H200 times over published H100 times of forward GEMMs of the same shape."""
     rows = read_measured("h100_gemm_bf16.csv.gz", "gemm-csv").rows
     published = {row[:3]: row.median_us for row in rows}
     lines = []
@@ -338,7 +333,6 @@ def _same_shapes(gemms: Iterable[GemmRow]) -> Table:
 
 
 def _agreement(rows: Iterable[Any]) -> Table:
-    """Return the published profile's times of compute-bound shapes over ours."""
     published, lines = load_profile("h100-dgx"), []
     tables = {"gemm": published.gemm_table(), "attention": published.attention_table()}
     by_way: dict[tuple[str, str], list[Any]] = {}

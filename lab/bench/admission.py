@@ -103,8 +103,8 @@ def _beside_records(rows: Sequence[Row], cells: Sequence[Cell]) -> Table:
 
 
 def _rules(moving: Sequence[Cell], still: Sequence[Cell]) -> Table:
-    """Return the errors beside GEMMs by rule. A collective that moves nothing is not slowed: what
-    is off then is when it got in."""
+    """Return the errors by rule; a collective that moves nothing is not slowed: it got in
+    wrongly."""
     lines = []
     for what, cells in (("moves nothing", still), ("moves bytes", moving)):
         some = [one for one in cells if one.family == "gemm"]
@@ -123,7 +123,6 @@ def _measured(cell: Row) -> Pair:
 
 
 def _repeated(rows: Iterable[Row]) -> Pair:
-    """Return the mean distance of a cell from the mean of its three repetitions."""
     found: dict[tuple[str, int], list[Pair]] = defaultdict(list)
     for row in rows:
         for cell in row["cells"]:
@@ -149,8 +148,7 @@ def _cells(asked: Sequence[Row], rows: Sequence[Row], rate: float) -> Iterator[C
 
 
 def _without(rows: Sequence[Row], family: str, case: str, rate: float) -> ContentionFit:
-    """Return the law of ``family`` from all cells but those of ``case``. Collectives that move
-    nothing are not slowed; others as those beside pointwise ops are."""
+    """Return the law without ``case``; collectives that move nothing are not slowed."""
     known: ContentionFit = load_profile(GPU.name).section("contention").fit
     assert known.memory is not None
     others = [row for row in rows if row["case"] != case]
@@ -166,7 +164,6 @@ def _without(rows: Sequence[Row], family: str, case: str, rate: float) -> Conten
 
 
 def _played(row: Row, cell: Row, fit: ContentionFit, rule: Rule) -> Pair:
-    """Return the mean time of an op and the median of a collective in a long loop."""
     op_ns, collective_ns = round(row["alone_again_ns"]), round(cell["collective_alone_ns"])
     count = 1 + OPS * op_ns * 3 // collective_ns
     needs = -(-cell["ctas"] // CTAS_PER_SM[cell["rate"]])
@@ -191,7 +188,6 @@ def _played(row: Row, cell: Row, fit: ContentionFit, rule: Rule) -> Pair:
 
 
 def _op(row: Row, op_ns: int, rule: Rule) -> tuple[Step, ...]:
-    """Return the steps of one op."""
     whole, family, name = Step(COMPUTE, op_ns * WORK_UNIT, 1, (), 0), row["family"], row["name"]
     if rule == "at once" or family not in FILLING:
         return (whole,)

@@ -172,7 +172,6 @@ def formats() -> list[Table]:
 
 
 def _format(model: str, tp: int, recipe: Fp8Recipe) -> tuple[str, str]:
-    """Return the cells of a job's linear layers in a recipe."""
     plain = case_of("h100-dgx", model, tp)
     case = replace(plain, workload=replace(plain.workload, fp8_recipe=recipe))
     found, base = gain_of(case), predict(case, baseline_plan(case)).makespan_ns
@@ -184,8 +183,7 @@ def _format(model: str, tp: int, recipe: Fp8Recipe) -> tuple[str, str]:
 
 
 def power() -> list[Table]:
-    """Return what the power cap takes: hidden communication leaves the energy of an iteration as it
-    was and its time shorter, so that power rises, and part of the gain goes to a lower clock."""
+    """Return what the power cap takes: as much energy in less time lowers the clock."""
     return [
         table(
             f"What power takes of Domino's gain at TP {TP}, both with SP",
@@ -202,7 +200,6 @@ def power() -> list[Table]:
 
 
 def _plans(case: Case) -> tuple[SlicePlan, SlicePlan]:
-    """Return the baseline and the best usual cut at the profile's own cap, both with SP."""
     return baseline_plan(case), fastest(case, cuts(case, True))[1]
 
 

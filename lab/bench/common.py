@@ -42,8 +42,7 @@ GPT3_13B: Final = replace(
 
 
 def facts_dir() -> Path:
-    """Return the folder of tables that are not in the repository (data/NOTICE.md). Raise
-    SkippedError if ``DOMINO_TUNE_FACTS`` names none."""
+    """Return the folder of tables not held here (data/NOTICE.md). Raise SkippedError without it."""
     folder = os.environ.get("DOMINO_TUNE_FACTS", "")
     if not (folder and Path(folder).is_dir()):
         raise SkippedError(
@@ -124,8 +123,7 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
 
 
 class Run(NamedTuple):
-    """One measured row of a table. ``measured_ms`` is 0 where only its memory was published, and
-    ``gib`` is None where its time alone was."""
+    """One measured row: ``measured_ms`` is 0 without a time, ``gib`` None without a memory."""
 
     table: str
     label: str
@@ -202,9 +200,8 @@ def _run(name: str, told: Mapping[str, Any], row: Line) -> Run:
 
 
 def _of_recipe(recipes: Mapping[str, str], row: Line, layers: int) -> tuple[Line, dict[str, Any]]:
-    """Return a row that tells its GPUs with its replicas and virtual stages, and what its recipe
-    sets of the workload. Of a model with fewer layers than virtual stages NVIDIA leaves some stages
-    empty; here it has half as many."""
+    """Return a row with its replicas and virtual stages (half, where layers are fewer: NVIDIA
+    leaves some stages empty), and what its recipe sets."""
     tp, pp, cp = (int(_cell(row, name)) for name in ("tp", "pp", "cp"))
     vpp = int(row["recipe_vpp"] or 1)
     vpp = vpp if pp * vpp <= layers else vpp // 2
@@ -247,7 +244,6 @@ def _model(told: Mapping[str, Any], row: Line) -> ModelSpec:
 
 
 def _gpt(row: Mapping[str, str]) -> ModelSpec:
-    """Return a GPT with dropout and learned positions of 2,048 tokens."""
     hidden, heads = int(row["hidden"]), int(row["heads"])
     return ModelSpec(
         name=row.get("model", "gpt"), num_hidden_layers=int(row["layers"]), hidden_size=hidden,

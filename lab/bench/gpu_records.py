@@ -51,8 +51,7 @@ ANEW: Final = (
 
 
 def gpu_records() -> Iterator[Table]:
-    """Yield the tables of all stages that have records, GPU by GPU. Raise SkippedError where none
-    has."""
+    """Yield the tables of all stages with records, by GPU. Raise SkippedError where none has."""
     given, some = os.environ.get(FOLDER), False
     folders = [Path(given)] if given else sorted(SOURCES.measurements.glob("*/"))
     for where in folders:
@@ -117,8 +116,8 @@ def clock_tables(clocks: Sequence[Row], sustained: Sequence[Row], profile: Profi
 
 
 def fitted_law(clocks: Sequence[Row], sustained: Sequence[Row], profile: Profile) -> PowerSection:
-    """Return the law of these records, without the withheld plans: its exponent by the plan without
-    communication, what collectives draw by one with it."""
+    """Return the law of these records without withheld plans: the exponent by the plan that does
+    not communicate."""
     known: PowerSection = profile.section("power")
     by_case = {row["case"]: row for row in clocks}
     fitted = [(one, by_case[one.name]) for one in PLANS if one.name in by_case and not one.withheld]
@@ -190,8 +189,7 @@ def rehearsal_table(rows: Sequence[Row]) -> Table:
 
 
 def proof_tables(rows: Sequence[Row]) -> list[Table]:
-    """Return the plans' targets and times, and predictions of today beside those of then, of ways
-    to launch that the runtime still has."""
+    """Return targets, times and predictions of then and today, of ways to launch still in use."""
     ways = [proof_case(*shape, *way) for shape in SHAPES for way in WAYS]
     names = {f"plans {one.ops.name} {one.launch}" for one in ways}
     settings = [setting_from(row["setting"]) for row in rows if row["case"] in names]
@@ -231,7 +229,6 @@ def predicted_anew(rows: Sequence[Row]) -> Table:
 
 
 def _errors(ran: Mapping[str, Row], proof: ProofCase) -> Iterator[float]:
-    """Yield how far off the predictions of the cuts that have names are, if they ran."""
     name = proof.ops.name
     row, ops = ran.get(f"plans {name} {proof.launch}"), ran.get(f"ops {name}")
     if row is None or ops is None:
@@ -314,7 +311,6 @@ def _tflops(shape: Sequence[int], took_ns: float | None) -> str:
 
 
 def _cast_tables(rows: Sequence[Row]) -> list[Table]:
-    """Return the casts' bytes a second, and our kernels' over a copy's."""
     names = list(dict.fromkeys(name for row in rows for name in row["casts"]))
     shares: dict[str, list[float]] = defaultdict(list)
     lines = []

@@ -61,8 +61,8 @@ CHANGES: Final[dict[str, tuple[Way, Way]]] = {
 
 
 class Step(NamedTuple):
-    """A published step beside its prediction; ``low``, ``high``: its interval, over that.
-    ``alone_ms``: where its micro-batches follow each other."""
+    """A published step; ``low``, ``high``: its interval over ``ms``; ``alone_ms``: not
+    overlapped."""
 
     row: Line
     alone_ms: float
@@ -113,7 +113,6 @@ def _step(row: Line) -> Step:
 
 
 def _case(row: Line) -> Case:
-    """Return a row of NVIDIA's tables as a case, with what its recipe sets."""
     tp, pp, cp = (
         int(row[f"{one}_parallel_size"]) for one in ("tensor_model", "pipeline_model", "context")
     )
@@ -143,7 +142,6 @@ def _case(row: Line) -> Case:
 
 
 def _job(row: Line, model: ModelSpec, ranks: ClusterSpec, told: Mapping[str, Any]) -> Case:
-    """Return a job on the ranks of its GPU's machines."""
     profile, rest = load_profile(PROFILES[row["gpu"]]), dict(told)
     cluster, size = place(ranks, profile, None), told["micro_batch_size"]
     scopes = tuple(one for one in rest.pop("cuda_graph_scope") if one in GRAPH_SCOPES)
@@ -209,8 +207,8 @@ def _checks(steps: Iterable[Step]) -> Table:
 
 
 def _deepseek() -> list[Table]:
-    """Return SimuMax's steps of DeepSeek-V3 of four layers on a B200 node: times, and what each
-    further micro-batch takes, and memory."""
+    """Return SimuMax's steps of four layers on a B200 node: times, memory, a further micro-
+    batch."""
     lines, found = [], []
     for row in rows("b200_deepseek_steps.csv"):
         model = replace(
@@ -251,7 +249,6 @@ def _deepseek() -> list[Table]:
 
 
 def _pairs() -> list[Table]:
-    """Return what each published change of a job gave, and what it gives here."""
     lines, gains = [], []
     for row in rows("moe_overlap_pairs.csv"):
         measured, told = float(row["without"]) / float(row["with"]), "not played"
@@ -279,7 +276,6 @@ def _pairs() -> list[Table]:
 
 
 def _paired(row: Line, scopes: tuple[str, ...]) -> Case:
-    """Return the job of a pair as a case that replays ``scopes``."""
     pp, vpp = (
         int(row[name] or 1) for name in ("pipeline_model_parallel_size", "num_virtual_stages")
     )
@@ -353,7 +349,6 @@ def _ways(name: str, profile: str, ranks: int) -> tuple[str, ...]:
 
 
 def _stack(name: str, profile: str, ranks: int) -> Case:
-    """Return layers of a model whose experts are divided among ``ranks``."""
     known, model = load_profile(profile), MODELS[name]
     model = replace(
         model, num_hidden_layers=LAYERS, num_nextn_predict_layers=0,

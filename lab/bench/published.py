@@ -67,8 +67,8 @@ NOTES: Final = (
 
 
 class Held(NamedTuple):
-    """A run beside its prediction. ``low``, ``high``: its interval, over the prediction; ``plain``:
-    the upper end without what the profile does not know."""
+    """A run beside its prediction; ``low``, ``high``: its interval over ``ms``; ``plain``: the
+    upper end without what the profile does not know."""
 
     run: Run
     ms: float
@@ -148,7 +148,6 @@ def _each(found: Sequence[Held]) -> Table:
 
 
 def _groups(found: Sequence[Held]) -> Table:
-    """Return errors and intervals, group by group, with and without what widens intervals."""
     lines = []
     for name, some in _by_group(found).items():
         errors, ratios = [one.error for one in some], [one.ratio for one in some]
@@ -189,9 +188,8 @@ def limits(found: Sequence[Held]) -> Table:
 
 
 def _coverage(found: Sequence[Held]) -> Table:
-    """Return whether each machine's mean factor lies in the interval that is stated for it, as all
-    rows of a table come from one machine, whose factor moves them together; and whether what is not
-    known widens intervals, and nothing else does."""
+    """Return whether each machine's mean factor lies in its stated interval, as all rows of a table
+    come from one machine; and whether only what is not known widens intervals."""
     checks, dense = [], [one for one in found if one.run.table in DENSE]
     for name in dict.fromkeys(one.run.case.profile.name for one in dense):
         some = [one for one in dense if one.run.case.profile.name == name]
@@ -217,7 +215,6 @@ def _coverage(found: Sequence[Held]) -> Table:
 
 
 def _fp8(found: Sequence[Held]) -> list[Table]:
-    """Return the ratio of BF16's time over FP8's of the same job on as many GPUs, and checks."""
     every = [one for one in found if one.run.table in QUANTIZED]
     racks = [one.error for one in every if one.run.table == "mbridge"]
     mine = [one for one in every if one.run.table == "dgxc"]
@@ -245,8 +242,7 @@ def _fp8(found: Sequence[Held]) -> list[Table]:
 
 
 def _forward() -> Table:
-    """Return forward passes of a prompt through Llama 70B over eight H100s with multimem
-    all-reduces, by vLLM's eager kernels. Nobody timed vLLM's Python, so hosts are left out."""
+    """Return forwards of Llama 70B on eight H100s by vLLM, whose Python nobody timed: no hosts."""
     lines = []
     for row in rows("tokenweave_forward_tp8.csv"):
         tokens, measured_ms = int(row["tokens"]), float(row["baseline_ms"])
@@ -268,7 +264,6 @@ def _forward() -> Table:
 
 
 def _domino() -> list[Table]:
-    """Return communication's share under Megatron-LM by TP degree, and upstream's run of Domino."""
     lines = []
     for tp, target in SHARES.items():
         found = predict(paper_case(GPT3_13B, tp), MEGATRON)
@@ -338,8 +333,7 @@ def _peak(run: Run) -> tuple[str, ...]:
 
 
 def _checks(ran: Sequence[Run]) -> Table:
-    """Return whether the stated distributions are those of the tables, and the chances that they
-    give jobs that ran and one that often fails."""
+    """Return whether stated distributions are those of the tables, and chances of jobs that ran."""
     checks, reserved = [], rows("reserved_memory.csv")
     for family, name in STATED.items():
         logs = [

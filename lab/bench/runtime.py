@@ -74,7 +74,6 @@ def applied() -> list[Table]:
 
 
 def _file(model: ModelSpec, workload: Workload, plan: SlicePlan) -> Mapping[str, Any]:
-    """Return a plan file of ``plan``, ordered by the bundled H100 profile."""
     profile, cluster = load_profile("h100-dgx"), ClusterSpec(tp=2)
     half = replace(workload, dtype="bf16")
     order = order_of(Case(model=model, workload=half, cluster=cluster, profile=profile), plan)
@@ -85,8 +84,7 @@ def _file(model: ModelSpec, workload: Workload, plan: SlicePlan) -> Mapping[str,
 
 
 def _compared(what: str, ratios: Sequence[float], limit: float | None) -> list[Check]:
-    """Return the median ratio of pairs from the same round, and where it lies in 95 of 100 draws
-    of as many rounds."""
+    """Return the median ratio within rounds, and where it lies in 95 of 100 resampled draws."""
     rng, middle = random.Random(0), statistics.median(ratios)
     draws = (rng.choices(ratios, k=len(ratios)) for _ in range(RESAMPLES))
     medians = sorted(map(statistics.median, draws))
@@ -102,11 +100,8 @@ def _compared(what: str, ratios: Sequence[float], limit: float | None) -> list[C
 
 
 def compare(context: RankContext, payload: Mapping[str, Any]) -> None:
-    """Report each round's step times on the slowest rank, ns, by name: ``applied``, ``runtime``
-    (the payload's ``plan``), ``unsliced`` (its ``unsliced``) and ``dtensor``.
-
-    Payload: also model, workload and cluster of the runtime's session, and rounds.
-    """
+    """Report each round's step times on the slowest rank, ns, by name. The payload has the
+    runtime's session, the plans ``plan`` and ``unsliced``, and rounds."""
     session = Session.of(context, payload)
     plan, unsliced = (
         plan_from_json(payload[name], source="the payload") for name in ("plan", "unsliced")
@@ -134,7 +129,6 @@ def compare(context: RankContext, payload: Mapping[str, Any]) -> None:
 
 
 def _model(plan: PlanFile) -> Any:
-    """Return a Llama of the plan's shape, the same on every rank."""
     spec = plan.model
     torch.manual_seed(0)
     alike = (
@@ -147,7 +141,6 @@ def _model(plan: PlanFile) -> Any:
 
 
 def _parallelized(model: Any, mesh: DeviceMesh) -> Any:
-    """Return ``model`` under torch's tensor parallelism, logits and loss along the vocabulary."""
     columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj",
                "mlp.up_proj")  # fmt: skip
     layer = {
@@ -165,7 +158,6 @@ def _parallelized(model: Any, mesh: DeviceMesh) -> Any:
 
 
 def _training(model: Any, tokens: torch.Tensor) -> Step:
-    """Return a training step: forward, loss, backward, clipping, AdamW."""
     kinds: list[list[torch.nn.Parameter]] = [[], []]  # torch does not mix DTensors and tensors
     for parameter in model.parameters():
         kinds[isinstance(parameter, DTensor)].append(parameter)

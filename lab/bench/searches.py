@@ -92,7 +92,6 @@ def _cells(found: LayoutsResult | None) -> tuple[str, ...]:
 
 
 def _layout(one: LayoutResult | None) -> tuple[str, str]:
-    """Return a layout with its cut, and its speed."""
     if one is None:
         return "nothing fits", ""
     sliced = one.plan.strategy == "domino"
@@ -171,8 +170,7 @@ def _parts() -> Table:
 def _line(
     what: str, allowed: float | None, unit_s: float, runs: int, action: Callable[[], object]
 ) -> tuple[str, ...]:
-    """Return the median wall and CPU time of ``action``, child processes included, in units of
-    which a second has ``unit_s``."""
+    """Return medians of ``action``, child processes included, by units of 1 / ``unit_s`` s."""
     walls, cpus = [], []
     for _ in range(runs):
         wall_s, cpu_s = time.perf_counter(), _cpu_s()

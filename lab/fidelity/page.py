@@ -35,8 +35,7 @@ NO_PAIR: Final = "no such pair"
 
 
 def checks(settings: Sequence[Setting]) -> list[Check]:
-    """Return the targets of the report beside the measured numbers; with its sign the mean error
-    says which way predictions lean."""
+    """Return the targets beside the numbers; the mean error's sign says which way they lean."""
     total = score(settings)
     lean = statistics.fmean(cell.error for setting in settings for cell in setting.cells)
     at_speed = [setting for setting in settings if setting.link == HIDDEN_LINK]
@@ -59,7 +58,6 @@ def checks(settings: Sequence[Setting]) -> list[Check]:
 
 
 def _coverage(settings: Sequence[Setting]) -> list[Check]:
-    """Return the check that the verdict's intervals hold as many speed-ups as they say."""
     held = [found for setting in settings for found in setting.covered()]
     if not held:
         return []
@@ -141,7 +139,6 @@ def _cells(settings: Sequence[Setting]) -> Table:
 
 
 def _speedups(settings: Sequence[Setting]) -> list[Table]:
-    """Return the table of speed-ups beside the verdict's intervals, if it was asked."""
     rows = [
         (s.model, s.link, c.plan, f"{s.speedup(c.plan):.3f}", "{:.3f}–{:.3f}".format(*c.drawn))
         for s in settings for c in s.cells if c.drawn is not None

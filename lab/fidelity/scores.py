@@ -22,10 +22,8 @@ MIN_SPREAD: Final = 0.05
 
 
 def within_rounds(times: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return the log of each plan's time minus the mean of the logs of all plans in that round.
-
-    ``times[plan][round]``. A round is short, so a slow machine slows all of its plans alike.
-    """
+    """Return the log of each plan's time less the mean log of its round. A round is short, so a
+    slow machine slows all of ``times[plan][round]`` alike."""
     rounds = [[math.log(time) for time in together] for together in zip(*times, strict=True)]
     relative = [[log - statistics.fmean(logs) for log in logs] for logs in rounds]
     return [list(logs) for logs in zip(*relative, strict=True)]
@@ -68,9 +66,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One model on one link. ``speed``: that of compute while plans ran, relative to the
-    profile.
-    """
+    """One model on one link. ``speed``: that of compute while plans ran, over the profile's."""
 
     model: str
     link: str
@@ -145,9 +141,7 @@ class Setting:
         return math.comb(len(self.cells), 2)
 
     def pairs(self) -> Iterator[bool]:
-        """Yield for each pair of plans that differ by more than the noise whether its order is
-        right.
-        """
+        """Yield for each pair that differs by more than the noise whether its order is right."""
         first, second = self._relative_logs(0), self._relative_logs(1)
         noise = self.pair_noise
         for a, b in combinations(self.cells, 2):
@@ -201,9 +195,7 @@ class Score:
 
 
 def score(settings: Sequence[Setting]) -> Score:
-    """Return the numbers of a report. A regret is the worst of all settings whose plans spread by
-    more than ``MIN_SPREAD``, or None without such a setting.
-    """
+    """Return a report's numbers: regrets are the worst of settings that spread by > MIN_SPREAD."""
     cells = [cell for setting in settings for cell in setting.cells]
     worst_setting = max(settings, key=lambda setting: setting.error)
     in_setting, worst_cell = max(

@@ -76,7 +76,6 @@ class Kind(NamedTuple):
 
 
 def _single(job: tuple[ModelSpec, Workload]) -> tuple[ModelSpec, Workload]:
-    """Return the same tokens as one sequence."""
     spec, work = job
     length = work.seq_length * work.micro_batch_size
     return spec, replace(work, seq_length=length, micro_batch_size=1)

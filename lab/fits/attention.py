@@ -57,8 +57,7 @@ def fit_attention(
     forward: Sequence[AttentionRow], pairs: Sequence[AttentionRow], *, sm_count: int,
     withheld_by: Key = by_length,
 ) -> AttentionFit:  # fmt: skip
-    """Fit the law to forward timings of one head size, its backward ratio to pairs of timings.
-    Raise InputError for mixed head sizes, or a backward row of ``pairs`` without its forward."""
+    """Fit forward timings and backward over forward ``pairs``. Raise InputError for mixed heads."""
     law = fit_forward(forward, sm_count=sm_count, withheld_by=withheld_by)
     ratio, error = _backward_ratio(pairs)
     return replace(law, backward_ratio=rounded(ratio, 3), backward_error=rounded(error, 2))
@@ -67,8 +66,7 @@ def fit_attention(
 def fit_forward(
     forward: Sequence[AttentionRow], *, sm_count: int, withheld_by: Key = by_length
 ) -> AttentionFit:
-    """Fit the law to forward timings of one head size; its backward ratio is 1, its ``error`` the
-    mean of shapes withheld in five folds of ``withheld_by``."""
+    """Fit the law to forward timings of one head size; ``error``: withheld in five folds."""
     head_dims = {(row.head_dim, row.v_head_dim) for row in forward}
     if len(head_dims) != 1 or len(forward) < 10:
         raise InputError(f"The law needs ≥ 10 rows of one head size, got {sorted(head_dims)}.")
@@ -84,7 +82,6 @@ def fit_forward(
 def _law(
     fitted: Sequence[AttentionRow], rows: Sequence[AttentionRow], sm_count: int
 ) -> AttentionFit:
-    """Return the forward law of the ``fitted`` rows, for the range of all ``rows``."""
     numbers = (rounded(float(one)) for one in _solve(fitted, sm_count))
     fixed, row_ns, tflops, tile_tflops, blend = numbers
     return AttentionFit(
@@ -96,7 +93,6 @@ def _law(
 
 
 def _solve(rows: Sequence[AttentionRow], sm_count: int) -> Floats:
-    """Solve robust least squares of the log error, vectorised over the rows."""
     batch, heads, seq, times = (
         np.array([getattr(row, name) for row in rows], dtype=np.float64)
         for name in ("batch", "heads", "seq", "median_us")
@@ -137,8 +133,7 @@ def h100_attention(sources: Sources, machine: Machine) -> AttentionFit:
 
 
 def assumed_on(fit: AttentionFit, of: Machine, machine: Machine) -> AttentionFit:
-    """Return the law of another GPU, rates by peak FLOP/s and the cost of a row by memory
-    bandwidth."""
+    """Return the law of another GPU, rates by peak FLOP/s, a row's cost by memory bandwidth."""
     flops = machine.peak_tflops["bf16"] / of.peak_tflops["bf16"]
     memory = machine.memory_bandwidth_gb_s / of.memory_bandwidth_gb_s
     return replace(
@@ -176,8 +171,7 @@ def b200_attention(rows: Sequence[AttentionRow], sm_count: int) -> tuple[Attenti
 
 
 def served_attention(gpu: Gpu, sources: Sources) -> AttentionFit:
-    """Return the forward law of the rows of an inference server on a GPU of Blackwell; backward
-    takes what TransformerEngine's took on a B200 over the same law there."""
+    """Return an inference server's law on Blackwell; backward as a B200's over the same law."""
     rows = b200_rows(sources)
     there = fit_attention(_served("b200", sources), rows, sm_count=148)
     late = [r for r in rows if r.direction == "backward" and r.median_us > LEAST_BACKWARD_US]
@@ -191,7 +185,6 @@ def served_attention(gpu: Gpu, sources: Sources) -> AttentionFit:
 
 
 def _served(gpu: str, sources: Sources) -> list[AttentionRow]:
-    """Return the rows of SGLang: TensorRT-LLM's write the cache, too."""
     table = "fp8" if gpu == "b200" else "blackwell"
     return [
         AttentionRow(
@@ -240,8 +233,7 @@ def level(law: AttentionFit, rows: Sequence[AttentionRow]) -> Level:
 
 
 def our_rows(sources: Sources, dims: tuple[int, int]) -> list[AttentionRow]:
-    """Return our H200's rows of heads with these elements of a key and of a value, both ways, by
-    the faster one of torch's libraries."""
+    """Return our H200's rows of these heads, both ways, by the faster one of torch's libraries."""
     keys, values = dims
     return [
         AttentionRow(
@@ -258,8 +250,7 @@ def our_rows(sources: Sources, dims: tuple[int, int]) -> list[AttentionRow]:
 
 
 def small_heads(ours: AttentionFit, sources: Sources, *, transfer: bool = False) -> AttentionFit:
-    """Return the law of heads of 64 on Hopper: ``ours``, our H200's law of larger ones, as they
-    follow from it, at the level of our rows; with ``transfer`` on an H100, the same chip."""
+    """Return the law of heads of 64 on Hopper, derived from larger ones, at our rows' level."""
     share = SMALL / ours.head_dim
     law = replace(ours, head_dim=SMALL, row_ns=rounded(ours.row_ns * share),
                   tflops=rounded(ours.tflops * share**0.5),
@@ -273,8 +264,7 @@ def latent_level(sources: Sources) -> Level:
 
 
 def latent_attention(gpu: str, sources: Sources, machine: Machine) -> AttentionFit:
-    """Return the law of a GPU's latent attention: the table's forward, on Hopper at the level of
-    our H200's rows; elsewhere backward takes as many times the table's forward as there."""
+    """Return the table's law forward; on Hopper at our rows' level, elsewhere backward by it."""
     there, law = latent_level(sources), _served_latent(gpu, sources, machine.sm_count)
     if gpu in HOPPER:
         return there.of(law, transfer=gpu != OURS)
@@ -283,7 +273,6 @@ def latent_attention(gpu: str, sources: Sources, machine: Machine) -> AttentionF
 
 @cache
 def _served_latent(gpu: str, sources: Sources, sm_count: int) -> AttentionFit:
-    """Return the forward law of an inference server's latent attention."""
     table = "moe" if gpu in ("h100", "h200", "b200") else "blackwell"
     rows = [
         AttentionRow(

@@ -81,8 +81,8 @@ def rates_gb_s(sources: Sources) -> dict[str, float]:
 def pointwise_fits(
     gpu: Gpu, sources: Sources, h200: Profile
 ) -> tuple[list[PointwiseFit], PointwiseFit]:
-    """Return laws of the table's rates, and our H200's of other ops; and the op that gives the
-    first ones their fixed cost."""
+    """Return laws of the table's rates and our H200's of other ops, and the op of their fixed
+    cost."""
     rates, assumed = rates_gb_s(sources), transferred(h200, gpu.machine, least_error=ASSUMED_ERROR)
     laws = {law.names[0]: law for law in assumed}
     like = laws[LIKE]
@@ -99,8 +99,7 @@ def pointwise_fits(
 
 
 def with_bursts(gpu: Gpu, sources: Sources, section: PowerSection) -> PowerSection:
-    """Return the section with the clock of the timings, bursts, by what calls that were repeated
-    for a second took longer."""
+    """Return the section with the clocks of bursts, by what repeated calls took longer."""
     clock = _burst_mhz(gpu, sources, BF16)
     rows = [
         row._replace(clock_mhz=clock) if row.family in ("gemm", "attention") else row
@@ -116,8 +115,7 @@ def gemm_mhz(gpu: Gpu, sources: Sources) -> dict[str, float]:
 
 
 class Repeated(NamedTuple):
-    """TensorRT-LLM's GEMMs that were timed in bursts and repeated: the column of the first, the
-    dtype of the second, and the math of their casts."""
+    """TensorRT-LLM's GEMMs in bursts and repeated: column, dtype, and the math of their casts."""
 
     column: str
     dtype: str
@@ -136,8 +134,7 @@ def _burst_mhz(gpu: Gpu, sources: Sources, how: Repeated) -> float:
 
 
 def _repeated(gpu: str, sources: Sources, how: Repeated) -> Iterator[tuple[float, float]]:
-    """Yield (us in a burst, us repeated) of the GPU's GEMMs, without casts, which the clock does
-    not change."""
+    """Yield (us in a burst, us repeated), without casts, which the clock does not change."""
     casts, told = Casts(gpu, sources), {"gpu": gpu, "kernel": "trt", "dtype": how.dtype}
     bursts = {
         (row.m, row.n, row.k): getattr(row, how.column)
@@ -151,8 +148,7 @@ def _repeated(gpu: str, sources: Sources, how: Repeated) -> Iterator[tuple[float
 
 
 def sources_differ(sources: Sources, rows: Sequence[Any]) -> tuple[float, float]:
-    """Return how many times as long a B200's looped GEMMs take as bursts of the same shapes, and
-    what of that bursts' higher clock explains."""
+    """Return how many times as long looped GEMMs take as bursts, and what the clock explains."""
     table = sources.rows("fp8/b200_gemm_fp8.csv.gz")
     bursts = {(row.m, row.n, row.k): row.bf16_us for row in table}
     ratios: Floats = np.array([

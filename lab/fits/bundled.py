@@ -134,8 +134,7 @@ def h100_profile(sources: Sources) -> Profile:
 
 
 def h200_profile(sources: Sources) -> Profile:
-    """Return our own records of one GPU. Collectives, which it cannot show, are H100's: both have
-    the same NVLink."""
+    """Return our records of one GPU; collectives are an H100's, which has the same NVLink."""
     ops, collectives, fit = h200_ops(sources), _h100_collectives(sources), _beside(sources)
     there = collectives.provenance
     assert fit.memory is not None
@@ -173,8 +172,7 @@ def b200_profile(sources: Sources) -> Profile:
 
 
 def served_profile(gpu: Gpu, sources: Sources) -> Profile:
-    """Return a node or a rack of a GPU that an inference planner's tables time; the rest assumed,
-    as a B200's or our H200's."""
+    """Return a node or rack that an inference planner's tables time; the rest assumed."""
     attention, machine = served_attention(gpu, sources), gpu.machine
     pointwise, _ = pointwise_fits(B200, sources, h200_ops(sources))
     faster = machine.memory_bandwidth_gb_s / B200.machine.memory_bandwidth_gb_s
@@ -199,8 +197,7 @@ BUNDLED: Final[dict[str, Callable[[Sources], Profile]]] = {
 
 
 def _blackwell(gpu: Gpu, sources: Sources, **sections: Any) -> Profile:
-    """Return the profile of these sections and of our H200's law of contention as that of a GPU
-    that was not timed."""
+    """Return the profile of these sections, with our H200's law of contention assumed."""
     h200, machine = h200_ops(sources), gpu.machine
     faster = machine.memory_bandwidth_gb_s / h200.machine.memory_bandwidth_gb_s
     law = assumed_law(
@@ -227,14 +224,12 @@ def _gemms(gpu: Gpu, sources: Sources) -> tuple[GemmRow, ...]:
 
 
 def _h100_collectives(sources: Sources) -> CollectiveSection:
-    """Return one node of published tables, and several of numbers fitted to some."""
     nodes = collectives_of(sources, "h100_nodes_all_reduce")
     fits = (*node_collectives(H100, sources), *nodes, *multimem_collectives(sources))
     return collective_section(H100, fits)
 
 
 def _beside(sources: Sources) -> ContentionFit:
-    """Return the law of our H200's records."""
     attained, sm_count = attained_gb_s(h200_ops(sources)), H200.machine.sm_count
     return beside_law(sources.ours("contention"), sm_count=sm_count, attained_gb_s=attained)
 
@@ -252,8 +247,7 @@ LIKE: Final = "add"
 
 
 def with_experts(profile: Profile, sources: Sources, there: Callable[[], Trainer]) -> Profile:
-    """Return the profile with laws of experts; ``there`` tells a trainer's level on
-    the GPU of its generation that shows it."""
+    """Return the profile with laws of experts; ``there``: a trainer's level on its generation."""
     gpu, collectives, pointwise = profile.name.partition("-")[0], *map(
         profile.section, ("collectives", "pointwise")
     )  # fmt: skip
@@ -292,14 +286,12 @@ def with_experts(profile: Profile, sources: Sources, there: Callable[[], Trainer
 
 
 def _noted(words: Provenance, section: str, **facts: object) -> Provenance:
-    """Return a section's provenance with what is said of experts."""
     more = str(WORDS.told[section]["note"]).format(**facts)
     return replace(words, note=f"{words.note or ''} {more}".strip())
 
 
 def permutations(profile: Profile, sources: Sources) -> tuple[list[PointwiseFit], float]:
-    """Return the laws of moving experts' tokens and of the router, and permutation's share of the
-    bandwidth."""
+    """Return laws of moving experts' tokens and of the router, and their share of bandwidth."""
     laws = {name: fit for fit in profile.section("pointwise").fits for name in fit.names}
     rates, faster = rates_gb_s(sources), profile.machine.memory_bandwidth_gb_s / B200_GB_S
     like, error, found = laws.get(LIKE) or laws[DEFAULT], POINTWISE_DEFAULT.error, []

@@ -58,8 +58,7 @@ def node_collectives(gpu: Gpu, sources: Sources) -> tuple[CollectiveFit, ...]:
 
 
 def multimem_collectives(sources: Sources) -> tuple[CollectiveFit, ...]:
-    """Return the laws on eight H100s, all-reduces by CTAs; CTAs 0 are the best ones of each size,
-    which the table's authors chose."""
+    """Return the laws on eight H100s, all-reduces by CTAs; 0: the best CTAs of each size."""
     by_ctas = [(BEST[0][0], ctas, f"multimem_ar_us_ctas_{ctas}") for ctas in CTAS]
     best = [(op, 0, column) for op, column in BEST]
     return fit_collectives(
@@ -100,19 +99,16 @@ def fit_group(rows: Sequence[CollectiveRow]) -> CollectiveFit:
 
 
 def _design(sizes: Floats, knots: Sequence[float]) -> Floats:
-    """Return columns: 1, then MiB spent in each segment."""
     edges = [0.0, *knots, np.inf]
     segments = [np.clip(sizes, low, high) - low for low, high in itertools.pairwise(edges)]
     return np.stack([np.ones_like(sizes), *segments], axis=1)
 
 
 def _solve(design: Floats, times: Floats) -> Floats:
-    """Solve least squares of the relative error, without negative coefficients."""
     return nonnegative(design, times, 1 / times)[0]
 
 
 def _leave_one_out(sizes: Floats, times: Floats, knots: Sequence[float]) -> float:
-    """Return the MAPE of each inner point predicted from the others, with fixed knots."""
     design = _design(sizes, knots)
     if len(sizes) < 5:
         return _in_sample(sizes, times, knots)
@@ -200,7 +196,6 @@ def blackwell_collectives(gpu: Gpu, sources: Sources) -> Iterator[CollectiveFit]
 
 
 def _by_ranks(sources: Sources, table: str, **alike: str) -> Iterator[CollectiveFit]:
-    """Yield the law of each op and number of ranks; int8 cannot use NVLink SHARP."""
     groups: dict[tuple[str, int], list[CollectiveRow]] = {}
     for row in sources.rows(f"blackwell/{table}.csv.gz", **alike):
         if row.dtype != "int8":
@@ -212,8 +207,7 @@ def _by_ranks(sources: Sources, table: str, **alike: str) -> Iterator[Collective
 
 
 def _exchange(fit: CollectiveFit) -> CollectiveFit:
-    """Return an all-to-all's law with the latency of a current one, which grows with the steps, and
-    the rate of the largest message, which no latency hides."""
+    """Return an all-to-all's law with a current latency, and the rate of the largest message."""
     if fit.op != "all_to_all":
         return fit
     ranks, latency_us = EXCHANGE_US
@@ -292,8 +286,7 @@ def all_to_alls(gpu: str, sources: Sources) -> tuple[CollectiveFit, ...]:
 
 
 def deepep(gpu: str, sources: Sources) -> Iterator[CollectiveFit]:
-    """Yield the laws of DeepEP in a node or tray, by SMs. On Blackwell a later version is faster:
-    the error reaches it."""
+    """Yield DeepEP's laws in a node or tray, by SMs; a later version is in Blackwell's error."""
     table = "moe" if gpu in ("h100", "h200", "b200") else "blackwell"
     ranks, timed = NODE, dict[tuple[CollectiveKind, int], tuple[list[Moved], list[Moved]]]()
     for row in sources.rows(f"{table}/deepep_one_node.csv.gz", gpu=gpu):
@@ -330,7 +323,6 @@ def deepep_over_nodes(sources: Sources) -> Iterator[CollectiveFit]:
 
 
 def _ways(row: object) -> Iterator[tuple[CollectiveKind, float, int]]:
-    """Yield both ways of a row of DeepEP: its us, and the bytes of a token."""
     hidden: int = row.hidden  # type: ignore[attr-defined]  # a row of a table
     ways: tuple[tuple[CollectiveKind, int], ...] = (
         ("deepep_dispatch", _bytes(hidden, "fp8")), ("deepep_combine", _bytes(hidden, "bf16")),
@@ -373,8 +365,7 @@ def _line(
 
 
 def hybridep(gpu: str, sources: Sources) -> Iterator[CollectiveFit]:
-    """Yield the laws of Hybrid-EP, by ranks and SMs: kernels by bytes, and what the whole call
-    takes more. Of the BF16 rows; a dispatch in FP8 shows how far by bytes is right."""
+    """Yield the laws of Hybrid-EP: kernels by bytes, and what the whole call takes more."""
     rates: dict[tuple[int, int], dict[tuple[str, str, str], float]] = {}
     for row in sources.rows("moe/hybridep.csv", gpu=gpu, implementation="hybridep"):
         rates.setdefault((row.ranks, row.sms), {})[row.op, row.dtype, row.time] = row.gb_s

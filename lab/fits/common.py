@@ -33,8 +33,7 @@ TRANSFER_ERROR: Final = 0.05
 
 
 class Description:
-    """A description: ``gpus/NAME.toml``, a table a section; what it does not tell is that of the
-    GPU that ``like`` names."""
+    """A description: ``gpus/NAME.toml``, a table a section, over that of the GPU ``like`` it."""
 
     def __init__(self, name: str) -> None:
         path = Path(__file__).parent / "gpus" / f"{name}.toml"
@@ -74,8 +73,7 @@ class Sources(NamedTuple):
         return (self.data / "measured" / name).read_bytes()
 
     def rows(self, name: str, **alike: object) -> list[Any]:
-        """Return the rows of a published table, with numbers as such and NaN where one lacks, that
-        have these values."""
+        """Return a table's rows that have these values; numbers as such, NaN where one lacks."""
         found = _frame(self.data / "measured" / name)
         for column, value in alike.items():
             found = found[found[column] == value]
@@ -97,8 +95,7 @@ def _frame(path: Path) -> pd.DataFrame:
 
 
 def records(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a JSON-lines file, gzipped or not, without those that only record an
-    error."""
+    """Return the objects of a JSON-lines file, gzipped or not, without those of errors."""
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", encoding="utf-8") as file:
         found = [json.loads(line) for line in file]
@@ -116,8 +113,7 @@ def mape(predicted: Floats, measured: Floats) -> float:
 
 
 def nonnegative(design: Floats, times: Floats, weights: Floats) -> tuple[Floats, float]:
-    """Return the coefficients of least squares of weighted ``times``, none negative, and what is
-    left."""
+    """Return coefficients ≥ 0 of least squares of weighted ``times``, and what is left."""
     weighted = design * weights[:, None]
     scale = weighted.max(axis=0)
     scale[scale == 0] = 1.0
@@ -129,8 +125,7 @@ def robust(
     off: Callable[[Floats], Floats], start: tuple[float, ...], bounds: Bounds,
     *, linear_above: float, scaled: bool = False,
 ) -> Floats:  # fmt: skip
-    """Return the parameters of least ``off``, log errors; larger ones than ``linear_above`` count
-    linearly. ``scaled``: steps are in proportion to ``start``."""
+    """Return parameters of least ``off``, log errors, linear above a size; ``scaled`` by start."""
     found = least_squares(
         off, start, bounds=bounds, x_scale=start if scaled else 1.0, jac="3-point",
         loss="soft_l1", f_scale=linear_above, ftol=1e-14, xtol=1e-14, gtol=1e-14, max_nfev=500,
@@ -144,8 +139,8 @@ def withheld(
     errors: Callable[[list[Cell], list[Cell]], Iterable[float]],
     folds: int | None = None,
 ) -> list[float]:
-    """Return the ``errors`` of cells by a fit of the others: each key's, or those of ``folds``.
-    Raise InputError for fewer than two keys."""
+    """Return ``errors`` by fits of the others, by key or ``folds``. Raise InputError for one
+    key."""
     keys = sorted({key(cell) for cell in cells})
     if len(keys) < 2:
         raise InputError(f"A law needs at least two ops of different shapes, got {keys}.")

@@ -161,8 +161,7 @@ def predict(parameters: Floats, cells: Sequence[Overlap], sm_count: int) -> Floa
 def overlap_law(
     fit: OverlapFit, *, sm_count: int, default_ctas: int, kind: FitKind, error: float
 ) -> ContentionFit:
-    """Return the law of GEMMs. Assumed: attention loses SMs as they do, pointwise ops bandwidth;
-    both let no collective in before they end, as on our H200."""
+    """Return the law of GEMMs; assumed: attention loses SMs likewise, pointwise ops bandwidth."""
     gemm = ComputeContention(
         family="gemm", sms_per_cta=fit.sms_per_cta, factor=fit.compute_factor, fills=True,
         kind=kind, error=error,
@@ -202,8 +201,7 @@ class Beside(NamedTuple):
 
 
 def fit_beside(cells: Sequence[Beside], *, sm_count: int) -> ComputeContention:
-    """Fit the law to all cells of a family; ``error`` is the MAPE of each case predicted from the
-    others. Raise InputError for fewer than two cases."""
+    """Fit a family's law; ``error``: MAPE of withheld cases. Raise InputError for one case."""
     family = cells[0].family
 
     def law_of(p: Sequence[float], error: float = 0.0) -> ComputeContention:
@@ -229,8 +227,7 @@ _QUEUE_BOUNDS: Final = ((1.0, 0.0, 0.0), (1.2, 5.0, 1.0))
 
 
 class Streamed(NamedTuple):
-    """One cell: a collective of ``ctas`` CTAs takes ``slowdown`` times as long beside an op of
-    ``case``, which moves ``gb_s`` alone."""
+    """One cell: a collective's slowdown beside an op that moves ``gb_s`` alone."""
 
     case: str
     ctas: int
@@ -239,8 +236,7 @@ class Streamed(NamedTuple):
 
 
 class MemoryFit(NamedTuple):
-    """The law, and the factor that collectives have beside any op. ``law.error`` is the MAPE with
-    each case left out."""
+    """The law, its error of withheld cases, and the factor that collectives have beside any op."""
 
     law: MemoryQueue
     factor: float
@@ -271,8 +267,7 @@ def fit_memory(cells: Sequence[Streamed], attained_gb_s: float) -> MemoryFit:
 
 
 def full_cells(rows: Iterable[Row], rate: float = FULL_RATE) -> Iterator[tuple[Row, Row]]:
-    """Yield (op, cell) of the cells whose collective was first, had the higher priority and moved
-    ``rate`` bytes/ns by CTA."""
+    """Yield (op, cell) where the collective was first, had priority and moved ``rate`` by CTA."""
     for row in rows:
         for cell in row["cells"]:
             if cell["rate"] == rate and cell["collective_first"] and cell["priority"] < 0:
@@ -311,8 +306,8 @@ def gb_s_of(row: Row) -> int:
 
 
 def collective_slowdown(rows: Iterable[Row], memory: MemoryQueue | None = None) -> Slowdown:
-    """Return A100's factor of NCCL's collectives, with its mean error on emulated ones, beside
-    what ``memory`` explains of these."""
+    """Return A100's factor of NCCL's collectives, with its error beside what ``memory``
+    explains."""
     errors = [
         abs(COLLECTIVE_FACTOR * waits / cell.slowdown - 1)
         for cell in streamed_cells(rows)
@@ -323,8 +318,7 @@ def collective_slowdown(rows: Iterable[Row], memory: MemoryQueue | None = None) 
 
 
 def beside_law(rows: Sequence[Row], *, sm_count: int, attained_gb_s: float) -> ContentionFit:
-    """Return the law of ops beside emulated collectives, fitted to these records of a GPU whose
-    memory gives long ops at most ``attained_gb_s``."""
+    """Return the law fitted to records of a GPU whose memory gives at most ``attained_gb_s``."""
     memory, cells = fit_memory(streamed_cells(rows), attained_gb_s).law, beside_cells(rows)
     by_family = ([cell for cell in cells if cell.family == family] for family in FAMILIES)
     laws = (fit_beside(some, sm_count=sm_count) for some in by_family)

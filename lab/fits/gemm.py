@@ -73,8 +73,7 @@ _BACKWARD: Final = (("dgrad", False), ("wgrad", False), ("wgrad", True))
 
 
 def gemm_section(gpu: Gpu, sources: Sources, other: Profile | None = None) -> GemmSection:
-    """Return the law of the GPU's table of forward GEMMs; of backward ones, by the ratios that
-    another GPU's rows have."""
+    """Return the table's law of forward GEMMs; of backward by another GPU's ratios."""
     rows = gemm_csv(sources.table(gpu.told["gemm"]["table"])).rows
     machine = gpu.machine
     fit = fit_gemm([(row.m, row.n, row.k, row.median_us) for row in rows], machine.sm_count)
@@ -122,8 +121,7 @@ def fit_gemm(
     rows: Sequence[Shape], sm_count: int, *, layout: str = "forward", dtype: str = "bf16",
     accumulate: bool = False,
 ) -> GemmFit:  # fmt: skip
-    """Fit rows of (m, n, k, microseconds) on a GPU of ``sm_count`` SMs; ``error`` is
-    ``heldout_error``. Raise InputError below 200 rows: too few for the law's 21 numbers."""
+    """Fit rows of (m, n, k, us). Raise InputError below 200 rows: the law has 21 numbers."""
     made = _whole_fit(rows, sm_count, layout=layout, dtype=dtype, accumulate=accumulate)
     return replace(made, error=rounded(heldout_error(rows, sm_count), 3))
 
@@ -141,7 +139,6 @@ def fit_curves(rows: Sequence[Shape], sm_count: int, *, dtype: str = "bf16") -> 
 def _whole_fit(
     rows: Sequence[Shape], sm_count: int, *, layout: str, dtype: str, accumulate: bool
 ) -> GemmFit:
-    """Return the law of all rows; its error is not known yet."""
     table = _table(rows, MIN_ROWS)
     ranges = {
         name: (int(table[:, column].min()), int(table[:, column].max()))
@@ -154,8 +151,8 @@ def _whole_fit(
 
 
 def heldout_error(rows: Sequence[Shape], sm_count: int) -> float:
-    """Return the law's mean relative error on a fifth of the (n, k) pairs, withheld: of training
-    shapes (m ≥ 256 in multiples of 8, n and k ≥ 512), or without such of all."""
+    """Return the error on a fifth of the (n, k) pairs, withheld, of training shapes if there
+    are."""
     table = _table(rows, MIN_ROWS)
     out = _folds(table, 5)[0]
     law, tested = _fit(table[~out], sm_count), table[out]
@@ -165,9 +162,8 @@ def heldout_error(rows: Sequence[Shape], sm_count: int) -> float:
 
 
 def leave_out_error(rows: Sequence[Shape], *, fit: GemmFit, sm_count: int) -> float:
-    """Return the mean relative error of a dense table's interpolation on (n, k) pairs withheld in
-    ten folds, whose trend is the law of ``fit``. At most about 20,000 withheld rows are looked up.
-    Raise InputError below two pairs."""
+    """Return a dense table's interpolation error on (n, k) pairs withheld in ten folds, around the
+    law of ``fit``, of about 20,000 rows at most."""
     table, trend = _table(rows, 2), make_law(fit.law, fit.params, sm_count)
     stride = max(1, -(-len(table) // _LOOKED_UP_ROWS))
     errors: list[float] = []
@@ -180,7 +176,6 @@ def leave_out_error(rows: Sequence[Shape], *, fit: GemmFit, sm_count: int) -> fl
 
 
 def _fit(table: Floats, sm_count: int) -> TiledLaw:
-    """Fit from many starts, as the fastest tile wins and makes local optima; refine the best."""
     start, low, high = _start(table, sm_count)
     tiles = np.arange(len(start)) >= len(_SCALARS)
     jitter = np.random.default_rng(0).normal(0.0, _JITTER, (_STARTS, len(start))) * tiles
@@ -212,7 +207,6 @@ def _descend(
 
 
 def _start(table: Floats, sm_count: int) -> Started:
-    """Return start and bounds; rates and bandwidth start from the best of the rows."""
     m, n, k, us = table.T
     rate = float(np.quantile(2e-6 * m * n * k / us, 0.99)) / sm_count
     best_mb_us = float(np.quantile(2e-6 * (m * k + n * k + m * n) / us, 0.8))

@@ -120,8 +120,6 @@ def _does_more(other: Layer, one: Layer) -> bool:
 
 
 class _Arrays:
-    """Layers as arrays."""
-
     def __init__(self, found: Sequence[Layer], dtype: str, sm_count: int) -> None:
         columns = zip(*(one[:6] for one in found), strict=True)
         self.groups, self.rows, self.hidden, self.inter, self.tokens, self.us = (
@@ -250,8 +248,7 @@ def fit_of(one: Served, dtype: str, found: Sequence[Layer]) -> GroupedFit:
 def grouped_gemms(
     profile: Profile, sources: Sources, there: Trainer, words: Provenance
 ) -> GroupedGemms:
-    """Return the laws of the GPU's table, at the level of a trainer's calls; ``there`` is that in
-    BF16 of the GPU, or of the B200."""
+    """Return the table's laws at a trainer's level; ``there``: that in BF16 of its generation."""
     gpu, machine = profile.name.partition("-")[0], profile.machine
     single, fits = profile.gemm_table(), []
     for dtype in COLUMNS:
@@ -284,8 +281,7 @@ def _law(gpu: str, dtype: str, sm_count: int, sources: Sources) -> GroupedFit:
 def quantized_trainer(
     law: GroupedLaw, dtype: str, gpu: str, there: Trainer, sources: Sources
 ) -> Trainer:
-    """Return a trainer's level in FP8 on Hopper: that of our H200's rows, also on an H100; what
-    moves bytes in wgrad as ``there``, in BF16."""
+    """Return a trainer's FP8 level on Hopper by our H200's rows; bytes in wgrad as ``there``."""
     moved = there.times["wgrad"].memory
     found = trainer(law, quantized_rows(dtype, sources), moved=moved)
     apart = fmean(one.error(one.times) for one in over_rowwise(dtype, sources))
@@ -303,8 +299,7 @@ def _at(fit: GroupedFit, level: Trainer, kind: FitKind) -> GroupedFit:
 
 
 def _carried(there: Trainer, forward: float) -> dict[str, Times]:
-    """Return the times of another GPU whose forward calls take ``forward`` times the law's: others
-    in proportion; what moves bytes in wgrad as it is."""
+    """Return another GPU's times: in proportion, but for what moves bytes in wgrad."""
     more = forward / there.times["forward"].flops
     dgrad, wgrad = there.times["dgrad"], there.times["wgrad"]
     return {
@@ -330,7 +325,6 @@ QUANTIZED_ON: Final = "h200-sxm"
 
 
 def _linear(groups: int, rows: int, out: int, wide: int) -> dict[str, Gemm]:
-    """Return the GEMMs of a linear of experts with ``rows`` each."""
     return {
         "forward": Gemm(rows, out, wide, groups=groups),
         "dgrad": Gemm(rows, wide, out, "dgrad", groups=groups),

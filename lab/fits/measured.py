@@ -43,8 +43,7 @@ BEYOND_L2_BYTES: Final = 1.5e9
 
 @cache
 def h200_ops(sources: Sources) -> Profile:
-    """Return the profile with the sections of compute ops only: of each op the row with the most
-    samples, with the provenance of the rows and of the laws."""
+    """Return the profile of compute ops alone: of each op the row with the most samples."""
     rewritten = GPU.told["pointwise"]["rewritten"]
     ops = (row for message in sources.ours("ops") for row in message.get("ops", ()))
     profile = _with_ops(GPU.profile(), (x for x in ops if x["signature"][1] not in rewritten))
@@ -73,7 +72,6 @@ def rewritten_rows(gpu: Gpu, sources: Sources) -> tuple[PointwiseRow, ...]:
 
 
 def _with_ops(profile: Profile, rows: Iterable[Mapping[str, Any]]) -> Profile:
-    """Return the profile with the row of each op that has the most samples."""
     best: dict[str, Mapping[str, Any]] = {}
     for row in rows:
         known = best.setdefault(str(row["signature"]), row)
@@ -83,8 +81,7 @@ def _with_ops(profile: Profile, rows: Iterable[Mapping[str, Any]]) -> Profile:
 
 
 def attention_section(ops: Profile, sources: Sources) -> AttentionSection:
-    """Return the measured section with the rows of other heads, the law of its rows of one head
-    size, and that of heads of 64."""
+    """Return the section with rows of other heads, and the laws of its rows and heads of 64."""
     section, fit = ops.section("attention"), attention_law(ops)
     more = (row for dims in OTHER_HEADS for row in our_rows(sources, dims))
     rows = tuple(sorted((*section.rows, *more), key=lambda row: row.key))
@@ -102,8 +99,7 @@ def attention_law(ops: Profile) -> AttentionFit:
 
 
 def attained_gb_s(ops: Profile) -> float:
-    """Return the most that an op moved through memory, of those that move far more than the L2
-    holds."""
+    """Return the most that an op moved through memory, of those far larger than the L2."""
     rows: Sequence[PointwiseRow] = ops.section("pointwise").rows
     moved = ((row.bytes_read + row.bytes_written, row) for row in rows)
     return max(size / row.median_us / 1000 for size, row in moved if size > BEYOND_L2_BYTES)
@@ -197,8 +193,7 @@ def _whole(rows: Rows, name: str) -> list[PointwiseRow]:
 
 
 def _surer(law: PointwiseFit, own: Rows, other: Rows, faster: float) -> PointwiseFit:
-    """Return ``law``, another GPU's, with its error on ``own`` rows where that is more; or the law
-    of these, continued by the other's rows of more bytes by memory bandwidth."""
+    """Return the surer of another GPU's ``law`` and that of ``own`` rows, continued by its rows."""
     times = np.array([row.median_us for row in own])
     found = np.array([law.fixed_us + law.memory_us(_moved(row)) for row in own])
     checked = replace(law, error=max(law.error, rounded(mape(found, times), 2)))

@@ -92,8 +92,7 @@ def _clocks(rows: Sequence[GemmRow], cap: Cap, clock_mhz: float) -> Clocks:
 
 
 def burst_over_lasting(timings: Iterable[tuple[float, float]]) -> float:
-    """Return how many times faster long calls run in a burst than repeated for a second, by the
-    median of (us in a burst, us repeated)."""
+    """Return how many times faster long calls are in bursts, by (us in a burst, us repeated)."""
     return statistics.median(lasting / burst for burst, lasting in timings if burst > LONG_US)
 
 
@@ -101,8 +100,7 @@ def burst_over_lasting(timings: Iterable[tuple[float, float]]) -> float:
 
 
 def stage_law(clocks: Sequence[Row], sustained: Iterable[Row], known: PowerSection) -> PowerSection:
-    """Return ``known`` updated by the records of stages ``clocks`` and ``sustained``; elasticities
-    are medians over layers."""
+    """Return ``known`` updated by stages ``clocks`` and ``sustained``; elasticities are medians."""
     found: dict[str, list[float]] = {}
     for row in sustained:
         for family, value in row["elasticity"].items():
@@ -130,15 +128,13 @@ def stage_exponent(
 
 
 def with_collectives(law: PowerSection, case: Case, plan: SlicePlan, row: Row) -> PowerSection:
-    """Return ``law`` with the draw of collectives that gives a lasting step of ``plan`` the joules
-    of its row; 0 if its other ops draw them all."""
+    """Return ``law`` with the draw of collectives by which a step draws its row's joules."""
     none, one = (_step_j(_drawing(law, watts), case, plan, row) for watts in (0.0, 1.0))
     draw_w = max(0.0, (row["step_j"] - none) / (one - none))
     return _drawing(law, rounded(draw_w), kind="fitted")
 
 
 def _step_j(law: PowerSection, case: Case, plan: SlicePlan, row: Row) -> float:
-    """Return the joules of a step at the row's clock and duration."""
     held = replace(case, profile=replace(case.profile, power=law))
     burden = Burden(scheduled(held, plan), held.cost, law)
     return burden.power(round(row["clock_mhz"]), round(1e6 * row["step_ms"])).energy_j

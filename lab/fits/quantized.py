@@ -60,8 +60,7 @@ WIDER_SUM: Final = 2
 
 
 class Casts:
-    """What the cast of a linear layer's input takes of a table's timings: of x[m, k], and in it
-    what finding its largest number takes."""
+    """What a cast of x[m, k] takes of a table's timings, and finding its largest number."""
 
     def __init__(self, gpu: str, sources: Sources) -> None:
         table = "fp8" if gpu in ("h100", "h200", "b200") else "blackwell"
@@ -81,7 +80,6 @@ class Casts:
 
 
 def _grid(casts: Sequence[Any], column: str) -> RegularGridInterpolator:
-    """Return a column over log m and log k, as far as the table has all pairs of them."""
     ms, ks = (sorted({getattr(one, name) for one in casts}) for name in "mk")
     known = {(one.m, one.k): getattr(one, column) for one in casts}
     ks = [k for k in ks if all((m, k) in known for m in ms)]
@@ -116,8 +114,7 @@ def with_quantized(profile: Profile, sources: Sources) -> Profile:
 def _with_curves(
     gpu: str, sources: Sources, machine: Machine, casts: Casts, dtype: str, columns: Sequence[str]
 ) -> GemmFit:
-    """Return the law of GEMMs without casts in ``dtype``, with the rows' curves; its error is not
-    less than what two frameworks differ by."""
+    """Return the law of GEMMs without casts, its error at least what frameworks differ by."""
     rows, apart = [], [0.0]
     for row in sources.rows(f"fp8/{gpu}_gemm_fp8.csv.gz"):
         timed = [us for us in (getattr(row, name, 0.0) for name in columns) if us > 0]
@@ -131,8 +128,7 @@ def _with_curves(
 
 
 def no_slower_than_larger(rows: Sequence[Shape]) -> list[Shape]:
-    """Return the rows with the time of the fastest one that is as large or larger in each size:
-    its kernel does the smaller GEMM, too."""
+    """Return the rows no slower than larger ones, whose kernels do the smaller GEMM, too."""
     sizes = [sorted({row[column] for row in rows}) for column in range(3)]
     places = [tuple(map(list.index, sizes, row[:3])) for row in rows]
     times: Floats = np.full([len(one) for one in sizes], np.inf)
@@ -178,8 +174,7 @@ def beside(fit: GemmFit, machine: Machine, rows: Sequence[Row]) -> Iterator[Besi
 
 
 def over_rowwise(dtype: str, sources: Sources) -> Iterator[Beside]:
-    """Yield what our H200's GEMMs in ``dtype`` take over those with a scale a row, by layout. These
-    write weight gradients in BF16, the others in fp32, which is taken off."""
+    """Yield our H200's GEMMs over those with a scale a row, by layout, sums all in BF16."""
     h200 = Gpu("h200-sxm")
     rows = [row for row in sources.ours("fp8", h200.name) if "ns" in row]
     for layout in LAYOUTS:
@@ -199,9 +194,8 @@ def _narrow_us(layout: Layout, row: Row, way: str, machine: Machine) -> float:
 
 
 def with_backward(fit: GemmFit, machine: Machine, rows: Sequence[Row]) -> GemmFit:
-    """Return the law of a GPU's table with what our ``rows`` of that GPU show beside it: products
-    of backward, and how far forward ones of our library are from it. The ratios carry over to the
-    table's libraries as they do from GPU to GPU."""
+    """Return the law with what our ``rows`` show: products of backward, and how far forward ones of
+    our library are from the table's; the ratios carry over."""
     forward, *others = beside(fit, machine, rows)
     known = (
         Backward(one.layout, one.times, rounded(one.error(one.times) + TRANSFER_ERROR, 2))

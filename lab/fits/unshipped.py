@@ -56,8 +56,7 @@ def a100_overlap(sources: Sources) -> Overlapped:
 
 
 def collectives_of(sources: Sources, name: str) -> tuple[CollectiveFit, ...]:
-    """Return laws of collectives: ``a100_all_reduce_by_ctas``, of 4 GPUs by NCCL's CTAs, or
-    ``h100_nodes_all_reduce``, of 2, 4 and 8 nodes with 8 GPUs each."""
+    """Return the laws ``a100_all_reduce_by_ctas`` (4 GPUs) or ``h100_nodes_all_reduce``."""
     return _read(Collectives, sources, name).fits
 
 

@@ -110,7 +110,6 @@ def _spared(shape: Shape, margin: int) -> Work:
 
 
 def _grouped(shape: Shape, margin: int) -> Work:
-    """The tokens of ``EXPERTS`` experts, each with a weight of its own."""
     tokens, out, wide = shape
     ends = torch.arange(1, EXPERTS + 1, dtype=torch.int32, device="cuda") * (tokens // EXPERTS)
     x = [random_bf16(tokens, wide) for _ in range(SETS)]

@@ -92,8 +92,7 @@ class RankCase:
 
 
 def preset_cases(memory_bytes: float) -> Iterator[RankCase]:
-    """Yield all presets at all degrees that fit in ``memory_bytes``, most useful first: TP 8 of
-    every preset, then TP 4, …"""
+    """Yield presets at all degrees that fit in ``memory_bytes``, the most useful first."""
     for tp, tokens in TOKENS.items():
         for name, seq in FAMILIES:
             batch = max(1, min(8, tokens // seq))
@@ -103,8 +102,7 @@ def preset_cases(memory_bytes: float) -> Iterator[RankCase]:
 
 
 def slice_plans(batch: int) -> tuple[SlicePlan, ...]:
-    """Return plans with one to eight row slices, then with column pieces, with slices of sequences,
-    and with sequence parallelism."""
+    """Return plans by row slices, column pieces, slices of sequences, sequence parallelism."""
     rows = [(count, 1) for count in (2, 4, 1, 3, 8, 5, 6, 7)]
     sliced = [
         replace(TWO_SLICES, row_slices=count, attn_col_slices=columns, mlp_col_slices=columns)
@@ -120,8 +118,7 @@ def slice_plans(batch: int) -> tuple[SlicePlan, ...]:
 
 
 class PlayedPlan(NamedTuple):
-    """A case under a plan, whose power and clock are sampled. ``withheld``: no law is fitted to
-    it."""
+    """A case under a plan that is sampled. ``withheld``: no law is fitted to it."""
 
     case: RankCase
     plan: SlicePlan
@@ -161,10 +158,7 @@ def with_launch(mine: Profile, costs_us: Sequence[Mapping[str, float]]) -> Profi
 
 
 def laid_over(base: Profile, mine: Profile) -> Profile:
-    """Return ``base`` with rows and launch costs of ``mine`` in place of its own.
-
-    Laws stay; those of an assumed section are assumed, see ``merged_section``.
-    """
+    """Return ``base`` with rows and launch costs of ``mine``; laws stay (``merged_section``)."""
     changed: dict[str, Any] = {"launch": mine.launch or base.launch}
     for kind, (_, _, key) in SECTIONS.items():
         below, above = getattr(base, kind), getattr(mine, kind)

@@ -94,8 +94,7 @@ def gap_ns(kernels: Kernels) -> float:
 
 
 def profiled(play: Play) -> Kernels:
-    """Return the kernels of the last of some calls, in order; nothing where the profiler sees
-    none."""
+    """Return the last call's kernels, in order; nothing where the profiler sees none."""
     play()
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -112,7 +111,6 @@ def profiled(play: Play) -> Kernels:
 
 
 def _chains() -> Row:
-    """Return of each kernel its time in a chain, as graph and as launches, and between events."""
     tiny = torch.zeros(1, device="cuda")
     works: dict[str, Play] = {"add of 1": lambda: tiny.add_(1)}
     for tokens, out, wide in CHAIN_GEMMS:

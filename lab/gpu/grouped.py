@@ -126,8 +126,7 @@ def gemm_works(rows: list[int], out: int, wide: int, device: torch.device) -> Wo
 
 
 def quantized_works(rows: list[int], out: int, wide: int, device: torch.device) -> Works:
-    """Return a grouped linear's GEMMs in FP8 with a scale a row, each expert's weight with one a
-    row of its own, and all rows in one GEMM."""
+    """Return a grouped linear's GEMMs in FP8 with a scale a row, and all rows in one GEMM."""
     total, groups = sum(rows), len(rows)
     ends = torch.tensor(rows, device=device).cumsum(0).to(torch.int32)
 
@@ -161,8 +160,7 @@ def _permutation(timed: Timed, device: torch.device, one: Experts, tokens: int) 
 def permutation_works(
     one: Experts, tokens: int, device: torch.device
 ) -> dict[str, tuple[int, Work]]:
-    """Return ways to bring tokens to experts and back, each with the bytes that it must move; and a
-    router: its GEMM in fp32, softmax and the best, as torch launches them."""
+    """Return ways to bring tokens to experts and back, with bytes that must move; and a router."""
     from lab.gpu.kernels import permuted, unpermuted
 
     top, hidden, made = one.top, one.hidden, partial(torch.randn, device=device)

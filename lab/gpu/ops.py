@@ -48,8 +48,7 @@ def op_cases(stage: Stage) -> Iterator[GpuCase]:
 
 
 def training_cases(stage: Stage) -> Iterator[GpuCase]:
-    """Yield the presets at TP 8 with two micro-batches a step, where weight gradients add to fp32
-    sums, and with every layer recomputed."""
+    """Yield presets at TP 8 with two micro-batches a step and every layer recomputed."""
     twice: dict[str, Any] = {"grad_accumulation": 2, "recompute": "full", "recompute_modules": ()}
     cases = (case for case in preset_cases(memory_bytes(stage.device)) if case.tp == TP)
     return played(
@@ -121,8 +120,7 @@ def play_case(
 
 
 def play_plan(session: Session, plan: SlicePlan, found: Samples) -> None:
-    """Play steps of one plan, and collect its ops' times, ns, of those that the host launched in
-    time."""
+    """Play steps of one plan; collect its ops' ns of those that the host launched in time."""
     device, taken, begun = session.context.device, 0, time.monotonic()
     clock, empty = probing_clock(device), empty_ns(device)
     executor = session.executor(plan, None, clock=clock)

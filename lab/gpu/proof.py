@@ -114,8 +114,7 @@ def cases_of(stage: Stage, proofs: Sequence[ProofCase]) -> Iterator[GpuCase]:
 
 
 def _ops(stage: Stage, proof: ProofCase) -> Row:
-    """Return the ops that the profile lacked, and on a GPU the launch costs. Raise RunError for a
-    plan that cannot run."""
+    """Return ops the profile lacked, on a GPU launch costs. Raise RunError if a plan cannot run."""
     session = proof.ops.session(stage.device)
     row = joining(stage, proof.ops, session)
     if row["failed"]:
@@ -129,8 +128,7 @@ def _ops(stage: Stage, proof: ProofCase) -> Row:
 
 
 def profile_of(stage: Stage, proof: ProofCase, shapes: Sequence[str]) -> Path:
-    """Return the file of the model's profile, written once. Raise RunError before all of the
-    model's ``shapes`` are measured."""
+    """Return the model's profile, written once. Raise RunError before its ops are measured."""
     path = stage.rows_file.with_name(f"proof-{proof.ops.model.name}.json")
     if not path.exists():
         needed = {f"ops {name}" for name in shapes if name.startswith(f"{proof.ops.model.name}/")}
@@ -152,7 +150,6 @@ def measured_profile(rows: Sequence[Row]) -> Profile:
 
 
 def _plans(stage: Stage, proof: ProofCase, shapes: Sequence[str]) -> Row:
-    """Tune on the profile, run all plans in two launches, and compare them with predictions."""
     fields, began = proof.fields(profile_of(stage, proof, shapes)), time.monotonic()
     spec, profiled = proof.spec, resolve(fields)
     case = as_emulated(profiled, spec)

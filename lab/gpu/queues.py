@@ -85,8 +85,7 @@ def queue_cases(stage: Stage, sizes: Sizes | None = None) -> Iterator[GpuCase]:
 
 
 def _in_a_process(queues: str, sizes: Sizes) -> Row:
-    """Return what another process measures with ``queues`` hardware queues; ``failed`` says how it
-    died, if it did. Raise RunError if it timed nothing."""
+    """Return another process' row; ``failed`` says how it died. Raise RunError without a cell."""
     env = {name: value for name, value in os.environ.items() if name != QUEUES_SETTING}
     ran = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-m", "lab.gpu.queues", json.dumps(asdict(sizes))],
@@ -138,14 +137,12 @@ def _cell(cell: Cell, sizes: Sizes, device: torch.device) -> Row:
 
 
 def overlapped(gemms_ns: float, collectives_ns: float, together_ns: float) -> float:
-    """Return what share of the shorter ran beside the longer: of the collectives, or of the GEMMs
-    after them."""
+    """Return what share ran beside the longer: of the collectives, or GEMMs after them."""
     behind_ns = gemms_ns * BEHIND / (1 + BEHIND)
     return (gemms_ns + collectives_ns - together_ns) / min(collectives_ns, behind_ns)
 
 
 def _collectives(cell: Cell, device: torch.device, pace: Pace) -> Callable[[], Handle]:
-    """Return a function that launches one collective after everything issued so far."""
     call = all_reduce(torch.zeros(8, device=device))
     if device.type != "cuda":
         lane = emulated_lane(lambda _: pace, device)
@@ -162,7 +159,6 @@ def _collectives(cell: Cell, device: torch.device, pace: Pace) -> Callable[[], H
 
 
 def _mark(wanted: bool) -> None:
-    """Record an event that has a time, in a capture one of the graph's."""
     if wanted:
         capturing = torch.cuda.is_current_stream_capturing()
         event = torch.cuda.Event(enable_timing=True, external=capturing)  # type: ignore[no-untyped-call]
@@ -170,7 +166,6 @@ def _mark(wanted: bool) -> None:
 
 
 def _took_ns(cell: Cell, device: torch.device, play: Play) -> float:
-    """Return the median time of a row, which runs once before."""
     if cell.launch == "graph":
         return median_ns(device, captured(lambda: play).graph.replay, REPEATS)
     play()

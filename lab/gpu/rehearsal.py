@@ -41,8 +41,7 @@ Make = Callable[[Sizes, torch.device], Ways]
 
 
 def rehearsal_cases(stage: Stage, sizes: Sizes | None = None) -> Iterator[GpuCase]:
-    """Yield a case for each thing that is done in two ways or more; its row has the median of each,
-    ns."""
+    """Yield a case for each thing that is done in two ways or more, with each one's ns."""
     for name, make in MAKERS.items():
         yield GpuCase(name, SECONDS, partial(_row, make, sizes or Sizes(), stage.device))
 
@@ -52,7 +51,6 @@ def _row(make: Make, sizes: Sizes, device: torch.device) -> Row:
 
 
 def _timed(work: Callable[[], object], device: torch.device) -> float:
-    """Return the median ns of calls that are launched one behind the other."""
     if device.type != "cuda":
         return median_ns(device, work, CALLS)
     work()

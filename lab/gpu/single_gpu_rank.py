@@ -17,10 +17,8 @@ from simulator.specs import ClusterSpec, ModelSpec, Workload
 def single_gpu_session(
     model: ModelSpec, workload: Workload, cluster: ClusterSpec, device: torch.device
 ) -> Session:
-    """Return rank 0 of ``cluster``'s group with silent lanes and weights drawn on ``device``.
-
-    Attention dropout, which the runtime does not support, is removed from ``model``.
-    """
+    """Return rank 0 of ``cluster``'s group with silent lanes and weights drawn on ``device``,
+    without attention dropout."""
     lanes = SilentLanes(device)
     context = RankContext(
         rank=0, world_size=1, tp=cluster.tp, dp=cluster.dp, device=device,

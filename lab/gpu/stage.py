@@ -76,8 +76,8 @@ class Stage:
         folder.mkdir(parents=True, exist_ok=True)
 
     def run(self, cases: Iterable[GpuCase]) -> None:
-        """Print what is left and how long it will take; measure it until the time is up. A case
-        that fails is reported and recorded, and the next run tries it again."""
+        """Measure what is left until the time is up; what fails is recorded and tried again
+        later."""
         left = self.left(cases)
         print(self.announced(left), flush=True)
         for case in left:
@@ -102,7 +102,6 @@ class Stage:
         )
 
     def _measure(self, case: GpuCase) -> bool:
-        """Measure and record a case; return whether this process can continue."""
         begun = time.monotonic()
         try:
             row = case.measure()
@@ -124,8 +123,7 @@ class Stage:
         return time.monotonic() > self.stop_at
 
     def write(self, row: Row) -> None:
-        """Append one row; it is on disk when this returns. A line that a killed run left without
-        its end stays alone."""
+        """Append one row, on disk on return; a line that a killed run cut short stays alone."""
         with self.rows_file.open("a+b") as file:
             file.seek(max(0, file.tell() - 1))
             begins = b"\n" if file.read(1) not in (b"", b"\n") else b""
@@ -134,8 +132,7 @@ class Stage:
             os.fsync(file.fileno())
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of this and earlier runs, those that measurements/ has of this GPU first;
-        not the part of one that a killed run left."""
+        """Return whole rows of this and earlier runs, those of measurements/ first."""
         lines, rows = list[str](), []
         if self._kept and self._kept.exists():
             lines = gzip.decompress(self._kept.read_bytes()).decode().splitlines()

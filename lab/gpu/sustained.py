@@ -50,8 +50,7 @@ Moments = list[tuple[int, list[float]]]
 
 
 class MarkClock:
-    """A clock for a capture: each moment becomes an event of the graph, which every replay records
-    anew."""
+    """A clock for a capture: each moment is an event, which every replay records anew."""
 
     def __init__(self) -> None:
         self.events: list[torch.cuda.Event] = []
@@ -81,8 +80,7 @@ class MarkClock:
 
 
 class Step(NamedTuple):
-    """A captured step. ``marks`` holds its ops' events, none where they are not timed; their
-    ``signatures``."""
+    """A captured step: ``marks`` has events of its ops, if timed, with these ``signatures``."""
 
     replay: Replay
     marks: MarkClock
@@ -96,8 +94,7 @@ class Step(NamedTuple):
 
 
 def captured_step(session: Session, executor: Executor, *, marked: bool = False) -> Step:
-    """Return a step of ``executor`` on the session's batch; ``marked``: with events around its
-    compute ops."""
+    """Return a step on the session's batch; ``marked``: with events around its compute ops."""
     executor.run_step(*session.batch)
     marks = MarkClock()
     clock: Clock = marks if marked else NoClock()
@@ -112,8 +109,7 @@ def captured_step(session: Session, executor: Executor, *, marked: bool = False)
 
 
 def timed_replays(steps: Sequence[Step], seconds: float) -> Iterator[tuple[int, list[float]]]:
-    """Replay marked steps in turn for about ``seconds``; yield the host's time (perf_counter_ns) at
-    each one's end, and its ops' ns."""
+    """Replay marked steps in turn; yield the host's perf_counter_ns at each end, and ops' ns."""
     stop_at, number = time.monotonic() + seconds, 0
     under_way: deque[tuple[Step, torch.cuda.Event]] = deque()
 

@@ -53,8 +53,7 @@ def median_ns(
 def each_ns(
     timed: Callable[[Any], float], makers: Mapping[str, Callable[[], Any]], flop: float = 0.0
 ) -> dict[str, Any]:
-    """Return a row: ``ns`` of each work; ``failed``, the error of each that cannot be made or
-    played here, as a build or a GPU may have no such kernel; ``told``, the TFLOP/s of ``flop``."""
+    """Return ``ns`` of each work, ``failed``: errors of those not available, ``told``: TFLOP/s."""
     found: dict[str, float] = {}
     failed: dict[str, str] = {}
     for name, make in makers.items():
@@ -82,8 +81,7 @@ def reason(error: Exception) -> str:
 
 
 def lasting(device: torch.device, replay: Replay | None, seconds: float) -> dict[str, Any]:
-    """Return clock, power and steps of a graph that is replayed for some seconds, or of rest: what
-    was sampled, means after SETTLED_AFTER_S, and the median step's ms and J from then on."""
+    """Return clock, power and steps of a replayed graph or of rest, settled after a while."""
     with Sampler(nvml_meter(device)) as sampler:
         begun_ns = time.perf_counter_ns()
         ran = back_to_back([replay], seconds) if replay else []
@@ -149,8 +147,7 @@ class Arena:
     def concurrent(
         self, work: Work, traffic: Traffic, alone_ns: float, unit_ns: float, *, first: bool = True
     ) -> dict[str, Any]:
-        """Play both concurrently, which alone take ``alone_ns`` and ``unit_ns``; ``first``: the
-        traffic is launched before the ops. Return the times of those wholly during the others."""
+        """Play both, ``first`` the traffic; return times of those wholly during the others."""
         calls = max(8, min(100, round(OPS_NS / alone_ns)))
         units = min(MOST_CALLS, max(4, round(COVER * calls * alone_ns / unit_ns)))
         ops, traffics = self._play(work, calls, traffic, units, first=first)
@@ -166,8 +163,7 @@ class Arena:
         self, work: Work | None, calls: int, traffic: Traffic | None, units: int,
         *, first: bool = True,
     ) -> tuple[Spans, Spans]:  # fmt: skip
-        """Return (start, end) in ns of every op and every unit; try again while the host is
-        late."""
+        """Return (start, end) in ns of ops and units; try again while the host is late."""
         spans: tuple[Spans, Spans] = ([], [])
         for _ in range(TRIES):
             torch.cuda.synchronize()
@@ -193,8 +189,7 @@ class Arena:
 def _send(
     traffic: Traffic | None, units: int, after: torch.cuda.Event
 ) -> list[tuple[torch.cuda.Event, torch.cuda.Event]]:
-    """Launch units that wait for the head start only, not for ops issued before them; return the
-    events around each."""
+    """Launch units that wait for the head start only; return the events around each."""
     if traffic is None:
         return []
     traffic.stream.wait_event(after)
@@ -222,8 +217,7 @@ Timed = Callable[[Work], float]
 
 
 def ops_timer(device: torch.device) -> Timed:
-    """Return what times a call with calls back to back, without what events add; on a CPU, which
-    only rehearses, one call."""
+    """Return what times calls back to back, without what events add; on a CPU, one call."""
     arena = cache(Arena)  # made on the GPU, with the first case
     if device.type != "cuda":
         return lambda work: took_ns(device, lambda: work(0))

@@ -194,8 +194,7 @@ LOADS: Final[dict[str, Load]] = {
 
 
 def run(name: str, folder: Path, duration: Duration, *options: str) -> Table:
-    """Start a service in ``folder``, run the load ``name`` on it, and stop it. Return its checks,
-    and those of errors."""
+    """Start a service in ``folder``, run the load on it, stop it; return its checks."""
     load = LOADS[name]
 
     async def drive(service: Service) -> tuple[list[Check], list[str]]:
@@ -217,8 +216,7 @@ def run(name: str, folder: Path, duration: Duration, *options: str) -> Table:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the named loads, or all, each on a new service. Return 1 for a missed target, 2 for an
-    unknown name."""
+    """Run loads, each on a new service. Return 1 for a missed target, 2 for an unknown name."""
     words = list(sys.argv[1:] if argv is None else argv)
     at = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(

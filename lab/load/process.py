@@ -35,11 +35,8 @@ class Service:
 
     @classmethod
     def start(cls, folder: Path, *options: str) -> Service:
-        """Start `serve` with ``options`` on a port that it finds, and wait until it is ready.
-
-        Data and log are in ``folder``. Raise RunError with its output when it ends or is not ready
-        within START_S.
-        """
+        """Start `serve` on a port that it finds, data and log in ``folder``, and wait until it is
+        ready. Raise RunError with its output if it never is."""
         log = folder / f"serve-{len(list(folder.glob('serve-*.log')))}.log"
         command = [sys.executable, "-m", "domino_tune", "serve", "--port", "0", *options]
         environment = {**os.environ, "DOMINO_TUNE_HOME": str(folder), "PYTHONPATH": search_path()}

@@ -70,10 +70,8 @@ class Visitor:
     async def ask(
         self, kind: str, method: str, path: str, *, due_s: float | None = None, **options: Any
     ) -> Answer:
-        """Send one request and record its answer. A failed connection is an answer too.
-
-        ``due_s``: when it should have been sent (monotonic clock, by default now).
-        """
+        """Send a request that was due at ``due_s`` (monotonic) or now; record its answer or
+        failure."""
         due_s = time.monotonic() if due_s is None else due_s
         try:
             response = await self.client.request(method, path, **options)
@@ -99,11 +97,8 @@ Visit = Callable[[Visitor, int, float], Awaitable[object]]
 async def call_at_rate(
     call: Callable[[int, float], Awaitable[object]], per_s: float, seconds: float
 ) -> None:
-    """Call ``per_s`` times a second, without waiting for earlier calls to end.
-
-    The arguments are the number of the call and when it is due, in s (monotonic clock). So a slow
-    answer does not lower the rate, and the times of later answers include their wait.
-    """
+    """Call ``per_s`` times a second, without waiting for earlier calls, with the call's number and
+    when it is due (monotonic clock): a slow answer does not lower the rate."""
     start, calls = time.monotonic(), []
     for number in range(max(1, round(per_s * seconds))):
         due_s = start + number / per_s
@@ -193,8 +188,7 @@ async def look(visitor: Visitor, kind: str, job: str) -> dict[str, Any]:
 
 
 async def done(visitor: Visitor, kind: str, body: Any, number: int, due_s: float) -> str:
-    """Start a job and wait until it has ended; record how long it took. Return its id if it is
-    done; else record an error."""
+    """Start a job, wait, record how long it took; return its id if done, else record an error."""
     job, end = await start(visitor, kind, body, number, due_s), time.monotonic() + JOB_TIMEOUT_S
     shown: dict[str, Any] = {"state": "queued"} if job else {}
     while shown and shown["state"] in ("queued", "running") and time.monotonic() < end:

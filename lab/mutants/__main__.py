@@ -91,8 +91,7 @@ def played(
     trees: Sequence[Tree], faults: Sequence[Fault], texts: dict[str, str], cpu_s: float,
     minutes: float,
 ) -> list[Outcome]:  # fmt: skip
-    """Return what became of ``faults``, in their order, but of those alone whose turn came within
-    ``minutes``. Each tree tries one after the other."""
+    """Return what became of ``faults``, in order, of those whose turn came within ``minutes``."""
     free: SimpleQueue[Tree] = SimpleQueue()
     numbers = count(1)
     end_s = time.monotonic() + 60 * minutes

@@ -84,7 +84,6 @@ def ordered_tests(root: Path, path: str) -> tuple[list[str], list[str]]:
 
 
 def _steps(importers: Importers, path: str) -> dict[str, int]:
-    """Return how far each file is from ``path`` that imports it at all."""
     found, ahead = dict[str, int](), [(0, path)]
     while ahead:
         far, near = heapq.heappop(ahead)

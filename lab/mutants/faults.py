@@ -100,7 +100,6 @@ def is_left_out(node: Any) -> bool:
 
 
 def _is_annotation(node: Any, parent: Any) -> bool:
-    """Return whether ``node`` is the annotation of a name or a function."""
     before = parent.children[parent.children.index(node) - 1]
     if parent.type in ("annassign", "tfpdef"):
         return node is not parent.children[0] and getattr(before, "value", "") == ":"
@@ -108,8 +107,8 @@ def _is_annotation(node: Any, parent: Any) -> bool:
 
 
 def unseen_lines(source: str) -> set[int]:
-    """Return the lines that no test covers, or none without a GPU: logging, texts of errors, code
-    that runs a module as a program, and code that runs only on a GPU."""
+    """Return lines that no test covers: logging, errors' texts, programs' beginnings, GPUs'
+    code."""
     nodes = (unseen for node in ast.walk(ast.parse(source)) for unseen in _unseen(node))
     return {line for one in nodes for line in range(one.lineno, (one.end_lineno or one.lineno) + 1)}
 

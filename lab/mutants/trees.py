@@ -142,7 +142,6 @@ class Tree:
         return Run(how, named[-1], used_s)
 
     def _end_all(self) -> None:
-        """End the processes of the tree, also those that left the group of the tests."""
         while found := list(self._processes()):
             for process in found:
                 with suppress(psutil.NoSuchProcess):
@@ -164,7 +163,6 @@ class Tree:
 
 
 def _watched(process: subprocess.Popen[bytes], log: Path, cpu_s: float) -> tuple[How, float]:
-    """Wait for the end of a run of tests; return how it ended and its CPU time."""
     used_s, size, at_s, at_cpu_s = 0.0, 0, time.monotonic(), 0.0
     while (code := process.poll()) is None:
         time.sleep(POLL_S)
@@ -184,7 +182,6 @@ def _share(cpu_s: float, wall_s: float) -> float:
 
 
 def _usage(pid: int) -> tuple[float, int]:
-    """Return CPU seconds and bytes of memory of a process and all that it started."""
     cpu_s, memory = 0.0, 0
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
