@@ -7,16 +7,15 @@ from __future__ import annotations
 import itertools
 import random
 import statistics
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from domino_tune.base.tables import Table
 from domino_tune.store.profile_check import collective_error
 from domino_tune.store.profiles import load_profile
+from lab import told
 from lab.bench.common import SOURCES, errors, facts_dir, read_measured
 from lab.fits.bundled import BUNDLED
 from lab.fits.collectives import fit_collectives
@@ -258,9 +257,7 @@ LAYOUTS: Final = ("forward", "dgrad", "wgrad")
 FOLDS: Final = 5
 A100_LAW: Final = (1.85, 1.108)
 """SMs that a CTA takes, and a factor on the time, as fitted on A100 (profiles/README.md)."""
-FAMILIES: Final[list[dict[str, Any]]] = tomllib.loads(
-    Path(__file__).with_name("h200.toml").read_text(encoding="utf-8")
-)["families"]
+FAMILIES: Final[list[dict[str, Any]]] = told(__file__)["families"]
 
 
 def h200() -> Iterator[Table]:

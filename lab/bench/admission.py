@@ -16,12 +16,12 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 
 from domino_tune.base.tables import Table
 from domino_tune.store.profiles import load_profile
+from lab import sizes_of
 from lab.bench.baselines import case_of
 from lab.bench.common import SOURCES, time_ms
 from lab.fits import contention as law
 from lab.fits.contention import FAMILIES, FILLING, FULL_RATE, full_cells
 from lab.fits.measured import GPU
-from lab.linear import sizes_of
 from lab.verdict import Check, at_most, check_table, reported, table
 from simulator.contention import CollectiveFamily, ComputeFamily, Contention, ContentionFit
 from simulator.implementation import LAUNCH_ORDERS

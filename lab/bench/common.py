@@ -4,7 +4,6 @@ published runs of whole jobs as cases that the simulator can be asked."""
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
@@ -18,6 +17,7 @@ from domino_tune.measure.importers.imported import Imported
 from domino_tune.measure.importers.tables import Line, records
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.resolve import place, unsliced
+from lab import told as toml
 from lab.fits.common import Sources
 from lab.verdict import SkippedError
 from simulator.case import Case
@@ -106,11 +106,9 @@ def spread(values: Iterable[float], form: str) -> tuple[str, str, str]:
     return format(known[0], form), format(median(known), form), format(known[-1], form)
 
 
-# Published runs of whole jobs (data/published), as cases; runs.toml says where numbers stand ------
+# Published runs of whole jobs (data/published) as cases; common.toml says where numbers stand -----
 
-TOLD: Final[dict[str, Any]] = tomllib.loads(
-    Path(__file__).with_name("runs.toml").read_text(encoding="utf-8")
-)
+TOLD: Final[dict[str, Any]] = toml(__file__)
 TABLES: Final[dict[str, dict[str, Any]]] = TOLD["tables"]
 NAMES: Final[dict[str, tuple[str, ...]]] = {
     "tp": ("tensor_model_parallel_size",), "pp": ("pipeline_model_parallel_size",),
@@ -151,7 +149,7 @@ def megatron(*, sequence_parallel: bool) -> SlicePlan:
 
 @cache
 def runs(*names: str) -> tuple[Run, ...]:
-    """Return the runs of these tables of runs.toml."""
+    """Return the runs of these tables of common.toml."""
     return tuple(
         _run(name, told, row)
         for name in names

@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import geometric_mean, mean, median, stdev
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from domino_tune.base.tables import Table
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.simulate import shortened
+from lab import told
 from lab.bench.common import (
     GPT3_13B,
     TABLES,
@@ -50,20 +51,7 @@ UPSTREAM_MS: Final = (521.0, 529.0)
 """Upstream's runs of Domino (deepspeedai/DeepSpeed @54a1421, runtime/domino), which have more to do
 than ours: SDPA with dropout, contiguous copies, fp16 with Megatron's optimizer. Their GPU, H200 or
 MI300, is not stated."""
-NOTES: Final = (
-    "Without: without what the profile does not know about implementation and network "
-    "(simulator/unknowns.py). Up, down: mean ends of the intervals.",
-    "SimuMax's iterations on the B200 are too short by the same share, 8 to 11 %, at each TP: what "
-    "is missing grows with compute, not with communication. Its GEMM rows are loops on one GPU "
-    "while seven idle, its steps the better of the second and third of a cold process. Bursts of "
-    "another source are faster, and so are NVIDIA's published jobs: the interval holds both.",
-    "Of Megatron-LM's CI run these have no source: which attention kernels ran in deterministic "
-    "mode (cuDNN's or FlashAttention's); what an H100's and an A100's ops draw: assumed to be as "
-    "our H200's; whether biases exist (assumed: Megatron's default, yes).",
-    "vTrain's runs of small models wait for their hosts. A recomputed layer of Megatron-LM of 2022 "
-    "is counted with 1.8 ms at TP 1 and 2.4 ms at TP 8; Megatron-DeepSpeed took 3.4 ms and more, "
-    "the same at each TP. Nobody has published what its host spends.",
-)
+NOTES: Final[dict[str, Any]] = told(__file__)
 
 
 class Held(NamedTuple):
@@ -163,7 +151,7 @@ def _groups(found: Sequence[Held]) -> Table:
         "Published runs by group, and in their intervals",
         "group|>runs|>mean off|>mean|>median|>least|>most|>in without|>in|>longer"
         "|>measured / predicted|>up without|>up|>down",
-        lines, *NOTES,
+        lines, *NOTES["groups"],
     )  # fmt: skip
 
 
@@ -178,8 +166,8 @@ def limits(found: Sequence[Held]) -> Table:
     """Return the groups that have limits beside these."""
     checks = []
     for name, some in _by_group(found).items():
-        told = TABLES[some[0].run.table].get("limits", {})
-        wanted: Mapping[str, float] = told.get(some[0].kind, {})
+        every = TABLES[some[0].run.table].get("limits", {})
+        wanted: Mapping[str, float] = every.get(some[0].kind, {})
         checks += [
             at_most(f"{name}: {words}", wanted[key], value(some))
             for key, (words, value) in LIMITED.items() if key in wanted
@@ -302,11 +290,6 @@ def _by_group(found: Iterable[Held]) -> dict[str, list[Held]]:
 STATED: Final = {"megatron": "megatron-te", "torch": "torch"}
 """Family of jobs in the table of reserved memory -> an implementation of that family."""
 FLAKY: Final = ("llama3-70b", ClusterSpec(tp=4, pp=4, vpp=5, dp=2))
-WHY_FLAKY: Final = (
-    "NVIDIA's recipe fails in 30 to 60 % of runs, at a peak that these distributions call safe: it "
-    "multiplies in FP8, with casts and packed sequences. So chances are of jobs in 16 bits whose "
-    "shapes stay the same from step to step."
-)
 
 
 def memory() -> list[Table]:
@@ -359,7 +342,7 @@ def _checks(ran: Sequence[Run]) -> Table:
         reported("a recipe that runs in 40 to 70 % of tries", percent(said)),
     ]
     title = "Distributions of the chance to fit, beside their tables"
-    return check_table(title, checks, WHY_FLAKY)
+    return check_table(title, checks, NOTES["flaky"])
 
 
 def _recipe() -> Case:

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from statistics import median
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 from domino_tune.base.tables import Table
 from domino_tune.requests import LayoutRequest
@@ -20,6 +21,7 @@ from domino_tune.results.layouts import LayoutResult, LayoutsResult
 from domino_tune.search.simulated import CasePlans
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.layouts import tune_layouts
+from lab import told
 from lab.bench.common import GPT3_13B, REPOSITORY, paper_case
 from lab.verdict import at_most, check_table, table, verdict
 from simulator.errors import InfeasiblePlanError
@@ -28,37 +30,25 @@ from simulator.plan import SlicePlan
 from simulator.predict import plays_of, predict, simulate
 from simulator.presets import MODELS
 
-
-class Job(NamedTuple):
-    """A model on some GPUs; the batch is in sequences, ``limit_s`` is for the search."""
-
-    model: str
-    seq_length: int
-    gpus: int
-    global_batch_size: int
-    limit_s: float | None = None
-
-
-JOBS: Final = (
-    Job("llama3-8b", 8192, 8, 128), Job("llama3-8b", 8192, 64, 512),
-    Job("gpt3-13b", 2048, 16, 256), Job("gpt3-13b", 2048, 128, 1024),
-    Job("llama3-70b", 8192, 64, 256, 10.0), Job("llama3-70b", 8192, 512, 1024),
-    Job("gpt3-175b", 2048, 512, 1536), Job("llama3-405b", 8192, 1024, 1024, 60.0),
-    Job("llama3-405b", 8192, 4096, 2048),
-)  # fmt: skip
+TOLD: Final[dict[str, Any]] = told(__file__)
+PROFILES: Final = ("h100-dgx", "a100-sxm", "b200-sxm")
+PLAN: Final = SlicePlan(row_slices=4, attn_col_slices=4, mlp_col_slices=4)
 
 
 def layouts() -> list[Table]:
     """Return the best layouts with Domino and without, and how long the searches took."""
     lines, checks = [], []
-    for profile in ("h100-dgx", "a100-sxm", "b200-sxm"):
-        for job in JOBS:
-            found = _searched(profile, job)
-            what = (profile, job.model, f"{job.gpus:,}", f"{job.global_batch_size:,}")
-            lines.append((*what, *_cells(found)))
-            if found and job.limit_s:
-                what_s = f"{job.model}, {job.gpus} {profile}"
-                checks.append(at_most(what_s, job.limit_s, found.seconds, "s", 1))
+    for profile, (model, seq, gpus, batch, *limit) in product(PROFILES, TOLD["jobs"]):
+        asked = LayoutRequest(
+            profile=profile, model=model, seq_length=seq, gpus=gpus, global_batch_size=batch
+        )
+        try:
+            found: LayoutsResult | None = tune_layouts(asked)
+        except InfeasiblePlanError:
+            found = None
+        lines.append((profile, model, f"{gpus:,}", f"{batch:,}", *_cells(found)))
+        if found and limit:
+            checks.append(at_most(f"{model}, {gpus} {profile}", limit[0], found.seconds, "s", 1))
     return [
         table(
             "The best layouts: with Domino, and without",
@@ -69,14 +59,6 @@ def layouts() -> list[Table]:
         ),
         check_table("Time of a search on two cores", checks),
     ]  # fmt: skip
-
-
-def _searched(profile: str, job: Job) -> LayoutsResult | None:
-    asked = {name: value for name, value in job._asdict().items() if name != "limit_s"}
-    try:
-        return tune_layouts(LayoutRequest(profile=profile, **asked))
-    except InfeasiblePlanError:
-        return None
 
 
 def _cells(found: LayoutsResult | None) -> tuple[str, ...]:
@@ -101,31 +83,12 @@ def _layout(one: LayoutResult | None) -> tuple[str, str]:
 
 # Time of answers ---------------------------------------------------------------------------------
 
-PLAN: Final = SlicePlan(row_slices=4, attn_col_slices=4, mlp_col_slices=4)
-H100: Final = "--profile h100-dgx"
-COMMANDS: Final = (
-    ("tune, GPT-3 13B, TP 8, with verdict and map", 1.5, 3,
-     f"tune --model gpt3-13b {H100} --tp 8 --seq-length 1024 --micro-batch-size 16"),
-    ("simulate of one plan, with its rivals", 0.8, 5,
-     f"simulate --model gpt3-13b {H100} --tp 8 --seq-length 2048 --micro-batch-size 4 "
-     "--row-slices 2"),
-    ("tune of 8 layers of 70B, one sequence of 32k", 3.0, 1,
-     f"tune --model llama3-70b --set num_hidden_layers=8 {H100} --tp 8 --seq-length 32768 "
-     "--micro-batch-size 1"),
-    ("layout, Llama 3 70B on 64 GPUs", 4.0, 1,
-     f"layout --model llama3-70b {H100} --gpus 64 --global-batch-size 128 --seq-length 8192"),
-    ("layout, Llama 3 405B on 1,024 GPUs", 20.0, 1,
-     f"layout --model llama3-405b {H100} --gpus 1024 --global-batch-size 512 --seq-length 8192"),
-    ("--help", 0.25, 7, "--help"),
-)  # fmt: skip
-"""What, the seconds that are allowed, how often it is run, and the arguments."""
-
 
 def speed() -> list[Table]:
     """Return median wall and CPU times. Other work on the machine adds to both."""
     lines = [
         _line(what, allowed_s, 1.0, times, partial(_run, "-m", "domino_tune", *shlex.split(words)))
-        for what, allowed_s, times, words in COMMANDS
+        for what, allowed_s, times, words in TOLD["commands"]
     ]
     title = "Whole commands in new processes: compiled code is kept, answers are not"
     columns = "what|>target, s|>wall, s|>CPU, s|verdict"
@@ -178,8 +141,8 @@ def _line(
         cpus.append(unit_s * (_cpu_s() - cpu_s))
         walls.append(unit_s * (time.perf_counter() - wall_s))
     wall, cpu = median(walls), median(cpus)
-    told = ("-", "-") if allowed is None else (f"≤ {allowed:g}", verdict(wall <= allowed))
-    return what, told[0], f"{wall:.2f}", f"{cpu:.2f}", told[1]
+    limit = ("-", "-") if allowed is None else (f"≤ {allowed:g}", verdict(wall <= allowed))
+    return what, limit[0], f"{wall:.2f}", f"{cpu:.2f}", limit[1]
 
 
 def _cpu_s() -> float:

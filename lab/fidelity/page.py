@@ -6,6 +6,7 @@ import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Final
 
 from domino_tune.base.tables import Table
@@ -149,7 +150,8 @@ def _speedups(settings: Sequence[Setting]) -> list[Table]:
 
 def markdown(settings: Sequence[Setting], machine: str, title: str) -> str:
     """Return the report as a Markdown page."""
-    head = _HEAD.format(machine=machine, title=title)
+    form = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
+    head = form.format(machine=machine, title=title)
     return "\n".join([head, *map(markdown_section, tables(settings, title))])
 
 
@@ -158,20 +160,3 @@ def to_json(settings: Sequence[Setting], machine: str) -> str:
     every = [asdict(setting) for setting in settings]
     plain = {"machine": machine, "score": asdict(score(settings)), "settings": every}
     return json.dumps(plain, indent=1, allow_nan=False) + "\n"
-
-
-_HEAD: Final = """# {title}
-
-Written by `scripts/fidelity`. Machine: {machine}, two ranks on two emulated hosts.
-
-For each model and link, `profile` measures the machine, and the content id of the profile is taken
-before any plan runs. `tune` chooses a plan. Then all plans run in turn, in two launches with the
-same number of rounds. `error` is predicted / measured in the first launch − 1; `noise` is second
-launch / first launch − 1. Nothing is fitted to the runs. `speed` is the compute speed while the
-plans ran, relative to the profile; it comes from a run without communication. `at its speed` is the
-error of the prediction at that speed. `regret` is how much slower a plan is than the best plan of
-the setting: one launch picks the best plan, the other gives both times, and then the other way
-round. Pairs, spread and regret compare plans within rounds. `alone` is the same plan on one rank
-with emulated collectives, which take the durations of the profile. The difference from real ranks
-is the cost of waiting for each other and of sharing cores.
-"""

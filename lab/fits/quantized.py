@@ -24,11 +24,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from scipy.interpolate import RegularGridInterpolator
 
+from lab import Shape as Linear
+from lab import sizes_of
 from lab.fits.common import TRANSFER_ERROR, Floats, Gpu, Sources, rounded
 from lab.fits.gemm import Shape, fit_curves
 from lab.fits.measured import law_of_sizes
-from lab.linear import Shape as Linear
-from lab.linear import sizes_of
 from simulator.lookup.gemm import BACKWARD, Backward, GemmFit
 from simulator.lookup.gemm_law import make_law
 from simulator.lookup.gemm_stored import StoredCurves

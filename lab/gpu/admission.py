@@ -36,16 +36,11 @@ from domino_tune.measure.gpu.works import SETS, NamedWork, random_bf16, works
 from domino_tune.runtime.lanes.emulated import Wire
 from domino_tune.runtime.lanes.pace import Pace
 from domino_tune.runtime.lanes.streams import HIGH_PRIORITY, StreamQueue
+from lab import Shape
+from lab.gpu.cases import SHAPES
 from lab.gpu.stage import GpuCase, Row, Stage
 from lab.gpu.timing import Arena, Traffic
-from lab.linear import Shape
 
-SHAPES: Final[tuple[Shape, ...]] = (
-    (1664, 2560, 5120), (2560, 2560, 5120), (3328, 2560, 5120), (6656, 2560, 5120),
-    (16384, 2560, 5120), (4096, 7168, 8192), (8192, 5120, 640),
-)  # fmt: skip
-"""tokens, out, in: 130, 200, 260, 520 and 1,280 tiles of 128 × 256 on 132 SMs; and two more layers,
-to be predicted from the others."""
 MARGINS: Final = (0, 8, 16, 32)
 EXPERTS: Final = 8
 REPEATS: Final = 5
@@ -54,7 +49,7 @@ REPEATS: Final = 5
 def admission_cases(stage: Stage) -> Iterator[GpuCase]:
     """Yield a case per GEMM, kind and margin, those without a margin first."""
     gate = cache(Gate)  # made on the GPU, with the first case
-    for margin, kind, shape in product(MARGINS, MAKERS, SHAPES):
+    for margin, kind, shape in product(MARGINS, MAKERS, SHAPES["admission"]):
         if kind == "spared" or not margin:
             name = f"{kind}/{'x'.join(map(str, shape))}/spares {margin}"
             yield GpuCase(name, 2.0, partial(_admitted, gate, kind, shape, margin))

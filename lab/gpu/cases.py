@@ -6,10 +6,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from domino_tune.measure.importers.merge import merged_section
 from domino_tune.measure.op_rows import SECTIONS
+from lab import told
 from simulator.build import build_schedule
 from simulator.ops import Collective, Signature
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
@@ -27,12 +29,8 @@ if TYPE_CHECKING:
 TP: Final = 8
 LAYERS: Final = 2
 TWO_SLICES: Final = SlicePlan(row_slices=2, order="intra", wgrad="eager")
-FAMILIES: Final = (
-    ("gpt3-13b", 2048), ("llama2-7b", 4096), ("llama2-70b", 4096), ("llama2-13b", 4096),
-    ("gpt3-6.7b", 2048), ("gpt3-175b", 2048), ("llama3-8b", 8192), ("llama3-70b", 8192),
-    ("gpt3-1.3b", 2048), ("gpt3-2.7b", 2048), ("gpt3-30b", 2048), ("llama3-405b", 8192),
-)  # fmt: skip
-"""Presets with the sequence length of their training, most requested first."""
+SHAPES: Final[dict[str, Any]] = told(str(Path(__file__).with_name("stage.toml")))
+"""Shapes that the stages measure."""
 TOKENS: Final = {8: 32_768, 4: 32_768, 2: 16_384, 1: 16_384}
 """Most tokens of a batch, by degree: a step should take a fraction of a second."""
 
@@ -94,7 +92,7 @@ class RankCase:
 def preset_cases(memory_bytes: float) -> Iterator[RankCase]:
     """Yield presets at all degrees that fit in ``memory_bytes``, the most useful first."""
     for tp, tokens in TOKENS.items():
-        for name, seq in FAMILIES:
+        for name, seq in SHAPES["presets"]:
             batch = max(1, min(8, tokens // seq))
             case = RankCase.of(name, seq, batch, tp=tp, plans=slice_plans(batch))
             if case.needed_bytes <= memory_bytes:

@@ -24,15 +24,6 @@ if TYPE_CHECKING:
 
     from lab.gpu.stage import GpuCase, Row, Stage
 
-REAL: Final = "tests/real/domino_tune"
-SUITES: Final = {
-    "runtime": tuple(
-        f"{REAL}/runtime/{name}.py"
-        for name in ("test_cuda", "test_cuda_jobs", "ops/test_cuda_pointwise")
-    ),
-    "measure": (f"{REAL}/measure/gpu/test_on_a_gpu.py",),
-    "stages": ("tests/real/lab/gpu/test_on_a_gpu.py",),
-}
 PROCESSES: Final = 6
 LIMIT_S: Final = 150.0
 SECONDS: Final = 60.0
@@ -42,9 +33,10 @@ SAID: Final = 2_000
 
 def test_cases(stage: Stage) -> Iterator[GpuCase]:
     """Yield a case per suite; its row names what failed."""
+    from lab.gpu.cases import SHAPES
     from lab.gpu.stage import GpuCase  # with torch, which the plugin need not wait for
 
-    for name, paths in SUITES.items():
+    for name, paths in SHAPES["tests"].items():
         yield GpuCase(name, SECONDS, partial(tested, paths, stage.rows_file, name))
 
 

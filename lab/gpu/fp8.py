@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import starmap
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -24,18 +25,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from domino_tune.measure.gpu.events import Work
 from domino_tune.measure.gpu.loads import REST_S
 from domino_tune.measure.gpu.replays import captured
+from lab import Shape, sizes_of
+from lab.gpu.cases import SHAPES
 from lab.gpu.stage import GpuCase, Row, Stage
 from lab.gpu.timing import Timed, each_ns, lasting, moved, ops_timer
-from lab.linear import Shape, sizes_of
 
-SHAPES: Final[tuple[Shape, ...]] = (
-    (16384, 2560, 5120), (16384, 5120, 2560), (8192, 1280, 8192), (8192, 8192, 1024),
-    (8192, 7168, 8192), (8192, 8192, 3584), (8192, 4608, 12288), (8192, 12288, 6144),
-    (8192, 13312, 16384), (16384, 6144, 4096), (16384, 28672, 4096), (4096, 4096, 7168),
-    (2048, 5120, 5120), (512, 5120, 5120),
-)  # fmt: skip
-"""tokens, out, in: layers of GPT-3 13B and 175B, Llama 3 70B, 405B and 8B, DeepSeek V3; pieces."""
-CAST_SHAPES: Final = ((16384, 5120), (8192, 16384), (8192, 3584), (2048, 5120))
 LASTING: Final[Shape] = (8192, 7168, 8192)
 LASTING_S: Final = 9.0
 BLOCK: Final = 128
@@ -48,10 +42,9 @@ Tensors = tuple[torch.Tensor, torch.Tensor]
 
 
 def fp8_cases(
-    stage: Stage,
-    shapes: tuple[Shape, ...] = SHAPES,
-    casts: tuple[tuple[int, int], ...] = CAST_SHAPES,
-) -> Iterator[GpuCase]:
+    stage: Stage, shapes: Sequence[Shape] = SHAPES["fp8"],
+    casts: Sequence[tuple[int, int]] = SHAPES["casts"],
+) -> Iterator[GpuCase]:  # fmt: skip
     """Yield the loads that last, the casts, then the GEMMs of each shape in all recipes."""
     if stage.device.type == "cuda":
         seconds = LASTING_S + REST_S + 1
@@ -201,18 +194,12 @@ class Heads(NamedTuple):
         return 2 * pairs * (self.key_size + self.value_size)
 
 
-CASES: Final = (
-    Heads(1, 4096, 128, 128, 192, 128), Heads(1, 4096, 16, 16, 192, 128),
-    Heads(2, 4096, 64, 64, 192, 128), Heads(1, 8192, 32, 32, 192, 128),
-    Heads(1, 4096, 64, 8, 64, 64), Heads(2, 4096, 32, 4, 64, 64), Heads(1, 8192, 64, 8, 64, 64),
-    Heads(1, 4096, 32, 4, 128, 128), Heads(2, 4096, 16, 16, 128, 128),
-)  # fmt: skip
-
-
-def attention_cases(stage: Stage, cases: tuple[Heads, ...] = CASES) -> Iterator[GpuCase]:
+def attention_cases(
+    stage: Stage, cases: Sequence[Sequence[int]] = SHAPES["attention"]
+) -> Iterator[GpuCase]:
     """Yield a case per shape; its row has the forward and backward time by each library."""
     timed = ops_timer(stage.device)
-    for one in cases:
+    for one in starmap(Heads, cases):
         yield GpuCase(one.name, 1.5, partial(_measured, timed, stage.device, one))
 
 

@@ -21,7 +21,7 @@ from domino_tune.measure.probes.compute import Samples
 from domino_tune.runtime.clock import NoClock
 from domino_tune.runtime.head_start import HeadStart
 from domino_tune.runtime.session import Session
-from lab.gpu.cases import RankCase
+from lab.gpu.cases import SHAPES, RankCase
 from lab.gpu.ops import play_plan
 from lab.gpu.stage import GpuCase, Row, Stage
 from lab.gpu.sustained import captured_step
@@ -29,9 +29,6 @@ from lab.gpu.timing import Play, median_ns
 from simulator.plan import MEGATRON
 from simulator.schedule import COMPUTE
 
-SHAPES: Final = (
-    ("gpt3-13b", 2048, 4), ("llama2-13b", 4096, 2), ("llama2-13b", 2048, 1), ("gpt3-1.3b", 2048, 1),
-)  # fmt: skip
 LAYERS: Final = (2, 6)
 STEPS: Final = 10
 REPLAYS: Final = 3
@@ -45,7 +42,7 @@ Kernels = list[tuple[int, int, str]]
 def gap_cases(stage: Stage) -> Iterator[GpuCase]:
     """Yield chains of one kernel, then steps of few layers and of more."""
     yield GpuCase("chains", 6.0, _chains)
-    for (preset, seq, batch), layers in product(SHAPES, LAYERS):
+    for (preset, seq, batch), layers in product(SHAPES["gaps"], LAYERS):
         measure = partial(_step, stage, preset, seq, batch, layers)
         yield GpuCase(f"{preset}/b{batch}x{seq}/{layers} layers", 3.0, measure)
 

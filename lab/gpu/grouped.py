@@ -6,13 +6,15 @@ shared out evenly, or by weights 1, 2, …; beside them one GEMM of as many rows
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import starmap
 from typing import Any, Final, NamedTuple
 
 import torch
 
 from domino_tune.measure.gpu.events import Work
+from lab.gpu.cases import SHAPES
 from lab.gpu.stage import GpuCase, Row, Stage
 from lab.gpu.timing import Timed, each_ns, moved, ops_timer
 
@@ -37,28 +39,20 @@ class Experts(NamedTuple):
         return {"fc1": (2 * self.inner, self.hidden), "fc2": (self.hidden, self.inner)}
 
 
-EXPERTS: Final = (
-    Experts("qwen3-30b-a3b", 2048, 768, 16, 8), Experts("mixtral-8x7b", 4096, 14336, 2, 2),
-    Experts("deepseek-v3", 7168, 2048, 8, 8),
-)  # fmt: skip
-ROWS: Final = (128, 512, 2048, 8192)
-"""Mean rows an expert."""
-TOKENS: Final = 8192
-
-
 def grouped_cases(
-    stage: Stage, experts: tuple[Experts, ...] = EXPERTS, rows: tuple[int, ...] = ROWS,
-    tokens: int = TOKENS,
+    stage: Stage, experts: Sequence[Sequence[Any]] = SHAPES["experts"],
+    rows: Sequence[int] = SHAPES["rows"], tokens: int = SHAPES["tokens"],
 ) -> Iterator[GpuCase]:  # fmt: skip
     """Yield the GEMMs of each model, then its permutations."""
     timed, device = ops_timer(stage.device), stage.device
-    for one in experts:
+    every = list(starmap(Experts, experts))
+    for one in every:
         for count in rows:
             if count * one.local * max(2 * one.inner, one.hidden) <= 2**31:
                 name, told = f"{one.model} {count} rows", (timed, device, one, count)
                 yield GpuCase(name, 2.0, partial(_gemms, *told))
                 yield GpuCase(f"{name} in fp8", 1.0, partial(_quantized, *told))
-    for one in experts:
+    for one in every:
         measure = partial(_permutation, timed, device, one, tokens)
         yield GpuCase(f"{one.model} permutation", 1.5, measure)
 

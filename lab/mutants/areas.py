@@ -6,16 +6,15 @@ from __future__ import annotations
 import ast
 import heapq
 import math
-import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-TOLD: Final[dict[str, Any]] = tomllib.loads(
-    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-)
+from lab import told
+
+TOLD: Final[dict[str, Any]] = told(__file__)
 AREAS: Final[dict[str, list[str]]] = {name: one["code"] for name, one in TOLD["areas"].items()}
 TESTS: Final[dict[str, list[str]]] = {name: one["tests"] for name, one in TOLD["areas"].items()}
 ALL_CASES: Final = tuple(name for name, one in TOLD["areas"].items() if one["all_cases"])
