@@ -236,18 +236,16 @@ def _between_groups(asked: int, *known: int) -> Parts:
 MEASURED: Final[dict[Expected, Parts]] = {
     expected.GEMM_DGRAD: (lambda: _from_forward("dgrad"),),
     expected.GEMM_WGRAD: (lambda: _from_forward("wgrad"),),
-    expected.GEMM_ACCUMULATE: (_accumulated,),
-    expected.GEMM_GROUPED: (_one_by_one,),
+    expected.GEMM_ACCUMULATE: (_accumulated,), expected.GEMM_GROUPED: (_one_by_one,),
     expected.GEMM_ANALYTIC: tuple(partial(_peaks, name, table) for name, table in GEMMS),
-    expected.ATTENTION_NEAREST: (_attention,),
-    expected.POINTWISE_TABLE: (_pointwise,),
+    expected.ATTENTION_NEAREST: (_attention,), expected.POINTWISE_TABLE: (_pointwise,),
     expected.COLLECTIVE_TABLE: tuple(partial(_between_rows, name) for name in NODES),
     expected.COLLECTIVE_HALF: _collectives(
         lambda row: row.op == "all_reduce", lambda row: row.op in ("all_gather", "reduce_scatter")
     ),
     expected.COLLECTIVE_GROUPS: (*_between_groups(4, 2, 8), *_between_groups(8, 2, 4)),
     expected.COLLECTIVE_ONE_GROUP: (*_between_groups(4, 8), *_between_groups(8, 2)),
-}
+}  # fmt: skip
 """Functions that yield the errors of each constant that tables can show, by machine and group."""
 
 

@@ -130,8 +130,7 @@ def _repeated(rows: Iterable[Row]) -> Pair:
                 found[row["case"], cell["ctas"]].append(_measured(cell))
     return Pair.mean(
         one.off(Pair.mean(cells[:index] + cells[index + 1 :]))
-        for cells in found.values() if len(cells) > 1
-        for index, one in enumerate(cells)
+        for cells in found.values() if len(cells) > 1 for index, one in enumerate(cells)
     )  # fmt: skip
 
 

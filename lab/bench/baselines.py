@@ -89,8 +89,7 @@ def cuts(case: Case, mode: bool) -> list[SlicePlan]:
         SlicePlan(
             row_slices=r, attn_col_slices=columns, mlp_col_slices=columns, attn_dgrad_slices=1,
             mlp_dgrad_slices=1, merge_wgrad=merge, comm_ctas=cta, sequence_parallel=mode,
-        )
-        for r, columns, merge, cta in product(rows, (1, 2), merges, case.comm_ctas_choices)
+        ) for r, columns, merge, cta in product(rows, (1, 2), merges, case.comm_ctas_choices)
     ]  # fmt: skip
     inter = SlicePlan(order="inter", wgrad="deferred", sequence_parallel=mode)
     columns = [
@@ -147,8 +146,7 @@ def sliced(case: Case) -> tuple[float, SlicePlan]:
         SlicePlan(
             row_slices=rows, merge_wgrad=merge, sequence_parallel=True, slice_dim="sequence",
             slice_balance=balance, comm_ctas=ctas,
-        )
-        for rows, balance, merge, ctas in ways
+        ) for rows, balance, merge, ctas in ways
     ]  # fmt: skip
     best_ns, plan = fastest(case, plans)
     return predict(case, baseline_plan(case)).makespan_ns / best_ns, plan

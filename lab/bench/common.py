@@ -151,12 +151,9 @@ def megatron(*, sequence_parallel: bool) -> SlicePlan:
 def runs(*names: str) -> tuple[Run, ...]:
     """Return the runs of these tables of common.toml."""
     return tuple(
-        _run(name, told, row)
-        for name in names
-        for told in (TABLES[name],)
-        for row in rows(told["table"])
-        if told.get("rows", {}).items() <= row.items()
-    )
+        _run(name, told, row) for name in names for told in (TABLES[name],)
+        for row in rows(told["table"]) if told.get("rows", {}).items() <= row.items()
+    )  # fmt: skip
 
 
 def _run(name: str, told: Mapping[str, Any], row: Line) -> Run:

@@ -207,9 +207,8 @@ def proof_checks(settings: Sequence[Setting]) -> list[Check]:
         reported("noise floor: the same plan in two launches", f"{total.noise:.2%}"),
         at_most("iteration time, mean absolute error", 0.03, total.error),
         reported("the same at the GPU's speed while plans ran", f"{total.steady_error:.2%}"),
-        *worst_errors(total),
-        *choice_checks(total, 0.01),
-    ]
+        *worst_errors(total), *choice_checks(total, 0.01),
+    ]  # fmt: skip
 
 
 def predicted_anew(rows: Sequence[Row]) -> Table:

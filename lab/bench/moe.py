@@ -17,6 +17,7 @@ from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.resolve import Chosen, place
 from domino_tune.verbs.simulate import shortened
 from domino_tune.verbs.verdict import drawn_times_ns, middle_of
+from lab import told as toml
 from lab.bench.common import interval, recorded, rows, time_ms
 from lab.verdict import Check, at_most, check_table, equal, reported, table
 from simulator.case import Case
@@ -28,36 +29,14 @@ from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import predict
 from simulator.presets import MODELS
 from simulator.sharding import spread_layers
-from simulator.specs import ClusterSpec, ModelSpec, MoeDispatcher, Workload
+from simulator.specs import ClusterSpec, ModelSpec, Workload
 from simulator.units import GIB
 
-PROFILES: Final = {
-    "h100": "h100-dgx", "b200": "b200-sxm", "b300": "b300-sxm", "gb200": "gb200-nvl72",
-    "gb300": "gb300-nvl72",
-}  # fmt: skip
-PRESETS: Final = {
-    "Qwen3_30B_a3B": "qwen3-30b-a3b", "Qwen3_235B_a22B": "qwen3-235b-a22b",
-    "DeepSeekV3": "deepseek-v3", "GPT OSS 120B": "gpt-oss-120b",
-}  # fmt: skip
-RECIPES: Final = {"FP8": "tensorwise", "MXFP8": "mxfp8", "NVFP4": "nvfp4", "BF16": "none"}
-WHOLE_GRAPHS: Final = ("full_iteration", "local")
-HALF_WIDTH: Final = 0.25
+TOLD: Final[dict[str, Any]] = toml(__file__)
+PRESETS: Final[dict[str, str]] = TOLD["presets"]
 SEQUENCE: Final = 4096
 """Tokens of a sequence, as in NVIDIA's recipes, where a pair's source does not tell."""
-TOGETHER: Final = replace(MEGATRON, strategy=EP_OVERLAP)
-DELAYED: Final = replace(TOGETHER, wgrad="deferred")
 ROUTER: Final = ("moe_router", "moe_preprocess")
-Way = tuple[SlicePlan, tuple[str, ...]]
-"""A job's plan and what it replays."""
-CHANGES: Final[dict[str, tuple[Way, Way]]] = {
-    "EP overlap on": ((MEGATRON, ()), (TOGETHER, ())),
-    "delay_wgrad_compute on": ((TOGETHER, ()), (DELAYED, ())),
-    "TE graphs attn+moe_router+moe_preprocess (48 layers) against eager": (
-        (MEGATRON, ()), (MEGATRON, ("attn", *ROUTER)),
-    ),
-    "EP overlap off (host-bound)": ((TOGETHER, ()), (MEGATRON, ())),
-}  # fmt: skip
-"""A change that can be played -> the job without and with it."""
 
 
 class Step(NamedTuple):
@@ -92,24 +71,27 @@ class Step(NamedTuple):
 def moe() -> list[Table]:
     """Return NVIDIA's steps, SimuMax's on a B200 node, their checks, and the pairs."""
     steps = [
-        _step(row)
-        for row in rows("mbridge_published_moe_fp8.csv")
+        _step(row) for row in rows("mbridge_published_moe_fp8.csv")
         if (row["kind"], row["newest"], row["recipe_differs"]) == ("moe", "yes", "")
         and row["model"] in PRESETS
-    ]
+    ]  # fmt: skip
     return [_each(steps), *_deepseek(), _checks(steps), *_pairs()]
 
 
 def _step(row: Line) -> Step:
     case, plan = _case(row), MEGATRON
     if row["moe_a2a_overlap"] == "yes":
-        plan = DELAYED if row["delay_wgrad_compute"] == "yes" else replace(TOGETHER, wgrad="eager")
+        plan = _plan(EP_OVERLAP, "deferred" if row["delay_wgrad_compute"] == "yes" else "eager")
     per_gpu, shown = float(row["tokens_per_s_per_gpu"]), shortened(case)
     found, middle_ns = interval(shown, plan), recorded(shown, plan).makespan_ns
     return Step(
         row, time_ms(case, MEGATRON), 1e3 * case.tokens / case.cluster.world_size / per_gpu,
         time_ms(case, plan), found.low_ns / middle_ns, found.high_ns / middle_ns,
     )  # fmt: skip
+
+
+def _plan(strategy: str, wgrad: str) -> SlicePlan:
+    return replace(MEGATRON, strategy=strategy, wgrad=wgrad)  # type: ignore[arg-type]  # it checks
 
 
 def _case(row: Line) -> Case:
@@ -123,7 +105,7 @@ def _case(row: Line) -> Case:
         tp=tp, pp=pp, cp=cp, vpp=int(row["recipe_vpp"] or 1),
         dp=int(row["gpus"]) // (tp * pp * cp), ep=int(row["expert_model_parallel_size"]),
         etp=int(row["expert_tensor_parallel_size"]), ranks_per_node=1 << 30,
-        cuda_graph=row["cuda_graph_impl"] in WHOLE_GRAPHS,
+        cuda_graph=row["cuda_graph_impl"] in ("full_iteration", "local"),
     )  # fmt: skip
     told: dict[str, Any] = {
         "dispatcher": row["moe_dispatcher"], "seq_length": int(row["seq_length"]),
@@ -142,16 +124,14 @@ def _case(row: Line) -> Case:
 
 
 def _job(row: Line, model: ModelSpec, ranks: ClusterSpec, told: Mapping[str, Any]) -> Case:
-    profile, rest = load_profile(PROFILES[row["gpu"]]), dict(told)
+    profile, rest = load_profile(TOLD["profiles"][row["gpu"]]), dict(told)
     cluster, size = place(ranks, profile, None), told["micro_batch_size"]
     scopes = tuple(one for one in rest.pop("cuda_graph_scope") if one in GRAPH_SCOPES)
     work = Workload(
         grad_accumulation=int(row["global_batch_size"]) // size // cluster.dp,
         data_parallel="distributed-optimizer", overlap_p2p=cluster.vpp > 1,
         implementation=IMPLEMENTATIONS["megatron-te"], cuda_graph_scope=scopes,
-        moe_dispatcher=rest.pop("dispatcher"),
-        fp8_recipe=RECIPES[row["precision"]],  # type: ignore[arg-type]  # the workload checks it
-        **rest,
+        moe_dispatcher=rest.pop("dispatcher"), fp8_recipe=TOLD["recipes"][row["precision"]], **rest,
     )  # fmt: skip
     return Case(model=model, profile=profile, cluster=cluster, workload=work)
 
@@ -178,8 +158,7 @@ def _each(steps: Sequence[Step]) -> Table:
                 f"{one.alone_ms:,.0f}" if one.overlaps else "", f"{one.ms:,.0f}",
                 f"{one.error:+.1%}", f"{one.ms * one.low:,.0f}–{one.ms * one.high:,.0f}",
                 "yes" if one.counts else "",
-            )
-            for one in steps
+            ) for one in steps
         ],
         "Counted: the newest release of a layout, from 26.04 on, whose recipe has the row's "
         "layout; those that overlap the experts' exchange, by two micro-batches beside each other, "
@@ -201,7 +180,7 @@ def _checks(steps: Iterable[Step]) -> Table:
         checks += [
             at_most(f"{name}, {len(some)} steps: mean error", limit, off),
             equal("  inside their interval", len(some), inside),
-            at_most("  largest half-width of an interval", HALF_WIDTH, widest),
+            at_most("  largest half-width of an interval", 0.25, widest),
         ]
     return check_table("Experts on H100 to GB300", checks)
 
@@ -252,9 +231,10 @@ def _pairs() -> list[Table]:
     lines, gains = [], []
     for row in rows("moe_overlap_pairs.csv"):
         measured, told = float(row["without"]) / float(row["with"]), "not played"
-        if row["change"] in CHANGES:
+        if row["change"] in TOLD["changes"]:
+            ways = TOLD["changes"][row["change"]]
             before, after = (
-                time_ms(_paired(row, scopes), plan) for plan, scopes in CHANGES[row["change"]]
+                time_ms(_paired(row, way.pop()), _plan(*way)) for way in map(list, ways)
             )
             gains.append((before / after, measured))
             told = f"{before / after:.3f}"
@@ -263,9 +243,8 @@ def _pairs() -> list[Table]:
     right = sum((gain > 1) == (measured > 1) for gain, measured in gains)
     near = sum(abs(gain - measured) <= 0.10 for gain, measured in gains)
     checks = [
-        equal("right in sign", len(gains), right),
-        reported("of these, within 0.10", str(near)),
-    ]
+        equal("right in sign", len(gains), right), reported("of these, within 0.10", str(near)),
+    ]  # fmt: skip
     return [
         table(
             "Published pairs: how many times as fast a change made one job",
@@ -275,7 +254,7 @@ def _pairs() -> list[Table]:
     ]  # fmt: skip
 
 
-def _paired(row: Line, scopes: tuple[str, ...]) -> Case:
+def _paired(row: Line, scopes: Sequence[str]) -> Case:
     pp, vpp = (
         int(row[name] or 1) for name in ("pipeline_model_parallel_size", "num_virtual_stages")
     )
@@ -298,15 +277,6 @@ def _mean(errors: Iterable[float]) -> float:
 
 # What hides the exchange of experts' tokens: models by profiles by ranks --------------------------
 
-HIDDEN: Final = (
-    "qwen3-30b-a3b", "qwen3-235b-a22b", "mixtral-8x7b", "deepseek-v2", "deepseek-v3",
-    "gpt-oss-120b",
-)  # fmt: skip
-DISPATCHERS: Final[dict[str, MoeDispatcher]] = {
-    "h100-dgx": "deepep", "b200-sxm": "deepep", "gb200-nvl72": "hybridep",
-}  # fmt: skip
-"""Profile -> the dispatcher that its recipes have."""
-RANKS: Final = (8, 16, 32, 64)
 LAYERS: Final = 8
 """Layers of each model: a stage's, beside which embedding and head count little."""
 MICROS: Final = 8
@@ -316,7 +286,8 @@ SIZE: Final = 2
 
 def hiding() -> list[Table]:
     """Return by how much each way speeds up a step, and the middle 80 % of drawn machines."""
-    jobs = product(HIDDEN, DISPATCHERS, RANKS)
+    movers = TOLD["hiding"]["dispatchers"]
+    jobs = product(TOLD["hiding"]["models"], movers, TOLD["hiding"]["ranks"])
     return [
         table(
             f"What hides the exchange: {LAYERS} layers, {MICROS} micro-batches of {SIZE} × "
@@ -325,7 +296,7 @@ def hiding() -> list[Table]:
             [(*job, *_ways(*job)) for job in jobs if MODELS[job[0]].num_experts % job[2] == 0],
             "exchange: its exposed share of Megatron-LM's step. Others: times as fast as that, and "
             "the middle 80 % of 2,000 machines drawn from the profile's errors. Tokens by "
-            f"{', '.join(f'{one} on {profile}' for profile, one in DISPATCHERS.items())}.",
+            f"{', '.join(f'{one} on {profile}' for profile, one in movers.items())}.",
         )
     ]
 
@@ -357,7 +328,7 @@ def _stack(name: str, profile: str, ranks: int) -> Case:
     cluster = place(ClusterSpec(tp=1, dp=ranks, ep=ranks, ranks_per_node=1 << 30), known, None)
     work = Workload(
         seq_length=SEQUENCE, micro_batch_size=SIZE, grad_accumulation=MICROS,
-        data_parallel="distributed-optimizer", moe_dispatcher=DISPATCHERS[profile],
-        implementation=IMPLEMENTATIONS["megatron-te"],
+        moe_dispatcher=TOLD["hiding"]["dispatchers"][profile],
+        data_parallel="distributed-optimizer", implementation=IMPLEMENTATIONS["megatron-te"],
     )  # fmt: skip
     return Case(model=model, profile=known, cluster=cluster, workload=work)

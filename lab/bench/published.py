@@ -28,7 +28,7 @@ from lab.verdict import Check, at_least, at_most, check_table, equal, reported, 
 from simulator.case import Case
 from simulator.implementation import IMPLEMENTATIONS
 from simulator.peak import peak_bytes
-from simulator.plan import MEGATRON, SlicePlan
+from simulator.plan import MEGATRON
 from simulator.predict import predict
 from simulator.presets import MODELS
 from simulator.specs import ClusterSpec, Workload
@@ -46,11 +46,6 @@ HALF_WIDTH: Final = {"machine": 0.15, "b200-sxm": 0.25, "quantized": 0.25}
 SHARES: Final = {8: 0.16, 16: 0.29, 32: 0.43}
 """Published by TP degree."""
 POINTS: Final = 0.05
-UPSTREAM: Final = SlicePlan(row_slices=2, order="inter", wgrad="eager")
-UPSTREAM_MS: Final = (521.0, 529.0)
-"""Upstream's runs of Domino (deepspeedai/DeepSpeed @54a1421, runtime/domino), which have more to do
-than ours: SDPA with dropout, contiguous copies, fp16 with Megatron's optimizer. Their GPU, H200 or
-MI300, is not stated."""
 NOTES: Final[dict[str, Any]] = told(__file__)
 
 
@@ -116,7 +111,7 @@ def published() -> list[Table]:
     some = [one for one in found if one.kind != "small models"]
     return [
         _each(some), _groups(found), limits(found), _coverage(found), *_fp8(found), _forward(),
-        *_domino(),
+        _domino(),
     ]  # fmt: skip
 
 
@@ -129,8 +124,7 @@ def _each(found: Sequence[Held]) -> Table:
                 one.group, one.run.label, f"{one.run.measured_ms:,.1f}", f"{one.ms:,.1f}",
                 f"{one.error:+.1%}", f"{one.ms * one.low:,.0f}–{one.ms * one.high:,.0f}",
                 f"{one.run.error(one.run.peer_ms):+.1%}" if one.run.peer_ms else "",
-            )
-            for one in found
+            ) for one in found
         ],
     )  # fmt: skip
 
@@ -251,7 +245,8 @@ def _forward() -> Table:
     return table(title, "tokens|>measured|>predicted|>error", lines)
 
 
-def _domino() -> list[Table]:
+def _domino() -> Table:
+    """Return communication's share under Megatron-LM by TP degree, beside Domino's paper."""
     lines = []
     for tp, target in SHARES.items():
         found = predict(paper_case(GPT3_13B, tp), MEGATRON)
@@ -260,18 +255,8 @@ def _domino() -> list[Table]:
             tp, f"{100 * target:.0f}%", f"{100 * share:.1f}%",
             f"{100 * (share - target):+.1f} points", verdict(abs(share - target) <= POINTS),
         ))  # fmt: skip
-    ours = time_ms(paper_case(GPT3_13B, 8), UPSTREAM)
-    return [
-        table(
-            "Megatron, GPT-3 13B, seq 1024, micro-batch 16: exposed share of an iteration",
-            "tp|>published|>simulated|>gap|within 5 points", lines,
-        ),
-        table(
-            "Upstream Domino: the same on 8 GPUs, two slices (inter), ms an iteration",
-            ">simulated on h100-dgx|>published|>error",
-            [(f"{ours:.1f}", f"{run:g}", f"{ours / run - 1:+.0%}") for run in UPSTREAM_MS],
-        ),
-    ]  # fmt: skip
+    title = "Megatron, GPT-3 13B, seq 1024, micro-batch 16: exposed share of an iteration"
+    return table(title, "tp|>published|>simulated|>gap|within 5 points", lines)
 
 
 def _mean(errors: Iterable[float]) -> float:

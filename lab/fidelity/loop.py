@@ -85,9 +85,8 @@ def model_file(model: ModelSpec) -> Path:
 def plans_of(case: Case, fields: WorkloadFields, kind: Kind) -> dict[str, Chosen]:
     """Return the plans of the report, the tuned plan and the plan without communication by name."""
     request = TuneRequest(
-        **{name: getattr(fields, name) for name in WorkloadFields.model_fields},
-        search="bayes",
-    )
+        **{name: getattr(fields, name) for name in WorkloadFields.model_fields}, search="bayes",
+    )  # fmt: skip
     tuned = tune(request).best.plan_file
     bound = replace(NO_COMM, sequence_parallel=bool(kind.sequence_parallel))
     named = {name: Chosen.of(case, plan) for name, plan in {**kind.plans, BOUND: bound}.items()}

@@ -47,9 +47,7 @@ def checks(settings: Sequence[Setting]) -> list[Check]:
         Check("the same with its sign", f"within ±{LEAN:.1%}", f"{lean:+.2%}", abs(lean) <= LEAN),
         reported("the same at the machine's speed while plans ran", f"{total.steady_error:.2%}"),
         reported("the same on one rank with emulated collectives", f"{total.emulated_error:.2%}"),
-        *worst_errors(total),
-        *choice_checks(total, REGRET),
-        *_coverage(settings),
+        *worst_errors(total), *choice_checks(total, REGRET), *_coverage(settings),
         *(
             at_least(f"communication hidden by the tuned plan, {one.name}", HIDDEN,
                      one.cell(TUNED).hidden)
@@ -115,8 +113,7 @@ def _settings(settings: Sequence[Setting]) -> Table:
             s.model, s.link, f"{s.profile_s:.0f}", f"{s.speed:.2f}", f"{s.spread:.1%}",
             f"{s.regret(TUNED):.1%}", f"{s.regret(ALWAYS_TWO):.1%}", f"{s.random_regret:.1%}",
             f"{s.pair_noise:.1%}", s.profile_id.removeprefix("sha256:")[:12],
-        )
-        for s in settings
+        ) for s in settings
     ]  # fmt: skip
     columns = "model|link|>profile s|>speed|>spread|>regret tune|>regret two|>regret random"
     return table("Settings", f"{columns}|>pair noise|profile", rows)
@@ -129,8 +126,7 @@ def _cells(settings: Sequence[Setting]) -> Table:
             f"{c.error:+.1%}", f"{c.steady_error:+.1%}", f"{c.second_ms:.1f}", f"{c.noise:+.1%}",
             f"{c.predicted_emulated_ms:.1f}", f"{c.emulated_ms:.1f}", f"{c.emulated_error:+.1%}",
             f"{c.predicted_exposed_ms:.1f}", f"{c.exposed_ms:.1f}", f"{c.hidden:.0%}", c.label,
-        )
-        for s in settings for c in s.cells
+        ) for s in settings for c in s.cells
     ]  # fmt: skip
     return table(
         "Cells",

@@ -205,21 +205,16 @@ def score(settings: Sequence[Setting]) -> Score:
     pairs = [right for setting in settings for right in setting.pairs()]
     spread = [setting for setting in settings if setting.spread > MIN_SPREAD]
     return Score(
-        cells=len(cells),
-        error=statistics.fmean(abs(cell.error) for cell in cells),
-        worst_setting=worst_setting.name,
-        worst_setting_error=worst_setting.error,
-        worst_cell=f"{in_setting.name}, {worst_cell.plan}",
-        worst_cell_error=worst_cell.error,
+        cells=len(cells), error=statistics.fmean(abs(cell.error) for cell in cells),
+        worst_setting=worst_setting.name, worst_setting_error=worst_setting.error,
+        worst_cell=f"{in_setting.name}, {worst_cell.plan}", worst_cell_error=worst_cell.error,
         steady_error=statistics.fmean(abs(cell.steady_error) for cell in cells),
         noise=statistics.fmean(abs(cell.noise) for cell in cells),
         emulated_error=statistics.fmean(abs(cell.emulated_error) for cell in cells),
-        pairs=len(pairs),
-        left_out=sum(setting.all_pairs for setting in settings) - len(pairs),
-        concordance=statistics.fmean(pairs) if pairs else None,
-        settings=len(settings),
+        pairs=len(pairs), left_out=sum(setting.all_pairs for setting in settings) - len(pairs),
+        concordance=statistics.fmean(pairs) if pairs else None, settings=len(settings),
         spread_settings=len(spread),
         tuned_regret=max((setting.regret(TUNED) for setting in spread), default=None),
         two_regret=max((setting.regret(ALWAYS_TWO) for setting in spread), default=None),
         random_regret=max((setting.random_regret for setting in spread), default=None),
-    )
+    )  # fmt: skip

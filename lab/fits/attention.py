@@ -152,8 +152,7 @@ def b200_rows(sources: Sources, *, contiguous: bool = True) -> list[AttentionRow
         AttentionRow(
             batch=row.batch, heads=row.heads, kv_heads=row.kv_heads, seq=row.seq,
             head_dim=row.head_dim, direction=row.direction, median_us=row.us,
-        )
-        for row in sources.rows("b200/attention_bf16.csv", qkv_contiguous=int(contiguous))
+        ) for row in sources.rows("b200/attention_bf16.csv", qkv_contiguous=int(contiguous))
     ]  # fmt: skip
 
 
@@ -190,8 +189,7 @@ def _served(gpu: str, sources: Sources) -> list[AttentionRow]:
         AttentionRow(
             batch=row.batch, heads=row.heads, kv_heads=row.kv_heads, seq=row.seq, head_dim=128,
             median_us=row.bf16_us,
-        )
-        for row in sources.rows(f"{table}/attention_forward.csv.gz", gpu=gpu, kernel="sgl")
+        ) for row in sources.rows(f"{table}/attention_forward.csv.gz", gpu=gpu, kernel="sgl")
         if row.bf16_us > 0 and row.batch * row.heads * row.seq >= LEAST_ROWS
     ]  # fmt: skip
 
@@ -242,9 +240,7 @@ def our_rows(sources: Sources, dims: tuple[int, int]) -> list[AttentionRow]:
             median_us=rounded(min(
                 ns for way, ns in row["ns"].items() if way.endswith(direction)
             ) / 1e3, 5),
-        )
-        for row in sources.ours("attention")
-        if (row["key_size"], row["value_size"]) == dims
+        ) for row in sources.ours("attention") if (row["key_size"], row["value_size"]) == dims
         for direction in DIRECTIONS
     ]  # fmt: skip
 
@@ -278,8 +274,7 @@ def _served_latent(gpu: str, sources: Sources, sm_count: int) -> AttentionFit:
         AttentionRow(
             batch=row.batch, heads=row.heads, kv_heads=row.heads, seq=row.seq, head_dim=LATENT[0],
             v_head_dim=LATENT[1], median_us=row.us,
-        )
-        for row in sources.rows(f"{table}/mla_forward_bf16.csv.gz", gpu=gpu)
+        ) for row in sources.rows(f"{table}/mla_forward_bf16.csv.gz", gpu=gpu)
         if row.batch * row.heads * row.seq >= LEAST_ROWS
     ]  # fmt: skip
     return fit_forward(rows, sm_count=sm_count)

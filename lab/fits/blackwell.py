@@ -44,8 +44,7 @@ def gemm_rows(sources: Sources) -> tuple[GemmRow, ...]:
             m=row.batch * row.m, n=row.n, k=row.k, layout=row.layout, dtype="bf16",
             accumulate=row.layout == "wgrad" and ADDS_TO[row.out_dtype], strides=(0, 0, 0),
             median_us=row.us, spread_us=rounded(GEMM_SCATTER * row.us), samples=RUNS,
-        )
-        for row in sources.rows("b200/gemm_bf16.csv")
+        ) for row in sources.rows("b200/gemm_bf16.csv")
     ]  # fmt: skip
     return tuple(sorted(rows, key=lambda row: row.signature))
 
@@ -90,8 +89,7 @@ def pointwise_fits(
         replace(
             like, names=tuple(names), kind="fitted", small_gb_s=rates[rate], knee_bytes=1,
             large_gb_s=rates[rate], error=POINTWISE_DEFAULT.error,
-        )
-        for rate, names in gpu.told["pointwise"]["rates"].items()
+        ) for rate, names in gpu.told["pointwise"]["rates"].items()
     ]  # fmt: skip
     known = {name for law in own for name in law.names}
     others = [law for name, law in laws.items() if name not in known]

@@ -65,10 +65,8 @@ def multimem_collectives(sources: Sources) -> tuple[CollectiveFit, ...]:
         CollectiveRow(
             op=op, nodes=1, per_node=NODE, ctas=ctas, bytes=2 * row.BL * row.hidden_size,
             median_us=getattr(row, column),
-        )
-        for name, timed in (("figure_7.csv", by_ctas), ("figure_5.csv", best))
-        for row in sources.rows(f"multimem/{name}")
-        for op, ctas, column in timed
+        ) for name, timed in (("figure_7.csv", by_ctas), ("figure_5.csv", best))
+        for row in sources.rows(f"multimem/{name}") for op, ctas, column in timed
     )  # fmt: skip
 
 
@@ -91,8 +89,7 @@ def fit_group(rows: Sequence[CollectiveRow]) -> CollectiveFit:
     latency, *slopes = _solve(_design(sizes, knots), times)
     return CollectiveFit(
         op=rows[0].op, nodes=rows[0].nodes, per_node=rows[0].per_node, ctas=rows[0].ctas,
-        latency_us=rounded(max(latency, 0.1)),
-        knots_bytes=tuple(int(knot * MIB) for knot in knots),
+        latency_us=rounded(max(latency, 0.1)), knots_bytes=tuple(int(knot * MIB) for knot in knots),
         us_per_mib=tuple(rounded(slope) for slope in slopes), min_bytes=rows[0].bytes,
         max_bytes=rows[-1].bytes, error=rounded(_leave_one_out(sizes, times, knots), 2),
     )  # fmt: skip
@@ -170,8 +167,7 @@ def b200_collectives(sources: Sources) -> Iterator[CollectiveFit]:
                 yield CollectiveFit(
                     op=row.op, nodes=1, per_node=ranks, error=COLLECTIVE_ERROR,
                     latency_us=rounded(step_us + row.fixed_latency_us, 6),
-                    us_per_mib=(rounded(us_per_mib * (1 + row.offset / ranks), 6),),
-                    **FITTED_BYTES,
+                    us_per_mib=(rounded(us_per_mib * (1 + row.offset / ranks), 6),), **FITTED_BYTES,
                 )  # fmt: skip
 
 
@@ -280,9 +276,8 @@ def all_to_alls(gpu: str, sources: Sources) -> tuple[CollectiveFit, ...]:
     return fit_collectives(
         CollectiveRow(
             op="all_to_all", nodes=1, per_node=row.ranks, bytes=row.bytes, median_us=row.us
-        )
-        for row in sources.rows("moe/nccl_alltoall.csv", gpu=gpu)
-    )
+        ) for row in sources.rows("moe/nccl_alltoall.csv", gpu=gpu)
+    )  # fmt: skip
 
 
 def deepep(gpu: str, sources: Sources) -> Iterator[CollectiveFit]:

@@ -120,9 +120,7 @@ def read_overlap(data: bytes) -> tuple[Overlap, ...]:
             (count(i, row, "m"), count(i, row, "n"), count(i, row, "k")), ctas,
             1e3 * microseconds(i, row, "gemm_only"), comm_us,
             1e3 * microseconds(i, row, f"c{ctas}"),
-        )
-        for i, row in lines(data, ("m", "n", "k", "gemm_only"))
-        for ctas, comm_us in alone.items()
+        ) for i, row in lines(data, ("m", "n", "k", "gemm_only")) for ctas, comm_us in alone.items()
         if row.get(f"c{ctas}", "").strip()
     )  # fmt: skip
 
@@ -282,8 +280,7 @@ def beside_cells(rows: Iterable[Row], rate: float = FULL_RATE) -> list[Beside]:
             cell["op_mean_ns"] / row["alone_again_ns"],
             cell["collective_alone_ns"] / 1000 * cell["collectives"] / cell["ops"]
             if row["family"] in FILLING else math.inf,
-        )
-        for row, cell in full_cells(rows, rate)
+        ) for row, cell in full_cells(rows, rate)
     ]  # fmt: skip
 
 
@@ -293,9 +290,7 @@ def streamed_cells(rows: Iterable[Row]) -> list[Streamed]:
         Streamed(
             row["case"], cell["ctas"], gb_s_of(row),
             cell["collective_ns"] / cell["collective_alone_ns"],
-        )
-        for row, cell in full_cells(rows)
-        if row["family"] not in FILLING
+        ) for row, cell in full_cells(rows) if row["family"] not in FILLING
     ]  # fmt: skip
 
 
@@ -309,10 +304,9 @@ def collective_slowdown(rows: Iterable[Row], memory: MemoryQueue | None = None) 
     """Return A100's factor of NCCL's collectives, with its error beside what ``memory``
     explains."""
     errors = [
-        abs(COLLECTIVE_FACTOR * waits / cell.slowdown - 1)
-        for cell in streamed_cells(rows)
+        abs(COLLECTIVE_FACTOR * waits / cell.slowdown - 1) for cell in streamed_cells(rows)
         for waits in (memory.slowdown(cell.gb_s, cell.ctas) if memory else 1.0,)
-    ]
+    ]  # fmt: skip
     error = rounded(statistics.fmean(errors), 2)
     return Slowdown(factor=COLLECTIVE_FACTOR, kind="assumed", error=error)
 

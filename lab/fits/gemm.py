@@ -47,18 +47,12 @@ _LINEAR_ABOVE: Final = 0.03
 
 # Scalars of TiledLaw: start and bounds. Those with a lower bound > 0 are fitted as logarithms.
 _SCALARS: Final[dict[str, Bound]] = {
-    "fixed_us": (1.5, 0.05, 100.0),
-    "mb_us": (2.0, 0.01, 100.0),
-    "norm": (4.0, 1.0, 20.0),
-    "reduce_us": (2.0, 0.01, 100.0),
-    "reduce_mb_us": (1.5, 0.01, 1000.0),
-    "throttle_gflop": (300.0, 1.0, 100_000.0),
-    "bandwidth_bend": (0.0, -2.0, 2.0),
-    "ceil_share": (0.4, 0.0, 1.0),
-    "idle_gain": (0.5, 0.0, 0.95),
-    "repeat_share": (0.5, 0.0, 1.0),
+    "fixed_us": (1.5, 0.05, 100.0), "mb_us": (2.0, 0.01, 100.0), "norm": (4.0, 1.0, 20.0),
+    "reduce_us": (2.0, 0.01, 100.0), "reduce_mb_us": (1.5, 0.01, 1000.0),
+    "throttle_gflop": (300.0, 1.0, 100_000.0), "bandwidth_bend": (0.0, -2.0, 2.0),
+    "ceil_share": (0.4, 0.0, 1.0), "idle_gain": (0.5, 0.0, 0.95), "repeat_share": (0.5, 0.0, 1.0),
     "throttle": (0.1, 0.0, 1.0),
-}
+}  # fmt: skip
 _TILE_US: Final[Bound] = (2.5, 0.01, 100.0)
 _LOGARITHMIC: Final[Mask] = np.array(
     [least > 0 for _, least, _ in _SCALARS.values()] + [True] * 2 * TILE_CLASSES

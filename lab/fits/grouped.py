@@ -380,11 +380,8 @@ def _sorted(
         GroupedRow(
             one.groups, *one[:3], layout, dtype, False,
             rounded(slower.get(layout, 1.0) * cell["ns"][layout] / 1e3), 0.0, 1,
-        )
-        for cell in cells
-        for layout, one in _linear(
+        ) for cell in cells for layout, one in _linear(
             len(cell["rows"]), cell["rows"][0], cell["out"], cell["in"]
-        ).items()
-        if layout in cell["ns"]
+        ).items() if layout in cell["ns"]
     ]  # fmt: skip
     return tuple(sorted(found, key=lambda row: row.signature))

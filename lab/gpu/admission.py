@@ -136,11 +136,10 @@ class Cell(NamedTuple):
 CELLS: Final = (
     *(Cell(ctas, rate) for rate in (0.0, 40.0) for ctas in (1, 2, 4, 8, 16, 32)),
     *(
-        Cell(ctas, 40.0, priority, first)
-        for ctas in (8, 32)
+        Cell(ctas, 40.0, priority, first) for ctas in (8, 32)
         for priority, first in ((0, True), (HIGH_PRIORITY, False), (0, False))
     ),
-)
+)  # fmt: skip
 """The grid of one op; only a few cells vary order and priority."""
 
 

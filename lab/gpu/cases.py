@@ -104,9 +104,8 @@ def slice_plans(batch: int) -> tuple[SlicePlan, ...]:
     rows = [(count, 1) for count in (2, 4, 1, 3, 8, 5, 6, 7)]
     sliced = [
         replace(TWO_SLICES, row_slices=count, attn_col_slices=columns, mlp_col_slices=columns)
-        for count, columns in (*rows, (2, 2), (1, 2), (1, 4), (2, 4))
-        if count <= batch
-    ]
+        for count, columns in (*rows, (2, 2), (1, 2), (1, 4), (2, 4)) if count <= batch
+    ]  # fmt: skip
     along = [
         replace(TWO_SLICES, row_slices=count, slice_dim="sequence", slice_balance="even")
         for count in SEQUENCE_ROW_SLICES

@@ -208,10 +208,9 @@ def run(name: str, folder: Path, duration: Duration, *options: str) -> Table:
         stopped_s = time.monotonic()
         code = service.stop()
     checks += [
-        equal("errors", 0, len(errors)),
-        equal("exit code after SIGTERM", 0, code),
+        equal("errors", 0, len(errors)), equal("exit code after SIGTERM", 0, code),
         at_most("time from SIGTERM to exit", 10.0, time.monotonic() - stopped_s, "s", 1),
-    ]
+    ]  # fmt: skip
     return check_table(load.title, checks, *errors[:10], busy)
 
 

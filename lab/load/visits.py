@@ -29,8 +29,7 @@ CACHED: Final[dict[str, Any]] = {
 }  # fmt: skip
 """A simulation that is requested again and again."""
 GPT3_13B: Final[dict[str, Any]] = {
-    "model": "gpt3-13b", "profile": BUNDLED, "tp": 8, "seq_length": 1024,
-    "micro_batch_size": 16,
+    "model": "gpt3-13b", "profile": BUNDLED, "tp": 8, "seq_length": 1024, "micro_batch_size": 16,
 }  # fmt: skip
 JSON: Final = {"Content-Type": "application/json"}
 TRIALS: Final = 20

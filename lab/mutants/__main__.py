@@ -48,10 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     texts = {
-        path: text
-        for path, text in sources(REPOSITORY).items()
+        path: text for path, text in sources(REPOSITORY).items()
         if any(Path(path).is_relative_to(part) for part in options.paths)
-    }
+    }  # fmt: skip
     faults = sample(texts, options.count, options.seed)
     if not faults:
         parser.error(f"no fault fits into {options.paths}; name code of {' or '.join(MUTATED)}")

@@ -15,22 +15,9 @@ from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator
 
-from lab.mutants.areas import area_of
+from lab.mutants.areas import TOLD, area_of
 
-BINARY: Final = "Add_Sub Sub_Add Mul_Add Mul_Div Div_Mul FloorDiv_Mul Mod_Mul Pow_Mul"
-COMPARISONS: Final = (
-    "Lt_LtE Lt_GtE LtE_Lt LtE_Gt Gt_GtE Gt_LtE GtE_Gt GtE_Lt Eq_NotEq NotEq_Eq Is_IsNot IsNot_Is"
-)
-OTHERS: Final = (
-    "ReplaceUnaryOperator_Delete_Not ReplaceUnaryOperator_Delete_USub AddNot ReplaceAndWithOr "
-    "ReplaceOrWithAnd ReplaceTrueWithFalse ReplaceFalseWithTrue NumberReplacer "
-    "ReplaceBreakWithContinue ReplaceContinueWithBreak ZeroIterationForLoop"
-)
-OPERATORS: Final = (
-    *(f"core/ReplaceBinaryOperator_{each}" for each in BINARY.split()),
-    *(f"core/ReplaceComparisonOperator_{each}" for each in COMPARISONS.split()),
-    *(f"core/{each}" for each in OTHERS.split()),
-)
+OPERATORS: Final = tuple(f"core/{each}" for each in TOLD["operators"])
 """Operators of cosmic-ray, without those that types forbid: ``//`` to ``/``, ``+`` to ``&``."""
 LOGGING: Final = ("debug", "info", "warning", "error", "exception")
 ON_GPU: Final = re.compile(r"torch\.cuda\.(?!device_count)|device='cuda'")
