@@ -35,6 +35,7 @@ DEPLOYED_MIB: Final = 2048.0
 """`mem_limit` of the API in deploy/compose.yaml."""
 BODIES: Final = 60
 JUNK: Final = b'{"model":[' + b"{}," * 349_000 + b"1]}"
+asked_health: Final = partial(call_at_rate, per_s=HEALTH_PER_S)
 
 
 class Duration(NamedTuple):
@@ -58,10 +59,11 @@ def steady(kind: str, visit: visits.Visit, per_s: float, limit_ms: float, title:
     async def drive(visitor: Visitor, service: Service, duration: Duration) -> list[Check]:
         await warm_up(visitor, visit)
         visitor.answers[kind] = [one for one in visitor.answers[kind] if one.is_error]
-        await call_at_rate(
-            lambda number, due_s: visit(visitor, WARM_UP_REQUESTS + number, due_s), per_s,
-            duration.each_s,
-        )  # fmt: skip
+
+        def call(number: int, due_s: float) -> Awaitable[object]:
+            return visit(visitor, WARM_UP_REQUESTS + number, due_s)
+
+        await call_at_rate(call, per_s, duration.each_s)
         return latency_checks(visitor, kind, 0.95, limit_ms)
 
     return Load(f"{title}, {per_s:g} times a second", drive)
@@ -79,24 +81,19 @@ async def beside_tunes(visitor: Visitor, service: Service, duration: Duration) -
     for seed in range(TUNES):
         body = visits.tune(seed, visits.ENDLESS_TRIALS)
         jobs.append(await visits.start(visitor, "tune", body, seed, time.monotonic()))
-    await wait_until_running(visitor, list(filter(None, jobs)))
-    await call_at_rate(partial(visits.healthz, visitor), HEALTH_PER_S, duration.each_s)
-    looked = [await visits.look(visitor, "tune", job) for job in jobs if job]
-    states = Counter(one["state"] for one in looked)
+
+    async def looked() -> list[dict[str, object]]:
+        return [await visits.look(visitor, "tune", job) for job in jobs if job]
+
+    end = time.monotonic() + 60.0
+    while time.monotonic() < end and not any(map(visits.is_under_way, await looked())):
+        await asyncio.sleep(0.2)
+    await asked_health(partial(visits.healthz, visitor), seconds=duration.each_s)
+    states = Counter(one["state"] for one in await looked())
     return [
         *latency_checks(visitor, "healthz", 0.99, 50.0),
         reported("tunes at the end", ", ".join(f"{n} {one}" for one, n in states.most_common())),
     ]
-
-
-async def wait_until_running(visitor: Visitor, jobs: Sequence[str]) -> None:
-    """Wait until a tune has made progress, at most a minute."""
-    end = time.monotonic() + 60.0
-    while time.monotonic() < end:
-        tunes = [await visits.look(visitor, "tune", job) for job in jobs]
-        if any(one["state"] == "running" and one["progress"]["done"] for one in tunes):
-            return
-        await asyncio.sleep(0.2)
 
 
 async def mixture(visitor: Visitor, service: Service, duration: Duration) -> list[Check]:
@@ -120,24 +117,20 @@ async def junk(visitor: Visitor, service: Service, duration: Duration) -> list[C
     await warm_up(visitor)
     before = service.rss_bytes()
     memory = asyncio.create_task(watch_memory(service, duration.each_s, 0.05))
-    asked = asyncio.create_task(
-        call_at_rate(partial(visits.healthz, visitor), HEALTH_PER_S, duration.each_s)
-    )
+    health = partial(visits.healthz, visitor)
+    asked = asyncio.create_task(asked_health(health, seconds=duration.each_s))
     send = partial(visitor.client.post, "/v1/simulations", headers=visits.JSON, content=JUNK)
     answers = await asyncio.gather(*(send() for _ in range(BODIES)))
     statuses = Counter(answer.status_code for answer in answers)
     await asked
+    found = ", ".join(f"{count} × {status}" for status, count in statuses.items())
     grown = (max(await memory) - before) / MIB
     slowest_ms = latency_ms(visitor.answers["healthz"], 1.0)
     return [
-        Check(
-            "answers", "400–499",
-            ", ".join(f"{count} × {status}" for status, count in statuses.items()),
-            all(400 <= one < 500 for one in statuses),
-        ),
+        Check("answers", "400–499", found, all(400 <= one < 500 for one in statuses)),
         at_most("growth of memory, with workers, at its peak", 100.0, grown, "MiB", 0),
         reported("healthz meanwhile, slowest", f"{slowest_ms:.0f} ms"),
-    ]  # fmt: skip
+    ]
 
 
 async def watch_memory(service: Service, seconds: float, every_s: float) -> list[int]:
@@ -157,12 +150,14 @@ def growth(samples: Sequence[int]) -> float:
 
 
 def memory_checks(samples: Sequence[int], duration: Duration) -> list[Check]:
-    """Return the growth of resident memory. It has no target where the load was short."""
+    """Return the growth of resident memory. It has no target where the load was too short to fill
+    caches and pools."""
     what, grown = f"growth of memory after the first {WARM_UP:.0%} of the time", growth(samples)
-    size = at_most("memory, with workers, at its peak", DEPLOYED_MIB, max(samples) / MIB, "MiB", 0)
-    if duration.mixed_s < 120.0:
-        return [reported(what, f"{grown:.2%}"), size]
-    return [at_most(what, 0.05, grown), size]
+    is_short = duration.mixed_s < 120.0
+    return [
+        reported(what, f"{grown:.2%}") if is_short else at_most(what, 0.05, grown),
+        at_most("memory, with workers, at its peak", DEPLOYED_MIB, max(samples) / MIB, "MiB", 0),
+    ]
 
 
 def latency_checks(visitor: Visitor, kind: str, share: float, limit_ms: float) -> list[Check]:
@@ -228,15 +223,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="duration of the mixed load (default: 10)")  # fmt: skip
     add("--short", action="store_true", help="run each for some seconds, to see whether it works")
     options, serve_options = parser.parse_args(words[:at]), words[at + 1 :]
-    for name in options.names:
+    duration, tables = Duration(each_s=60.0, mixed_s=60.0 * options.minutes), []
+    if options.short:
+        duration = Duration(each_s=3.0, mixed_s=20.0)
+    for name in options.names or LOADS:
         if name not in LOADS:
             print(f"error: {unknown_name('load', name, LOADS)}", file=sys.stderr)
             return 2
-    duration = Duration(each_s=60.0, mixed_s=60.0 * options.minutes)
-    if options.short:
-        duration = Duration(each_s=3.0, mixed_s=20.0)
-    tables = []
-    for name in options.names or LOADS:
         with tempfile.TemporaryDirectory(prefix="domino_tune-load-") as folder:
             tables.append(run(name, Path(folder), duration, *serve_options))
         print_table(tables[-1])

@@ -35,15 +35,16 @@ class Service:
 
     @classmethod
     def start(cls, folder: Path, *options: str) -> Service:
-        """Start `serve` on a port that it finds, data and log in ``folder``, and wait until it is
-        ready. Raise RunError with its output if it never is."""
+        """Start `serve` with ``options`` on a port that it finds, data and log in ``folder``, and
+        wait until it is ready. Raise RunError with its output if it never is."""
         log = folder / f"serve-{len(list(folder.glob('serve-*.log')))}.log"
-        command = [sys.executable, "-m", "domino_tune", "serve", "--port", "0", *options]
-        environment = {**os.environ, "DOMINO_TUNE_HOME": str(folder), "PYTHONPATH": search_path()}
+        path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
         with log.open("wb") as output:
             process = subprocess.Popen(
-                command, cwd=folder, env=environment, stdin=subprocess.DEVNULL,
-                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                [sys.executable, "-m", "domino_tune", "serve", "--port", "0", *options],
+                env={**os.environ, "DOMINO_TUNE_HOME": str(folder), "PYTHONPATH": path},
+                cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                start_new_session=True,
             )  # fmt: skip
         service = cls(process=process, url="", log=log)
         try:
@@ -62,9 +63,7 @@ class Service:
     def wait_ready(self) -> None:
         """Wait until it says where it is, and /readyz returns 200. Raise RunError as `start`."""
         end = time.monotonic() + START_S
-        while time.monotonic() < end:
-            if self.process.poll() is not None:
-                break
+        while time.monotonic() < end and self.process.poll() is None:
             if found := SAID.search(self.printed()):
                 self.url = found[1]
             with suppress(httpx.TransportError, httpx.UnsupportedProtocol):
@@ -100,9 +99,3 @@ class Service:
             with suppress(psutil.NoSuchProcess):
                 total += each.memory_info().rss
         return total
-
-
-def search_path() -> str:
-    """Return a PYTHONPATH that finds this repository's packages from another folder."""
-    inherited = os.environ.get("PYTHONPATH")
-    return os.pathsep.join([str(REPOSITORY), *([inherited] if inherited else [])])

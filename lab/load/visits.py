@@ -8,7 +8,7 @@ import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -106,15 +106,10 @@ async def call_at_rate(
     await asyncio.gather(*calls)
 
 
-def percentile(values: Iterable[float], share: float) -> float:
-    """Return the smallest value that is not below ``share`` (0 to 1) of all values."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
-
-
 def latency_ms(answers: Sequence[Answer], share: float) -> float:
-    """Return a percentile of the times of answers, in ms."""
-    return 1e3 * percentile((one.took_s for one in answers), share)
+    """Return the least time of answers, in ms, that is not below ``share`` (0 to 1) of all."""
+    ordered = sorted(one.took_s for one in answers)
+    return 1e3 * ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def what_if(number: int) -> dict[str, Any]:
@@ -184,6 +179,11 @@ async def look(visitor: Visitor, kind: str, job: str) -> dict[str, Any]:
     answer = await visitor.ask(f"{kind}'s progress", "GET", f"/v1/jobs/{job}")
     found: dict[str, Any] = {} if answer.is_error else json.loads(answer.body)
     return found
+
+
+def is_under_way(job: Mapping[str, Any]) -> bool:
+    """Return whether a job has made progress."""
+    return job.get("state") == "running" and bool(job["progress"]["done"])
 
 
 async def done(visitor: Visitor, kind: str, body: Any, number: int, due_s: float) -> str:
