@@ -3,9 +3,10 @@ a few; of heads as usual, of small ones, and of latent attention."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
+from operator import attrgetter
 from statistics import fmean, median
 from typing import Any, Final, NamedTuple
 
@@ -48,14 +49,9 @@ LEAST_BACKWARD_US: Final = 300.0
 Key = Callable[[AttentionRow], Any]
 
 
-def by_length(row: AttentionRow) -> int:
-    """Return what is withheld from a law by default: the sequence length."""
-    return row.seq
-
-
 def fit_attention(
     forward: Sequence[AttentionRow], pairs: Sequence[AttentionRow], *, sm_count: int,
-    withheld_by: Key = by_length,
+    withheld_by: Key = attrgetter("seq"),
 ) -> AttentionFit:  # fmt: skip
     """Fit forward timings and backward over forward ``pairs``. Raise InputError for mixed heads."""
     law = fit_forward(forward, sm_count=sm_count, withheld_by=withheld_by)
@@ -64,7 +60,7 @@ def fit_attention(
 
 
 def fit_forward(
-    forward: Sequence[AttentionRow], *, sm_count: int, withheld_by: Key = by_length
+    forward: Sequence[AttentionRow], *, sm_count: int, withheld_by: Key = attrgetter("seq")
 ) -> AttentionFit:
     """Fit the law to forward timings of one head size; ``error``: withheld in five folds."""
     head_dims = {(row.head_dim, row.v_head_dim) for row in forward}
@@ -146,24 +142,25 @@ def assumed_on(fit: AttentionFit, of: Machine, machine: Machine) -> AttentionFit
 # A B200's rows by SimuMax, and those of inference servers ----------------------------------------
 
 
+def _row(row: Any, us: float, dims: tuple[int, int] = (128, 128)) -> AttentionRow:
+    """Return a table's row."""
+    return AttentionRow(
+        batch=row.batch, heads=row.heads, kv_heads=getattr(row, "kv_heads", row.heads), seq=row.seq,
+        head_dim=dims[0], v_head_dim=dims[1] if dims[1] != dims[0] else 0,
+        direction=getattr(row, "direction", "forward"), median_us=us,
+    )  # fmt: skip
+
+
 def b200_rows(sources: Sources, *, contiguous: bool = True) -> list[AttentionRow]:
     """Return SimuMax's timings of contiguous (or not contiguous) q, k and v."""
-    return [
-        AttentionRow(
-            batch=row.batch, heads=row.heads, kv_heads=row.kv_heads, seq=row.seq,
-            head_dim=row.head_dim, direction=row.direction, median_us=row.us,
-        ) for row in sources.rows("b200/attention_bf16.csv", qkv_contiguous=int(contiguous))
-    ]  # fmt: skip
+    rows = sources.rows("b200/attention_bf16.csv", qkv_contiguous=int(contiguous))
+    return [_row(row, row.us) for row in rows]
 
 
 def b200_attention(rows: Sequence[AttentionRow], sm_count: int) -> tuple[AttentionFit, float]:
     """Return the law of the kernels, and the gap (us) that was taken out of forward timings."""
     forward, backward = ([row for row in rows if row.direction == one] for one in DIRECTIONS)
-
-    def fit(forward: Sequence[AttentionRow], pairs: Sequence[AttentionRow]) -> AttentionFit:
-        key: Key = lambda row: (row.seq, row.heads)  # noqa: E731
-        return fit_attention(forward, pairs, sm_count=sm_count, withheld_by=key)
-
+    fit = partial(fit_attention, sm_count=sm_count, withheld_by=attrgetter("seq", "heads"))
     gap_us = fit(forward, rows).fixed_us
     kernels = [replace(row, median_us=row.median_us - gap_us) for row in forward]
     return replace(fit(kernels, [*kernels, *backward]), fixed_us=0.0), gap_us
@@ -175,23 +172,23 @@ def served_attention(gpu: Gpu, sources: Sources) -> AttentionFit:
     there = fit_attention(_served("b200", sources), rows, sm_count=148)
     late = [r for r in rows if r.direction == "backward" and r.median_us > LEAST_BACKWARD_US]
     forward = [
-        replace(row, direction="forward", median_us=sum(there.shares_us(row.signature._replace(
+        replace(row, direction="forward", median_us=sum(there.shares_us(op._replace(
             direction="forward"
-        )))) for row in late
+        )))) for row in late for op in (row.signature,)
     ]  # fmt: skip
     sm_count = gpu.machine.sm_count
     return fit_attention(_served(gpu.short, sources), [*forward, *late], sm_count=sm_count)
 
 
 def _served(gpu: str, sources: Sources) -> list[AttentionRow]:
-    table = "fp8" if gpu == "b200" else "blackwell"
-    return [
-        AttentionRow(
-            batch=row.batch, heads=row.heads, kv_heads=row.kv_heads, seq=row.seq, head_dim=128,
-            median_us=row.bf16_us,
-        ) for row in sources.rows(f"{table}/attention_forward.csv.gz", gpu=gpu, kernel="sgl")
-        if row.bf16_us > 0 and row.batch * row.heads * row.seq >= LEAST_ROWS
-    ]  # fmt: skip
+    """Return the rows of SGLang: TensorRT-LLM's write the cache, too."""
+    table = f"{'fp8' if gpu == 'b200' else 'blackwell'}/attention_forward.csv.gz"
+    rows = sources.rows(table, gpu=gpu, kernel="sgl")
+    return _long(_row(row, row.bf16_us) for row in rows if row.bf16_us > 0)
+
+
+def _long(rows: Iterable[AttentionRow]) -> list[AttentionRow]:
+    return [row for row in rows if row.batch * row.heads * row.seq >= LEAST_ROWS]
 
 
 # Levels of our H200's rows: small heads and latent attention -------------------------------------
@@ -270,11 +267,5 @@ def latent_attention(gpu: str, sources: Sources, machine: Machine) -> AttentionF
 @cache
 def _served_latent(gpu: str, sources: Sources, sm_count: int) -> AttentionFit:
     table = "moe" if gpu in ("h100", "h200", "b200") else "blackwell"
-    rows = [
-        AttentionRow(
-            batch=row.batch, heads=row.heads, kv_heads=row.heads, seq=row.seq, head_dim=LATENT[0],
-            v_head_dim=LATENT[1], median_us=row.us,
-        ) for row in sources.rows(f"{table}/mla_forward_bf16.csv.gz", gpu=gpu)
-        if row.batch * row.heads * row.seq >= LEAST_ROWS
-    ]  # fmt: skip
-    return fit_forward(rows, sm_count=sm_count)
+    rows = sources.rows(f"{table}/mla_forward_bf16.csv.gz", gpu=gpu)
+    return fit_forward(_long(_row(row, row.us, LATENT) for row in rows), sm_count=sm_count)

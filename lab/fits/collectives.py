@@ -191,15 +191,14 @@ def blackwell_collectives(gpu: Gpu, sources: Sources) -> Iterator[CollectiveFit]
         yield from rack if gpu.short == "gb200" else neighbours(rack)
 
 
-def _by_ranks(sources: Sources, table: str, **alike: str) -> Iterator[CollectiveFit]:
-    groups: dict[tuple[str, int], list[CollectiveRow]] = {}
-    for row in sources.rows(f"blackwell/{table}.csv.gz", **alike):
-        if row.dtype != "int8":
-            made = CollectiveRow(
-                op=OPS[row.op], nodes=1, per_node=row.ranks, bytes=row.bytes, median_us=row.us
-            )
-            groups.setdefault((made.op, made.per_node), []).append(made)
-    yield from map(fit_group, groups.values())
+def _by_ranks(sources: Sources, table: str, **alike: str) -> tuple[CollectiveFit, ...]:
+    """Return the law of each op and number of ranks; int8 cannot use NVLink SHARP."""
+    rows = sources.rows(f"blackwell/{table}.csv.gz", **alike)
+    return fit_collectives(_in_a_node(OPS[row.op], row) for row in rows if row.dtype != "int8")
+
+
+def _in_a_node(op: CollectiveKind, row: Any) -> CollectiveRow:
+    return CollectiveRow(op=op, nodes=1, per_node=row.ranks, bytes=row.bytes, median_us=row.us)
 
 
 def _exchange(fit: CollectiveFit) -> CollectiveFit:
@@ -254,30 +253,16 @@ def copies(ranks: int, experts: int, top_k: int) -> float:
 
 def exchanges(gpu: str, sources: Sources) -> list[CollectiveFit]:
     """Return the laws of a GPU's experts' tokens; an A100 has an all-to-all alone."""
-    found: list[CollectiveFit] = []
-    if gpu in ("a100", "h100", "h200", "b200"):
-        found += all_to_alls(gpu, sources)
-    if gpu != "a100":
-        found += deepep(gpu, sources)
-    if gpu in ("h100", "b200", "gb200"):
-        found += hybridep(gpu, sources)
-    if gpu == "h100":
-        found += deepep_over_nodes(sources)
-    like = {"h200": "h100", "b300": "b200", "gb300": "gb200"}.get(gpu)
-    if like:
-        found += neighbours(hybridep(like, sources))
-    if gpu == "h200":
-        found += neighbours(deepep_over_nodes(sources))
-    return found
+    like = {"h200": "h100", "b300": "b200", "gb300": "gb200"}.get(gpu, gpu)
+    own = [*all_to_alls(gpu, sources), *deepep(gpu, sources)]
+    more = [*hybridep(like, sources), *(deepep_over_nodes(sources) if like == "h100" else ())]
+    return [*own, *(more if like == gpu else neighbours(more))]
 
 
 def all_to_alls(gpu: str, sources: Sources) -> tuple[CollectiveFit, ...]:
     """Return the laws of NCCL's all-to-all in a node, by ranks."""
-    return fit_collectives(
-        CollectiveRow(
-            op="all_to_all", nodes=1, per_node=row.ranks, bytes=row.bytes, median_us=row.us
-        ) for row in sources.rows("moe/nccl_alltoall.csv", gpu=gpu)
-    )  # fmt: skip
+    rows = sources.rows("moe/nccl_alltoall.csv", gpu=gpu)
+    return fit_collectives(_in_a_node("all_to_all", row) for row in rows)
 
 
 def deepep(gpu: str, sources: Sources) -> Iterator[CollectiveFit]:
