@@ -59,12 +59,8 @@ class Pair(NamedTuple):
         return cls(*map(statistics.fmean, zip(*pairs, strict=True)))
 
 
-class Cell(NamedTuple):
-    """One measured cell: relative errors by rule."""
-
-    family: str
-    name: str
-    errors: dict[Rule, Pair]
+Cell = tuple[str, str, dict[Rule, Pair]]
+"""Family, name of the op, and relative errors by rule of one measured cell."""
 
 
 def admission() -> list[Table]:
@@ -78,15 +74,15 @@ def admission() -> list[Table]:
 def _beside_records(rows: Sequence[Row], cells: Sequence[Cell]) -> Table:
     checks: list[Check] = []
     for family in FAMILIES:
-        mine = [cell for cell in cells if cell.family == family]
+        mine = [cell for cell in cells if cell[0] == family]
         error = _error(mine)
         again = _repeated(row for row in rows if row["family"] == family)
         checks += [
             at_most(f"{family}, {len(mine)} cells: the op", 0.05, error.op),
             at_most(f"{family}: the collective", 0.05, error.collective),
         ]
-        for name in dict.fromkeys(cell.name for cell in mine):
-            some = [cell for cell in mine if cell.name == name]
+        for name in dict.fromkeys(cell[1] for cell in mine):
+            some = [cell for cell in mine if cell[1] == name]
             what = f"  {name}, {len(some)} cells: the collective"
             checks.append(reported(what, f"{_error(some).collective:.1%}"))
         apart = "  how far the same cells are apart: the"
@@ -107,7 +103,7 @@ def _rules(moving: Sequence[Cell], still: Sequence[Cell]) -> Table:
     wrongly."""
     lines = []
     for what, cells in (("moves nothing", still), ("moves bytes", moving)):
-        some = [one for one in cells if one.family == "gemm"]
+        some = [one for one in cells if one[0] == "gemm"]
         errors = (f"{_error(some, rule).collective:.1%}" for rule in RULES)
         lines.append((what, len(some), *errors))
     title = "When a collective gets in beside a GEMM: MAPE of the collective by rule"
@@ -115,7 +111,7 @@ def _rules(moving: Sequence[Cell], still: Sequence[Cell]) -> Table:
 
 
 def _error(cells: Sequence[Cell], rule: Rule = "in its last wave") -> Pair:
-    return Pair.mean(cell.errors[rule] for cell in cells)
+    return Pair.mean(errors[rule] for *_, errors in cells)
 
 
 def _measured(cell: Row) -> Pair:
@@ -143,7 +139,7 @@ def _cells(asked: Sequence[Row], rows: Sequence[Row], rate: float) -> Iterator[C
             fitted[case] = _without(rows, family, case, rate)
         measured, rules = _measured(cell), RULES if family == "gemm" else RULES[-1:]
         errors = {rule: _played(row, cell, fitted[case], rule).off(measured) for rule in rules}
-        yield Cell(family, row["name"], errors)
+        yield family, row["name"], errors
 
 
 def _without(rows: Sequence[Row], family: str, case: str, rate: float) -> ContentionFit:

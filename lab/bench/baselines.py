@@ -6,6 +6,7 @@ looked at: pipelines and replicas decide it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
 from typing import Final, NamedTuple
@@ -197,25 +198,21 @@ def power() -> list[Table]:
     ]
 
 
-def _plans(case: Case) -> tuple[SlicePlan, SlicePlan]:
-    return baseline_plan(case), fastest(case, cuts(case, True))[1]
-
-
-def _gain(case: Case, plans: tuple[SlicePlan, SlicePlan]) -> float:
-    return time_ms(case, plans[0]) / time_ms(case, plans[1])
+def _gains(case: Case, others: Iterable[Case]) -> list[float]:
+    """Return what the best cut of ``case`` gains in other cases."""
+    plans = baseline_plan(case), fastest(case, cuts(case, True))[1]
+    return [time_ms(one, plans[0]) / time_ms(one, plans[1]) for one in others]
 
 
 def _capped(profile: str, model: str) -> tuple[str, ...]:
     case = case_of(profile, model, TP)
-    plans, unheld = _plans(case), replace(case, profile=replace(case.profile, power=None))
-    free, gain = _gain(unheld, plans), _gain(case, plans)
+    free, gain = _gains(case, (replace(case, profile=replace(case.profile, power=None)), case))
     taken = f"{(free - gain) / (free - 1):.0%}" if free > 1 else "–"
     return profile, model, f"{free:.3f}x", f"{gain:.3f}x", taken
 
 
 def _caps(profile: str, model: str) -> tuple[str, ...]:
     case = case_of(profile, model, TP)
-    plans, own_w = _plans(case), case.profile.section("power").cap_w
-    caps = (replace(case.cluster, power_cap_w=float(round(share * own_w))) for share in SHARES)
-    gains = (_gain(replace(case, cluster=held), plans) for held in caps)
-    return profile, model, *(f"{gain:.3f}x" for gain in gains)
+    caps = (float(round(share * case.profile.section("power").cap_w)) for share in SHARES)
+    held = (replace(case, cluster=replace(case.cluster, power_cap_w=cap)) for cap in caps)
+    return profile, model, *(f"{gain:.3f}x" for gain in _gains(case, held))

@@ -23,7 +23,6 @@ from lab.fidelity.page import choice_checks, detail, worst_errors
 from lab.fidelity.scores import Setting, score, setting_from
 from lab.fidelity.settings import KINDS
 from lab.fits.common import records
-from lab.fits.contention import FULL_RATE
 from lab.fits.power import stage_exponent, stage_law, with_collectives
 from lab.gpu.cases import PLANS, PlayedPlan
 from lab.gpu.proof import SHAPES, WAYS, ProofCase, measured_profile, proof_case
@@ -39,7 +38,6 @@ Row = Mapping[str, Any]
 NAME: Final = "h200-sxm"
 FOLDER: Final = "DOMINO_TUNE_GPU_RECORDS"
 """Names a folder of records; default: all in measurements/."""
-CTAS: Final = 16
 EMULATED: Final = (
     "Some layers with the true shards of one rank. Collectives are emulated: their durations are "
     "the profile's and were not measured. Ops and launches were measured on this GPU before any "
@@ -68,10 +66,8 @@ def tables_of(where: Path, profile: Profile) -> Iterator[Table]:
     """Yield the tables of a folder of records."""
     yield from clock_tables(rows_of(where, "clocks"), rows_of(where, "sustained"), profile)
     for stage, tables in (
-        ("admission", lambda rows: [admission_table(rows), first_table(rows)]),
-        ("queues", lambda rows: [queue_table(rows)]), ("gaps", gap_tables), ("fp8", fp8_tables),
-        ("grouped", grouped_tables), ("rehearsal", lambda rows: [rehearsal_table(rows)]),
-        ("proof", proof_tables),
+        ("admission", first_tables), ("gaps", gap_tables), ("fp8", fp8_tables),
+        ("grouped", grouped_tables), ("rehearsal", rehearsal_tables), ("proof", proof_tables),
     ):  # fmt: skip
         if rows := rows_of(where, stage):
             yield from tables(rows)
@@ -140,49 +136,13 @@ def case_of(one: PlayedPlan, profile: Profile) -> Case:
     return Case(model=one.case.model, workload=one.case.workload, cluster=cluster, profile=profile)
 
 
-def admission_table(rows: Sequence[Row]) -> Table:
-    """Return when 16 CTAs that move bytes were in, and what both then took."""
-    lines = []
-    for row in rows:
-        alone_ns, size = row["alone_ns"], " × ".join(f"{one:,}" for one in row["shape"])
-        for cell in row["cells"]:
-            if (cell["ctas"], cell["rate"]) == (CTAS, FULL_RATE):
-                in_ns, gemms_ns = cell["all_in_ns"], cell["gemms_ns"]
-                lines.append((
-                    row["kind"], size, row["margin"], f"{alone_ns / 1e3:.1f}",
-                    cell["arrival"], f"{in_ns / 1e3:.1f}", f"{in_ns / alone_ns:.2f}",
-                    f"{(cell['end_ns'] - in_ns) / row['collective_ns']:.2f}",
-                    f"{gemms_ns[0] / alone_ns:.2f}" if gemms_ns else "-",
-                ))  # fmt: skip
-    return table(
-        f"Collectives of {CTAS} CTAs that meet a GEMM",
-        "kernel|tokens × out × in|>spares|>alone, µs|arrives|>all in, µs|>of the GEMM|>collective"
-        "|>first GEMM", lines, "The last two: how much longer than alone.",
-    )  # fmt: skip
-
-
-def queue_table(rows: Sequence[Row]) -> Table:
-    """Return what share of a row's collectives its GEMMs hid, by queues and way of launching."""
-    keys = ("gemms_ns", "collectives_ns", "together_ns")
-    return table(
-        "Rows of GEMMs beside collectives that came before them",
-        "queues|launched|>GEMMs, µs|>collectives, µs|>both, µs|>overlapped",
-        [
-            (row["queues"] or "usual", cell["name"], *(f"{cell[key] / 1e3:,.0f}" for key in keys),
-             f"{cell['overlapped']:.2f}")
-            for row in rows for cell in row["cells"]
-        ],
-        "1 is all that can be hidden, 0.4 the first GEMM behind a collective alone.",
-    )  # fmt: skip
-
-
-def rehearsal_table(rows: Sequence[Row]) -> Table:
+def rehearsal_tables(rows: Sequence[Row]) -> list[Table]:
     """Return what a user's loop does in two ways or more, each with its time."""
     lines = [
         (row["case"], name.removesuffix("_ns"), f"{took / 1e3:,.0f}")
         for row in rows for name, took in row.items() if name.endswith("_ns")
     ]  # fmt: skip
-    return table("What surrounds a plan in a user's loop", "what|way|>µs", lines)
+    return [table("What surrounds a plan in a user's loop", "what|way|>µs", lines)]
 
 
 # Plans that ran ----------------------------------------------------------------------------------
@@ -357,7 +317,7 @@ def grouped_tables(rows: Iterable[Row]) -> list[Table]:
     ]  # fmt: skip
 
 
-def first_table(rows: Iterable[Row]) -> Table:
+def first_tables(rows: Iterable[Row]) -> list[Table]:
     """Return by how much a GEMM is longer whose SMs a collective already has, by its CTAs."""
     lines = []
     for row in rows:
@@ -366,8 +326,6 @@ def first_table(rows: Iterable[Row]) -> Table:
             longer = (cell["gemms_ns"][0] - row["alone_ns"] for cell in cells)
             times = (f"{one / 1e3:.1f}" for one in (row["alone_ns"], *longer))
             lines.append((_size(row["shape"]), *times))
-    return table(
-        "A GEMM after a collective of 150 us: us longer than alone",
-        "tokens × out × in|>alone, us|>4 CTAs|>16 CTAs|>32 CTAs|>4, with bytes|>16, with bytes"
-        "|>32, with bytes", lines,
-    )  # fmt: skip
+    title = "A GEMM after a collective of 150 us: us longer than alone"
+    columns = "tokens × out × in|>alone, us|>4 CTAs|>16 CTAs|>32 CTAs|>4, with bytes"
+    return [table(title, f"{columns}|>16, with bytes|>32, with bytes", lines)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from statistics import mean
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from domino_tune.base.tables import Table
 from domino_tune.measure.importers.tables import Line
@@ -39,7 +39,8 @@ SEQUENCE: Final = 4096
 ROUTER: Final = ("moe_router", "moe_preprocess")
 
 
-class Step(NamedTuple):
+@dataclass(frozen=True)
+class Step:
     """A published step; ``low``, ``high``: its interval over ``ms``; ``alone_ms``: not
     overlapped."""
 
@@ -50,15 +51,8 @@ class Step(NamedTuple):
     low: float
     high: float
 
-    @property
-    def error(self) -> float:
-        """Relative error of the step."""
-        return self.ms / self.measured_ms - 1
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether the job hides the experts' exchange by a second micro-batch."""
-        return self.row["moe_a2a_overlap"] == "yes"
+    error = property(lambda self: self.ms / self.measured_ms - 1)
+    overlaps = property(lambda self: self.row["moe_a2a_overlap"] == "yes")
 
     @property
     def counts(self) -> bool:
@@ -80,7 +74,7 @@ def moe() -> list[Table]:
 
 def _step(row: Line) -> Step:
     case, plan = _case(row), MEGATRON
-    if row["moe_a2a_overlap"] == "yes":
+    if row["moe_a2a_overlap"] == "yes":  # hides the exchange by a second micro-batch
         plan = _plan(EP_OVERLAP, "deferred" if row["delay_wgrad_compute"] == "yes" else "eager")
     per_gpu, shown = float(row["tokens_per_s_per_gpu"]), shortened(case)
     found, middle_ns = interval(shown, plan), recorded(shown, plan).makespan_ns

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import geometric_mean, mean, median, stdev
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from domino_tune.base.tables import Table
 from domino_tune.store.profiles import load_profile
@@ -49,7 +49,8 @@ POINTS: Final = 0.05
 NOTES: Final[dict[str, Any]] = told(__file__)
 
 
-class Held(NamedTuple):
+@dataclass(frozen=True)
+class Held:
     """A run beside its prediction; ``low``, ``high``: its interval over ``ms``; ``plain``: the
     upper end without what the profile does not know."""
 
@@ -68,26 +69,11 @@ class Held(NamedTuple):
         more = (one.more_ns * MS_PER_NS / ms for one in wider(run.case, run.plan))
         return cls(run, ms, found.low_ns / middle_ns, high, highest(1.0, high, more))
 
-    @property
-    def error(self) -> float:
-        """Relative error of the iteration."""
-        return self.run.error(self.ms)
-
-    @property
-    def ratio(self) -> float:
-        """Measured over predicted."""
-        return self.run.measured_ms / self.ms
-
-    @property
-    def inside(self) -> bool:
-        """Whether the run lies in its interval."""
-        return self.low <= self.ratio <= self.high
-
-    @property
-    def memory_error(self) -> float:
-        """Relative error of the peak memory."""
-        assert self.run.gib is not None
-        return peak_bytes(self.run.case, self.run.plan) / GIB / self.run.gib - 1
+    error = property(lambda self: self.run.error(self.ms))
+    ratio = property(lambda self: self.run.measured_ms / self.ms)
+    inside = property(lambda self: self.low <= self.ratio <= self.high)
+    memory_error = property(lambda self: _peak_gib(self.run) / self.run.gib - 1)
+    group = property(lambda self: f"{self.run.table.partition('-')[0]}, {self.kind}")
 
     @property
     def kind(self) -> str:
@@ -98,11 +84,6 @@ class Held(NamedTuple):
         if case.cluster.pp * case.cluster.cp > 1 and self.run.table == "simumax":
             return "PP or CP"
         return row.get("precision") or (row["gpu"] if self.run.table == "ci" else "plain")
-
-    @property
-    def group(self) -> str:
-        """Its table and kind."""
-        return f"{self.run.table.partition('-')[0]}, {self.kind}"
 
 
 def published() -> list[Table]:
@@ -288,6 +269,10 @@ def memory() -> list[Table]:
         ),
         _checks(ran), _torchtitan(),
     ]  # fmt: skip
+
+
+def _peak_gib(run: Run) -> float:
+    return peak_bytes(run.case, run.plan) / GIB
 
 
 def _peak(run: Run) -> tuple[str, ...]:

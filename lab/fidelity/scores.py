@@ -79,15 +79,9 @@ class Setting:
         """Return the cell of the plan with this name."""
         return next(cell for cell in self.cells if cell.plan == plan)
 
-    @property
-    def name(self) -> str:
-        """Return model and link."""
-        return f"{self.model}, {self.link}"
-
-    @property
-    def error(self) -> float:
-        """Return the mean absolute error of its plans."""
-        return statistics.fmean(abs(cell.error) for cell in self.cells)
+    name = property(lambda self: f"{self.model}, {self.link}")
+    error = property(lambda self: statistics.fmean(abs(cell.error) for cell in self.cells))
+    all_pairs = property(lambda self: math.comb(len(self.cells), 2))
 
     @property
     def spread(self) -> float:
@@ -134,11 +128,6 @@ class Setting:
             abs((first[a.plan] - first[b.plan]) - (second[a.plan] - second[b.plan]))
             for a, b in combinations(self.cells, 2)
         )
-
-    @property
-    def all_pairs(self) -> int:
-        """Return the number of pairs of plans."""
-        return math.comb(len(self.cells), 2)
 
     def pairs(self) -> Iterator[bool]:
         """Yield for each pair that differs by more than the noise whether its order is right."""
