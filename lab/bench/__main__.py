@@ -15,8 +15,7 @@ from lab.verdict import SkippedError, count_verdicts
 from simulator.errors import unknown_name
 
 BENCHES: Final[dict[str, dict[str, Any]]] = told(__file__)
-EXTRAS: Final = ("torch", "transformers")
-"""Packages that an installation without the runtime lacks."""
+EXTRAS: Final = ("torch", "transformers")  # Packages that an installation without the runtime lacks
 Part = Callable[[], Iterable[Table]]
 
 

@@ -32,8 +32,7 @@ from simulator.schedule import COMPUTE, TP, OpTemplate, Repeat, Schedule, Segmen
 from simulator.waves import Waves, waves_of
 from tests.support.by_hand import record
 
-OPS: Final = 60
-"""Ops of a loop that is played; its ends are left out."""
+OPS: Final = 60  # Ops of a loop that is played; its ends are left out
 CTAS_PER_SM: Final[dict[float, int]] = {0.0: 4, FULL_RATE: 2}
 """Emulated CTAs that share an SM, by the bytes/ns that each moves, because of their registers: with
 4 SMs free, 16 or 8 got in at once, 32 or 16 did not (all three GEMMs of 128 tiles)."""
@@ -150,8 +149,8 @@ def _without(rows: Sequence[Row], family: str, case: str, rate: float) -> Conten
     mine = [one for one in law.beside_cells(others, rate) if one.family == family]
     factor, memory = 1.0, None
     if rate:
-        found = law.fit_memory(law.streamed_cells(others), known.memory.attained_gb_s)
-        factor, memory = found.factor, found.law
+        attained = known.memory.attained_gb_s
+        memory, factor = law.fit_memory(law.streamed_cells(others), attained)
     return replace(
         known, compute=(law.fit_beside(mine, sm_count=GPU.machine.sm_count),),
         collective=replace(known.collective, factor=factor), memory=memory,

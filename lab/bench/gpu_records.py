@@ -20,8 +20,7 @@ from domino_tune.base.tables import Table
 from domino_tune.store.profiles import load_profile
 from lab.bench.common import SOURCES
 from lab.fidelity.page import choice_checks, detail, worst_errors
-from lab.fidelity.scores import Setting, score, setting_from
-from lab.fidelity.settings import KINDS
+from lab.fidelity.scores import KINDS, Setting, score, setting_from
 from lab.fits.common import records
 from lab.fits.power import stage_exponent, stage_law, with_collectives
 from lab.gpu.cases import PLANS, PlayedPlan

@@ -271,11 +271,9 @@ def _mean(errors: Iterable[float]) -> float:
 
 # What hides the exchange of experts' tokens: models by profiles by ranks --------------------------
 
-LAYERS: Final = 8
-"""Layers of each model: a stage's, beside which embedding and head count little."""
+LAYERS: Final = 8  # Layers of each model: a stage's, beside which embedding and head count little
 MICROS: Final = 8
-SIZE: Final = 2
-"""Sequences of a micro-batch, so that it can be cut in two."""
+SIZE: Final = 2  # Sequences of a micro-batch, so that it can be cut in two
 
 
 def hiding() -> list[Table]:

@@ -12,18 +12,8 @@ from domino_tune.base.tables import Table
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.simulate import shortened
 from lab import told
-from lab.bench.common import (
-    GPT3_13B,
-    TABLES,
-    Run,
-    interval,
-    megatron,
-    paper_case,
-    recorded,
-    rows,
-    runs,
-    time_ms,
-)
+from lab.bench import common
+from lab.bench.common import GPT3_13B, TABLES, Run, megatron, recorded, rows, runs, time_ms
 from lab.verdict import Check, at_least, at_most, check_table, equal, reported, table, verdict
 from simulator.case import Case
 from simulator.implementation import IMPLEMENTATIONS
@@ -39,12 +29,10 @@ from simulator.usable import FRAGMENTS, PREDICTED_SD, SURE, percent
 DENSE: Final = ("simumax", "ci", "korthikanti-full", "korthikanti-selective")
 VTRAIN: Final = ("vtrain-single", "vtrain-multi")
 QUANTIZED: Final = ("dgxc", "mbridge")
-LARGE: Final = 3072
-"""Models of this hidden size and more are large."""
+LARGE: Final = 3072  # Models of this hidden size and more are large
 HALF_WIDTH: Final = {"machine": 0.15, "b200-sxm": 0.25, "quantized": 0.25}
 """Largest half-width of an interval that is still useful; sources of a B200's GEMMs differ."""
-SHARES: Final = {8: 0.16, 16: 0.29, 32: 0.43}
-"""Published by TP degree."""
+SHARES: Final = {8: 0.16, 16: 0.29, 32: 0.43}  # Published by TP degree
 POINTS: Final = 0.05
 NOTES: Final[dict[str, Any]] = told(__file__)
 
@@ -64,7 +52,7 @@ class Held:
     def of(cls, run: Run) -> Held:
         """Return a run's prediction and its interval."""
         shown = shortened(run.case)
-        found, middle_ns = interval(shown, run.plan), recorded(shown, run.plan).makespan_ns
+        found, middle_ns = common.interval(shown, run.plan), recorded(shown, run.plan).makespan_ns
         ms, high = time_ms(run.case, run.plan), found.high_ns / middle_ns
         more = (one.more_ns * MS_PER_NS / ms for one in wider(run.case, run.plan))
         return cls(run, ms, found.low_ns / middle_ns, high, highest(1.0, high, more))
@@ -230,7 +218,7 @@ def _domino() -> Table:
     """Return communication's share under Megatron-LM by TP degree, beside Domino's paper."""
     lines = []
     for tp, target in SHARES.items():
-        found = predict(paper_case(GPT3_13B, tp), MEGATRON)
+        found = predict(common.paper_case(GPT3_13B, tp), MEGATRON)
         share = found.exposed_ns / found.makespan_ns
         lines.append((
             tp, f"{100 * target:.0f}%", f"{100 * share:.1f}%",

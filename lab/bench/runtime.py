@@ -15,13 +15,7 @@ from typing import Any, Final
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    loss_parallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor, Replicate, Shard, parallel
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from domino_tune.base.tables import Table
@@ -32,7 +26,7 @@ from domino_tune.runtime.rounds import round_order
 from domino_tune.runtime.session import Session
 from domino_tune.store.plans import PlanFile, Predicted, ProfileRef, plan_from_json
 from domino_tune.store.profiles import load_profile
-from lab.fidelity.settings import MODELS
+from lab.fidelity.scores import MODELS
 from lab.verdict import Check, at_most, check_table, reported
 from simulator.case import Case
 from simulator.ordering import order_of
@@ -144,16 +138,16 @@ def _parallelized(model: Any, mesh: DeviceMesh) -> Any:
     columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj",
                "mlp.up_proj")  # fmt: skip
     layer = {
-        **{name: ColwiseParallel() for name in columns},
-        **{name: RowwiseParallel() for name in ("self_attn.o_proj", "mlp.down_proj")},
+        **{name: parallel.ColwiseParallel() for name in columns},
+        **{name: parallel.RowwiseParallel() for name in ("self_attn.o_proj", "mlp.down_proj")},
     }
     for one in model.model.layers:
-        parallelize_module(one, mesh, layer)
+        parallel.parallelize_module(one, mesh, layer)
     ends = {
-        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
-        "lm_head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
+        "model.embed_tokens": parallel.RowwiseParallel(input_layouts=Replicate()),
+        "lm_head": parallel.ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
     }
-    parallelize_module(model, mesh, ends)
+    parallel.parallelize_module(model, mesh, ends)
     return model
 
 
@@ -165,7 +159,7 @@ def _training(model: Any, tokens: torch.Tensor) -> Step:
     optimizers = [torch.optim.AdamW(kind, lr=1e-4, fused=True) for kind in held]
 
     def step() -> None:
-        with loss_parallel():
+        with parallel.loss_parallel():
             logits = model(input_ids=tokens).logits
             loss = model.loss_function(
                 logits, tokens, vocab_size=model.config.vocab_size

@@ -31,8 +31,7 @@ from domino_tune.verbs.resolve import Chosen, resolve
 from domino_tune.verbs.tune import tune
 from domino_tune.verbs.verdict import drawn_times_ns, middle_of
 from lab.fidelity.page import checks, markdown, tables, to_json
-from lab.fidelity.scores import Cell, Setting
-from lab.fidelity.settings import BASELINE, KINDS, LINKS, MODELS, TUNED, Kind
+from lab.fidelity.scores import BASELINE, KINDS, LINKS, MODELS, TUNED, Cell, Kind, Setting
 from lab.verdict import missed
 from simulator.case import Case
 from simulator.cost import Changes
@@ -41,8 +40,7 @@ from simulator.predict import simulate
 from simulator.specs import ModelSpec, Workload
 from simulator.units import MS_PER_NS
 
-BOUND: Final = "bound"
-"""Name of the plan without communication: no plan can be faster."""
+BOUND: Final = "bound"  # Name of the plan without communication: no plan can be faster
 
 
 def run_setting(
@@ -117,7 +115,8 @@ def setting_of(
     *, link: str, profile_id: str, profile_s: float,
 ) -> Setting:  # fmt: skip
     """Return measurements beside their predictions. ``emulated_case`` predicts ``emulated``."""
-    speed = _predicted_ms(case, chosen[BOUND]) / _measured_ms(launches[0][BOUND])
+    bound_ms = statistics.median(launches[0][BOUND].makespans_ns) * MS_PER_NS
+    speed = _predicted_ms(case, chosen[BOUND]) / bound_ms
     running = {name: one for name, one in chosen.items() if name != BOUND}
     drawn_ns = drawn_times_ns(case, running)
     steady_case = replace(case, changes=Changes(gpu_flops=speed, memory_bandwidth=speed))
@@ -126,10 +125,11 @@ def setting_of(
         both = [launch[name] for launch in launches]
         parts = [found.timeline.breakdown for found in both if found.timeline]
         predicted = simulate(case, one.plan, one.order).breakdown
-        first, second, alone = map(_rounds_ms, (*both, emulated[name]))
-        drawn = None
-        if one != chosen[BASELINE]:
-            drawn = middle_of(drawn_ns[BASELINE] / drawn_ns[name])
+        first, second, alone = (
+            tuple(round(makespan_ns * MS_PER_NS, 3) for makespan_ns in measured.makespans_ns)
+            for measured in (*both, emulated[name])
+        )
+        drawn = middle_of(drawn_ns[BASELINE] / drawn_ns[name])
         cells.append(
             Cell(
                 plan=name, label=one.plan.label, predicted_ms=predicted.makespan_ns * MS_PER_NS,
@@ -137,21 +137,14 @@ def setting_of(
                 emulated=alone, predicted_emulated_ms=_predicted_ms(emulated_case, one),
                 exposed_ms=statistics.mean(part.exposed_comm_ns for part in parts) * MS_PER_NS,
                 predicted_exposed_ms=predicted.exposed_comm_ns * MS_PER_NS,
-                hidden=statistics.mean(part.hidden_comm_fraction for part in parts), drawn=drawn,
+                hidden=statistics.mean(part.hidden_comm_fraction for part in parts),
+                drawn=None if one == chosen[BASELINE] else drawn,
             )
         )  # fmt: skip
     return Setting(
         model=case.model.name, link=link, profile_id=profile_id, profile_s=profile_s,
         speed=speed, cells=tuple(cells),
     )  # fmt: skip
-
-
-def _rounds_ms(measured: Measured) -> tuple[float, ...]:
-    return tuple(round(makespan_ns * MS_PER_NS, 3) for makespan_ns in measured.makespans_ns)
-
-
-def _measured_ms(measured: Measured) -> float:
-    return statistics.median(measured.makespans_ns) * MS_PER_NS
 
 
 def _predicted_ms(case: Case, one: Chosen) -> float:

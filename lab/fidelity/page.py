@@ -7,27 +7,18 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Final
 
 from domino_tune.base.tables import Table
-from lab.fidelity.scores import MIN_SPREAD, Score, Setting, score
-from lab.fidelity.settings import ALWAYS_TWO, TUNED
-from lab.verdict import (
-    Check,
-    at_least,
-    at_most,
-    check_table,
-    markdown_section,
-    reported,
-    table,
-)
+from lab.fidelity.scores import ALWAYS_TWO, MIN_SPREAD, TUNED, Setting, score
+from lab.verdict import Check, at_least, at_most, check_table, markdown_section, reported, table
 
 ERROR: Final = 0.03
 LEAN: Final = 0.015
 REGRET: Final = 0.02
 CONCORDANCE: Final = 0.95
-INTERVAL: Final = 0.80
-"""Part of the draws that the verdict's interval holds."""
+INTERVAL: Final = 0.80  # Part of the draws that the verdict's interval holds
 OFF: Final = 0.08
 HIDDEN: Final = 0.80
 HIDDEN_LINK: Final = "1gbit"
@@ -65,7 +56,7 @@ def _coverage(settings: Sequence[Setting]) -> list[Check]:
     return [Check(what, target, f"{share:.1%}", abs(share - INTERVAL) <= OFF)]
 
 
-def worst_errors(total: Score) -> list[Check]:
+def worst_errors(total: SimpleNamespace) -> list[Check]:
     """Return the largest errors beside the mean."""
     setting = f"mean absolute error of the worst setting, {total.worst_setting}"
     return [
@@ -74,7 +65,7 @@ def worst_errors(total: Score) -> list[Check]:
     ]
 
 
-def choice_checks(total: Score, regret: float) -> list[Check]:
+def choice_checks(total: SimpleNamespace, regret: float) -> list[Check]:
     """Return the checks of choosing by predictions: order of pairs, and regret of the choice."""
     worst = (
         f"worst regret of `tune` in the {total.spread_settings} of {total.settings} settings whose "
@@ -154,5 +145,5 @@ def markdown(settings: Sequence[Setting], machine: str, title: str) -> str:
 def to_json(settings: Sequence[Setting], machine: str) -> str:
     """Return the score and all settings as JSON."""
     every = [asdict(setting) for setting in settings]
-    plain = {"machine": machine, "score": asdict(score(settings)), "settings": every}
+    plain = {"machine": machine, "score": vars(score(settings)), "settings": every}
     return json.dumps(plain, indent=1, allow_nan=False) + "\n"

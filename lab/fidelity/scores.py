@@ -9,13 +9,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any, Final
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple
 
 from domino_tune.store.parsing import parse
-from lab.fidelity.settings import ALWAYS_TWO, BASELINE, TUNED
+from lab import told
 from simulator.errors import InputError
+from simulator.plan import MEGATRON, SlicePlan
+from simulator.presets import llama_model
+from simulator.specs import ModelSpec, Workload
 
 MIN_SPREAD: Final = 0.05
 """Settings whose plans spread by less do not count for regret: there any choice is good."""
@@ -155,36 +159,10 @@ def setting_from(plain: Mapping[str, Any]) -> Setting:
     return parse(Setting, plain, source="a setting", error=InputError)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Score:
-    """The numbers of all settings. Errors and noise are means of absolute relative values.
-
-    ``worst_setting`` and ``worst_cell`` name the largest errors; a cell's error has a sign.
-    ``pairs`` are those that ``Setting.pairs`` judges, ``left_out`` the others; ``concordance`` is
-    None without a judged pair. ``spread_settings`` are those that count for regret.
-    """
-
-    cells: int
-    error: float
-    worst_setting: str
-    worst_setting_error: float
-    worst_cell: str
-    worst_cell_error: float
-    steady_error: float
-    noise: float
-    emulated_error: float
-    pairs: int
-    left_out: int
-    concordance: float | None
-    settings: int
-    spread_settings: int
-    tuned_regret: float | None
-    two_regret: float | None
-    random_regret: float | None
-
-
-def score(settings: Sequence[Setting]) -> Score:
-    """Return a report's numbers: regrets are the worst of settings that spread by > MIN_SPREAD."""
+def score(settings: Sequence[Setting]) -> SimpleNamespace:
+    """Return a report's numbers: errors and noise are means of absolute relative values, but for
+    ``worst_cell``'s, which has its sign; ``concordance``, of the pairs that ``Setting.pairs``
+    judges, is None without any; regrets are the worst of settings that spread by > MIN_SPREAD."""
     cells = [cell for setting in settings for cell in setting.cells]
     worst_setting = max(settings, key=lambda setting: setting.error)
     in_setting, worst_cell = max(
@@ -193,7 +171,7 @@ def score(settings: Sequence[Setting]) -> Score:
     )
     pairs = [right for setting in settings for right in setting.pairs()]
     spread = [setting for setting in settings if setting.spread > MIN_SPREAD]
-    return Score(
+    return SimpleNamespace(
         cells=len(cells), error=statistics.fmean(abs(cell.error) for cell in cells),
         worst_setting=worst_setting.name, worst_setting_error=worst_setting.error,
         worst_cell=f"{in_setting.name}, {worst_cell.plan}", worst_cell_error=worst_cell.error,
@@ -207,3 +185,55 @@ def score(settings: Sequence[Setting]) -> Score:
         two_regret=max((setting.regret(ALWAYS_TWO) for setting in spread), default=None),
         random_regret=max((setting.random_regret for setting in spread), default=None),
     )  # fmt: skip
+
+
+# Settings: the models, links and plans that a report covers by default (scores.toml) --------------
+
+TOLD: Final[dict[str, Any]] = told(__file__)
+LINKS: Final[list[str]] = TOLD["links"]
+ALWAYS_TWO: Final = "inter"  # The plan of DeepSpeed's Domino on every machine
+TUNED: Final = "tuned"
+BASELINE: Final = "baseline"
+Job = tuple[ModelSpec, Workload]
+
+
+class Kind(NamedTuple):
+    """One report. ``sequence_parallel``: what `tune` is asked for; None leaves it the choice."""
+
+    title: str
+    models: dict[str, Job]
+    plans: dict[str, SlicePlan]
+    sequence_parallel: bool | None
+
+    @classmethod
+    def of(cls, name: str) -> Kind:
+        """Return a kind of the file."""
+        one = TOLD[name]
+        mode, plans = one.get("sequence_parallel"), {BASELINE: MEGATRON}
+        plans |= {plan: SlicePlan(**fields) for plan, fields in one["plans"].items()}
+        if mode:
+            plans = {plan: replace(x, sequence_parallel=True) for plan, x in plans.items()}
+        jobs = dict(MODELS)
+        for model, (spec, work) in MODELS.items() if name == "sequences" else ():
+            length = work.seq_length * work.micro_batch_size
+            jobs[model] = spec, replace(work, seq_length=length, micro_batch_size=1)
+        return cls(one["title"], jobs, plans, mode)
+
+
+def _model(name: str, hidden: int, layers: int) -> ModelSpec:
+    heads = hidden // 64
+    if name.startswith("llama"):
+        return llama_model(name, layers, hidden, heads, heads // 2, hidden * 11 // 4,
+                           vocab=2048, positions=1024)  # fmt: skip
+    return ModelSpec(
+        name=name, num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads,
+        num_key_value_heads=heads, head_dim=64, intermediate_size=4 * hidden, vocab_size=2048,
+        max_position_embeddings=1024,
+    )  # fmt: skip
+
+
+MODELS: Final[dict[str, Job]] = {
+    name: (_model(name, *size), Workload(seq_length=seq, micro_batch_size=batch, dtype="fp32"))
+    for name, *size, seq, batch in TOLD["models"]
+}
+KINDS: Final[dict[str, Kind]] = {name: Kind.of(name) for name in ("plain", "sharded", "sequences")}

@@ -13,17 +13,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from domino_tune.measure.importers.tables import attention_csv, attention_pair_csv
-from lab.fits.common import (
-    ASSUMED_ERROR,
-    TRANSFER_ERROR,
-    Bounds,
-    Floats,
-    Gpu,
-    Sources,
-    robust,
-    rounded,
-    withheld,
-)
+from lab.fits import common
+from lab.fits.common import ASSUMED_ERROR, TRANSFER_ERROR, Bounds, Floats, Gpu, Sources, rounded
 from simulator.errors import InputError
 from simulator.lookup.attention import DIRECTIONS, AttentionFit, AttentionRow
 from simulator.profile import Machine
@@ -33,19 +24,15 @@ _START: Final = (14.0, 0.56, 630.0, 3000.0, 1.2)
 _BOUNDS: Final[Bounds] = ((0.0, 0.0, 1.0, 1.0, 1.0), (1e3, 1e3, 1e4, 1e5, 20.0))
 _LINEAR_ABOVE: Final = 0.05
 _FOLDS: Final = 5
-SMALL: Final = 64
-"""Elements of the smaller heads that models have."""
-LATENT: Final = (192, 128)
-"""Elements of a key and of a value of DeepSeek's latent attention."""
+SMALL: Final = 64  # Elements of the smaller heads that models have
+LATENT: Final = (192, 128)  # Elements of a key and of a value of DeepSeek's latent attention
 LATENT_BACKWARD_ERROR: Final = 0.2
 """Expected error of its backward on a GPU that takes it from Hopper."""
 HOPPER: Final = ("h100", "h200")
 OURS: Final = "h200"
 HOPPER_SMS: Final = 132
-LEAST_ROWS: Final = 16384
-"""Query rows of all heads, below which a launch is most of the time."""
-LEAST_BACKWARD_US: Final = 300.0
-"""Of timings that show the kernel, not gaps on the host."""
+LEAST_ROWS: Final = 16384  # Query rows of all heads, below which a launch is most of the time
+LEAST_BACKWARD_US: Final = 300.0  # Of timings that show the kernel, not gaps on the host
 Key = Callable[[AttentionRow], Any]
 
 
@@ -71,7 +58,7 @@ def fit_forward(
         law = _law(others, forward, sm_count)
         return [abs(sum(law.shares_us(r.signature)) / r.median_us - 1) for r in mine]
 
-    error = float(np.mean(withheld(forward, withheld_by, off, _FOLDS)))
+    error = float(np.mean(common.withheld(forward, withheld_by, off, _FOLDS)))
     return replace(_law(forward, forward, sm_count), error=rounded(error, 2))
 
 
@@ -102,7 +89,7 @@ def _solve(rows: Sequence[AttentionRow], sm_count: int) -> Floats:
         tile = tile_flops / (p[3] * 1e6)
         return np.asarray(np.log((p[0] + (work ** p[4] + tile ** p[4]) ** (1 / p[4])) / times))
 
-    return robust(off, _START, _BOUNDS, linear_above=_LINEAR_ABOVE, scaled=True)
+    return common.robust(off, _START, _BOUNDS, linear_above=_LINEAR_ABOVE, scaled=True)
 
 
 def _backward_ratio(pairs: Sequence[AttentionRow]) -> tuple[float, float]:

@@ -28,13 +28,11 @@ GEMM_SCATTER: Final = 0.04
 """Spread of SimuMax's GEMM rows. The table has 82 weight gradients twice, adding to fp32 and to
 bf16: their ratios scatter by 5.5 % (robust) around the median, which is 3.9 % for each of the
 two."""
-RUNS: Final = 2
-"""A GEMM row is the mean of several runs; how many is not published."""
+RUNS: Final = 2  # A GEMM row is the mean of several runs; how many is not published
 ADDS_TO: Final = {"fp32": True, "bf16": False}
 """Type of a weight gradient's C -> whether we count it as adding. One that adds to bf16 reads and
 writes as many bytes as one that writes fp32 once: it stands for those that overwrite."""
-LIKE: Final = "copy"
-"""Op whose fixed cost and range on our H200 those of RATES get."""
+LIKE: Final = "copy"  # Op whose fixed cost and range on our H200 those of RATES get
 
 
 def gemm_rows(sources: Sources) -> tuple[GemmRow, ...]:

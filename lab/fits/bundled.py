@@ -32,8 +32,7 @@ from simulator.provenance import Provenance
 
 A100, H100, B200 = (Gpu(name) for name in ("a100-sxm", "h100-dgx", "b200-sxm"))
 H200: Final = measured.GPU
-NCCL_CTAS: Final = 24
-"""NCCL's own choice on an A100: its time lies between 16 and 32 CTAs."""
+NCCL_CTAS: Final = 24  # NCCL's own choice on an A100: its time lies between 16 and 32 CTAs
 
 
 def a100_profile(sources: Sources) -> Profile:
@@ -207,8 +206,7 @@ PERMUTES: Final = {
 }  # fmt: skip
 """Op -> its rate in SimuMax's table: the weighted sum is the backward of a gather."""
 B200_GB_S: Final = 8000.0
-LIKE: Final = "add"
-"""Op whose fixed cost permutations get."""
+LIKE: Final = "add"  # Op whose fixed cost permutations get
 
 
 def with_experts(profile: Profile, sources: Sources) -> Profile:

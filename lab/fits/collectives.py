@@ -30,16 +30,14 @@ MAX_KNOTS: Final = 4
 _LEAST_GAP: Final = 4  # least ratio of neighbouring knots, so that every segment has points
 _POINTS_A_PARAMETER: Final = 1.5
 _TRIED: Final = 30
-CTAS: Final = (2, 4, 8, 16, 32)
-"""Of figure_7.csv's multimem all-reduces."""
+CTAS: Final = (2, 4, 8, 16, 32)  # Of figure_7.csv's multimem all-reduces
 BEST: Final[tuple[tuple[CollectiveKind, str], ...]] = (
     ("multimem_all_reduce", "multimem_ar_us"), ("multimem_reduce_scatter", "multimem_rs_us"),
     ("multimem_all_gather", "multimem_ag_us"),
 )  # fmt: skip
 """Collective -> its column in figure_5.csv, at its best CTAs."""
 NODE: Final = 8
-NEIGHBOUR: Final = 0.1
-"""Error of a law on the GPU of another generation behind the same link."""
+NEIGHBOUR: Final = 0.1  # Error of a law on the GPU of another generation behind the same link
 
 
 def collective_section(gpu: Gpu, fits: Iterable[CollectiveFit]) -> CollectiveSection:
@@ -224,18 +222,14 @@ def neighbours(fits: Iterable[CollectiveFit]) -> Iterator[CollectiveFit]:
 
 LEAST_TOP_K: Final = 4
 """Of the shapes that laws are fitted to: with fewer, most of what a rank gets may be its own."""
-BLOCK: Final = 128
-"""Numbers that share a scale of 4 bytes in an FP8 dispatch."""
-LEAST_ERROR: Final = 0.15
-"""Of a law of a single timing."""
+BLOCK: Final = 128  # Numbers that share a scale of 4 bytes in an FP8 dispatch
+LEAST_ERROR: Final = 0.15  # Of a law of a single timing
 TIMED: Final = (4096, 7168, 8, 8)
 """Tokens a rank, hidden size, top-k and experts a rank of Hybrid-EP's timings."""
 V2_SMS: Final = 24
 BLACKWELL: Final = ("b200", "b300", "gb200", "gb300")
-DEEPSEEK: Final = (256, 8)
-"""Experts and top-k of the timings over nodes."""
-ILL: Final = 8
-"""Nodes whose timings wait 8 ms for counts."""
+DEEPSEEK: Final = (256, 8)  # Experts and top-k of the timings over nodes
+ILL: Final = 8  # Nodes whose timings wait 8 ms for counts
 
 
 class Moved(NamedTuple):

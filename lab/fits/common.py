@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
-import io
 import json
 import tomllib
+from collections import namedtuple
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import least_squares, nnls
 
@@ -24,8 +25,7 @@ Floats = NDArray[np.float64]
 Bounds = tuple[tuple[float, ...], tuple[float, ...]]
 Cell = TypeVar("Cell")
 
-CREATED: Final = "2026-11-20"
-"""The newest date in the sources."""
+CREATED: Final = "2026-11-20"  # The newest date in the sources
 ASSUMED_ERROR: Final = 0.25
 TRANSFER_ERROR: Final = 0.05
 """Expected error of an H200's ratio or rate on an H100: forward GEMMs of the same shape differ by
@@ -74,10 +74,9 @@ class Sources(NamedTuple):
 
     def rows(self, name: str, **alike: object) -> list[Any]:
         """Return a table's rows that have these values; numbers as such, NaN where one lacks."""
-        found = _frame(self.data / "measured" / name)
-        for column, value in alike.items():
-            found = found[found[column] == value]
-        return list(found.itertuples(index=False))
+        wanted = alike.items()
+        rows = _rows(self.data / "measured" / name)
+        return [row for row in rows if all(getattr(row, key) == value for key, value in wanted)]
 
     def ours(self, stage: str, gpu: str = "h200-sxm") -> list[dict[str, Any]]:
         """Return what a stage recorded on our GPU that has this profile."""
@@ -85,13 +84,21 @@ class Sources(NamedTuple):
 
 
 @cache
-def _frame(path: Path) -> pd.DataFrame:
-    data = path.read_bytes()
-    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
-    lines = (line for line in text.splitlines() if not line.startswith("#"))
-    found = pd.read_csv(io.StringIO("\n".join(lines)), float_precision="round_trip")
-    words = found.select_dtypes(exclude="number").columns
-    return found.fillna(dict.fromkeys(words, ""))
+def _rows(path: Path) -> list[Any]:
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8", newline="") as file:
+        names, *lines = csv.reader(line for line in file if not line.startswith("#"))
+    made = namedtuple("made", names)  # type: ignore[misc]  # columns are the table's
+    columns = map(_typed, zip(*lines, strict=True))
+    return [made(*cells) for cells in zip(*columns, strict=True)]
+
+
+def _typed(cells: Sequence[str]) -> Sequence[Any]:
+    with suppress(ValueError):
+        return [int(cell) for cell in cells]
+    with suppress(ValueError):
+        return [float(cell or "nan") for cell in cells]
+    return cells
 
 
 def records(path: Path) -> list[dict[str, Any]]:

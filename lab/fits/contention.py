@@ -13,6 +13,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -28,8 +29,7 @@ from simulator.lookup import FitKind
 from simulator.memory_queue import MemoryQueue
 
 Row = Mapping[str, Any]
-ASSUMED_SLOWDOWN: Final = 0.15
-"""Expected error of a slowdown that nobody timed on that GPU."""
+ASSUMED_SLOWDOWN: Final = 0.15  # Expected error of a slowdown that nobody timed on that GPU
 POINTWISE_SLOWDOWN: Final = ComputeContention(
     family="pointwise", sms_per_cta=0.0, factor=1.15, kind="assumed", error=ASSUMED_SLOWDOWN
 )
@@ -51,8 +51,7 @@ STREAMS: Final[dict[str, int]] = {"layernorm": 2, "gelu": 2, "add": 3}
 """Tensors that a pointwise op of the records reads or writes."""
 _ELEMENT_BYTES: Final = 2
 _LINEAR_ABOVE: Final = 0.02
-_NOTHING: Final = 1e-9
-"""A parameter at its lower bound comes back as 1e-20."""
+_NOTHING: Final = 1e-9  # A parameter at its lower bound comes back as 1e-20
 
 
 def fit_withheld(
@@ -67,15 +66,12 @@ def fit_withheld(
     """
 
     def solve(some: Sequence[Cell]) -> Floats:
-        found = robust(
-            lambda p: np.log(shares(p, some, some)),
-            start, bounds, linear_above=_LINEAR_ABOVE, scaled=scaled,
-        )  # fmt: skip
+        how: dict[str, Any] = {"linear_above": _LINEAR_ABOVE, "scaled": scaled}
+        found = robust(lambda p: np.log(shares(p, some, some)), start, bounds, **how)
         return np.where(found < _NOTHING, 0.0, found)
 
     def off(others: list[Cell], mine: list[Cell]) -> list[float]:
-        errors: list[float] = np.abs(shares(solve(others), others, mine) - 1.0).tolist()
-        return errors
+        return list(map(float, np.abs(shares(solve(others), others, mine) - 1.0)))
 
     return solve(cells), rounded(float(np.mean(withheld(cells, key, off))), 3)
 
@@ -175,8 +171,7 @@ def overlap_law(
 
 # Ops while collectives follow each other ---------------------------------------------------------
 
-_BESIDE_START: Final = (0.5, 1.0)
-_BESIDE_BOUNDS: Final = ((0.0, 1.0), (3.0, 2.0))
+CASE: Final = attrgetter("case")
 
 
 class Beside(NamedTuple):
@@ -210,18 +205,11 @@ def fit_beside(cells: Sequence[Beside], *, sm_count: int) -> ComputeContention:
         predicted = np.array([one.by(law.slowdown(one.ctas, sm_count)) for one in asked])
         return np.asarray(predicted / np.array([one.slowdown for one in asked]))
 
-    found, left_out = fit_withheld(cells, _case, shares, _BESIDE_START, _BESIDE_BOUNDS)
+    found, left_out = fit_withheld(cells, CASE, shares, (0.5, 1.0), ((0.0, 1.0), (3.0, 2.0)))
     return law_of([rounded(float(value)) for value in found], left_out)
 
 
-def _case(cell: Beside | Streamed) -> str:
-    return cell.case
-
-
 # Collectives while ops stream --------------------------------------------------------------------
-
-_QUEUE_START: Final = (1.02, 0.02, 0.04)
-_QUEUE_BOUNDS: Final = ((1.0, 0.0, 0.0), (1.2, 5.0, 1.0))
 
 
 class Streamed(NamedTuple):
@@ -233,15 +221,9 @@ class Streamed(NamedTuple):
     slowdown: float
 
 
-class MemoryFit(NamedTuple):
-    """The law, its error of withheld cases, and the factor that collectives have beside any op."""
-
-    law: MemoryQueue
-    factor: float
-
-
-def fit_memory(cells: Sequence[Streamed], attained_gb_s: float) -> MemoryFit:
-    """Fit the law to all cells. Raise InputError for fewer than two cases."""
+def fit_memory(cells: Sequence[Streamed], attained_gb_s: float) -> tuple[MemoryQueue, float]:
+    """Fit the law to all cells, its error of withheld cases; return it and the factor that
+    collectives have beside any op. Raise InputError for fewer than two cases."""
 
     def law_of(p: Sequence[float], known: Sequence[Streamed]) -> MemoryQueue:
         busiest = max(cell.gb_s for cell in known) / attained_gb_s
@@ -254,11 +236,12 @@ def fit_memory(cells: Sequence[Streamed], attained_gb_s: float) -> MemoryFit:
         waits = [float(p[0]) * law.slowdown(cell.gb_s, cell.ctas) for cell in asked]
         return np.asarray(np.array(waits) / np.array([cell.slowdown for cell in asked]))
 
-    found, left_out = fit_withheld(cells, _case, shares, _QUEUE_START, _QUEUE_BOUNDS)
+    start, bounds = (1.02, 0.02, 0.04), ((1.0, 0.0, 0.0), (1.2, 5.0, 1.0))
+    found, left_out = fit_withheld(cells, CASE, shares, start, bounds)
     law = law_of([rounded(float(value), 3) for value in found], cells)
     attained, busiest = rounded(attained_gb_s, 4), rounded(law.busiest, 3)
     law = replace(law, attained_gb_s=attained, busiest=busiest, error=left_out)
-    return MemoryFit(law, rounded(float(found[0])))
+    return law, rounded(float(found[0]))
 
 
 # Our H200's records ------------------------------------------------------------------------------
@@ -313,7 +296,7 @@ def collective_slowdown(rows: Iterable[Row], memory: MemoryQueue | None = None) 
 
 def beside_law(rows: Sequence[Row], *, sm_count: int, attained_gb_s: float) -> ContentionFit:
     """Return the law fitted to records of a GPU whose memory gives at most ``attained_gb_s``."""
-    memory, cells = fit_memory(streamed_cells(rows), attained_gb_s).law, beside_cells(rows)
+    (memory, _), cells = fit_memory(streamed_cells(rows), attained_gb_s), beside_cells(rows)
     by_family = ([cell for cell in cells if cell.family == family] for family in FAMILIES)
     laws = (fit_beside(some, sm_count=sm_count) for some in by_family)
     return ContentionFit(

@@ -27,8 +27,7 @@ from simulator.profile import GemmSection, Machine, Profile
 
 Shape = tuple[int, int, int, float]
 Mask = NDArray[np.bool_]
-Bound = tuple[float, float, float]
-"""Start, least and most."""
+Bound = tuple[float, float, float]  # Start, least and most
 Started = tuple[Floats, Floats, Floats]
 
 MIN_ROWS: Final = 200
@@ -61,8 +60,7 @@ _LOGARITHMIC: Final[Mask] = np.array(
 _RATE_STARTS: Final = (1.15, 1.1, 1.1, 0.9, 0.7)
 _RATE_RANGE: Final = 10.0
 _HOPPERS_SMS: Final = 132
-_USUAL_TFLOPS: Final = (1600.0, 3200.0)
-"""Of a byte-wide GEMM on Hopper and on Blackwell."""
+_USUAL_TFLOPS: Final = (1600.0, 3200.0)  # Of a byte-wide GEMM on Hopper and on Blackwell
 _BACKWARD: Final = (("dgrad", False), ("wgrad", False), ("wgrad", True))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean, geometric_mean, median
 from typing import Any, Final, NamedTuple
@@ -30,23 +30,19 @@ from simulator.lookup.gemm_law import TiledLaw
 from simulator.lookup.grouped import GroupedFit, GroupedLaw, GroupedRow, Times
 from simulator.ops import Gemm
 from simulator.profile import GroupedGemms, Profile
-from simulator.provenance import Provenance
 
 COLUMNS: Final = {"bf16": "bf16", "fp8_block": "fp8_block", "fp8_tensor": "fp8", "nvfp4": "nvfp4"}
 """Math -> its name in the tables."""
-OWN: Final = ("b200", "h100", "h200")
-"""GPUs that have rows of a trainer's calls."""
+OWN: Final = ("b200", "h100", "h200")  # GPUs that have rows of a trainer's calls
 LEAST_ROWS: Final = 16
-MOST_EP: Final = 8
-"""Beyond, most of a layer's time is of tokens that the rank does not compute."""
+MOST_EP: Final = 8  # Beyond, most of a layer's time is of tokens that the rank does not compute
 MOST_TP: Final = 2
 SLOWER: Final = 1.03
 """A layer that takes more times as long as one with more to do has a kernel that was not searched
 well."""
 KERNELS: Final = 6
 """Of a layer, between which its fixed time is divided: sort, gather, two GEMMs, activation, sum."""
-UNGATED: Final = ("nemotron", 22)
-"""Models, and the top-k, whose experts have one input projection."""
+UNGATED: Final = ("nemotron", 22)  # Models, and the top-k, whose experts have one input projection
 FOLDS: Final = 5
 _STARTS: Final = 3
 _JITTER: Final = 0.2
@@ -54,8 +50,7 @@ _FIXED_US: Final = 30.0
 _EFFORT: Final = (15, 60, 20)
 """Steps from each start, of the best one's fit, and of those with models withheld from there."""
 _LINEAR_ABOVE: Final = 0.03
-_HELD: Final = 1e-9
-"""Width of the bounds of a number that is held."""
+_HELD: Final = 1e-9  # Width of the bounds of a number that is held
 _MORE: Final[tuple[Bound, ...]] = (*[(2.0, 0.1, 50.0)] * 3, (0.01, 1e-4, 10.0))
 """Start and bounds of TB/s of gather, activation and sum, and of us a group."""
 ROWS: Final = (512, 1024, 2048, 4096)
@@ -63,6 +58,7 @@ EXPERTS: Final = (8, 16, 32)
 SIZES: Final = ((2048, 768), (4096, 1536), (7168, 2048), (5120, 1536), (4096, 14336))
 """Hidden size and an expert's: Qwen3, DeepSeek V2 and V3, Mixtral."""
 ALIKE: Final = Times(1.0, 1.0)
+LAYOUTS: Final = ("forward", "dgrad", "wgrad")
 
 
 class Layer(NamedTuple):
@@ -111,20 +107,16 @@ def layers(gpu: str, dtype: str, sources: Sources) -> list[Layer]:
     return [
         one for alike in every.values() for one in alike
         if one.rows >= LEAST_ROWS and one.ep <= MOST_EP and one.tp <= MOST_TP
-        and one.us <= SLOWER * min(other.us for other in alike if _does_more(other, one))
+        and one.us <= SLOWER * min(
+            x.us for x in alike if x.ep <= one.ep and x.tp <= one.tp and x.tokens >= one.tokens
+        )
     ]  # fmt: skip
-
-
-def _does_more(other: Layer, one: Layer) -> bool:
-    return other.ep <= one.ep and other.tp <= one.tp and other.tokens >= one.tokens
 
 
 class _Arrays:
     def __init__(self, found: Sequence[Layer], dtype: str, sm_count: int) -> None:
-        columns = zip(*(one[:6] for one in found), strict=True)
-        self.groups, self.rows, self.hidden, self.inter, self.tokens, self.us = (
-            np.array(column, dtype=np.float64) for column in columns
-        )
+        columns = np.array([one[:6] for one in found], dtype=np.float64).T.copy()
+        self.groups, self.rows, self.hidden, self.inter, self.tokens, self.us = columns
         self._bytes, self._sms = MATH_BYTES[dtype], sm_count
 
     def times_us(self, point: Floats) -> Floats:
@@ -133,15 +125,11 @@ class _Arrays:
         rows = self.groups * self.rows
         gathered = rows * self.hidden * (2 + self._bytes)
         activated = rows * self.inter * (4 + self._bytes)
-        around_us = (
-            gathered / more[0] + activated / more[1] + 2 * self.tokens * self.hidden / more[2]
-        )
-        found: Floats = (
-            law.fixed_us + 1e-6 * around_us + more[3] * self.groups
-            + self._product_us(law, 2 * self.inter, self.hidden)
-            + self._product_us(law, self.hidden, self.inter)
-        )  # fmt: skip
-        return found
+        summed = 2 * self.tokens * self.hidden
+        around_us = gathered / more[0] + activated / more[1] + summed / more[2]
+        fixed_us: Floats = law.fixed_us + 1e-6 * around_us + more[3] * self.groups
+        first_us = self._product_us(law, 2 * self.inter, self.hidden)
+        return fixed_us + first_us + self._product_us(law, self.hidden, self.inter)
 
     def _product_us(self, law: TiledLaw, n: Floats, k: Floats) -> Floats:
         m, groups = self.rows, self.groups
@@ -188,12 +176,9 @@ def trainer(law: GroupedLaw, rows: Sequence[GroupedRow], *, moved: float | None 
     """Return what the rows take over the law: forward and dgrad in the mean, multiplying and moving
     alike; in wgrad, whose sums in fp32 are most of its bytes, each apart, bytes at most as fast as
     the law says, or ``moved`` times its time, where rows have no such sums."""
-    by_layout = {one: [row for row in rows if row.layout == one] for one in
-                 ("forward", "dgrad", "wgrad")}  # fmt: skip
-    forward, dgrad = (
-        geometric_mean(_over(law, by_layout[one], ALIKE)) for one in ("forward", "dgrad")
-    )
-    last = [row for row in by_layout["wgrad"] if row.accumulate] or by_layout["wgrad"]
+    mine = {one: [row for row in rows if row.layout == one] for one in LAYOUTS}
+    forward, dgrad = (geometric_mean(_over(law, mine[one], ALIKE)) for one in LAYOUTS[:2])
+    last = [row for row in mine["wgrad"] if row.accumulate] or mine["wgrad"]
 
     def off(point: Floats) -> Floats:
         times = Times(*map(float, np.exp(point)))
@@ -203,16 +188,14 @@ def trainer(law: GroupedLaw, rows: Sequence[GroupedRow], *, moved: float | None 
     bounds = ([-np.inf, least], [np.inf, least + _HELD if moved else np.inf])
     start = [math.log(forward), least + (_HELD / 2 if moved else math.log(1.0 + SPREAD))]
     flops, memory = np.exp(least_squares(off, start, bounds=bounds, loss="soft_l1").x)
-    times: dict[str, Times] = {
-        "forward": _times(forward, forward), "dgrad": _times(dgrad, dgrad),
-        "wgrad": _times(float(flops), float(memory)),
-    }  # fmt: skip
-    apart = [abs(1 / one - 1) for x in times for one in _over(law, by_layout[x], times[x])]
+    times = _by_layout((forward, forward), (dgrad, dgrad), (float(flops), float(memory)))
+    apart = [abs(1 / one - 1) for x in times for one in _over(law, mine[x], times[x])]
     return Trainer(times, fmean(apart))
 
 
-def _times(flops: float, memory: float) -> Times:
-    return Times(rounded(flops, 3), rounded(memory, 3))
+def _by_layout(*each: tuple[float, float]) -> dict[str, Times]:
+    times = (Times(rounded(flops, 3), rounded(memory, 3)) for flops, memory in each)
+    return dict(zip(LAYOUTS, times, strict=True))
 
 
 def _over(law: GroupedLaw, rows: Sequence[GroupedRow], times: Times) -> list[float]:
@@ -221,13 +204,13 @@ def _over(law: GroupedLaw, rows: Sequence[GroupedRow], times: Times) -> list[flo
 
 def level(law: GroupedLaw, single: GemmTable, dtype: str) -> float:
     """Return what a single GEMM an expert takes over the law, in the median of common shapes."""
-    ratios = []
-    for rows, groups, (hidden, inter) in itertools.product(ROWS, EXPERTS, SIZES):
-        for n, k in ((2 * inter, hidden), (hidden, inter)):
-            one = Gemm(rows, n, k, dtype=dtype)
-            whole = law.parts(one._replace(groups=groups), times=ALIKE)
-            ratios.append(groups * single.estimate(one).duration_us / whole.total_us)
-    return median(ratios)
+    return median(
+        groups * single.estimate(one).duration_us
+        / law.parts(one._replace(groups=groups), times=ALIKE).total_us
+        for rows, groups, (hidden, inter) in itertools.product(ROWS, EXPERTS, SIZES)
+        for n, k in ((2 * inter, hidden), (hidden, inter))
+        for one in (Gemm(rows, n, k, dtype=dtype),)
+    )  # fmt: skip
 
 
 def fit_of(one: Served, dtype: str, found: Sequence[Layer]) -> GroupedFit:
@@ -240,26 +223,22 @@ def fit_of(one: Served, dtype: str, found: Sequence[Layer]) -> GroupedFit:
     ranges = {name: (math.floor(min(each)), math.ceil(max(each))) for name, each in sizes.items()}
     return GroupedFit(
         dtype=dtype, params=params_of(one.law), group_us=rounded(one.group_us),
-        times={"forward": ALIKE, "dgrad": ALIKE, "wgrad": ALIKE},
+        times=dict.fromkeys(LAYOUTS, ALIKE),
         withheld_error=rounded(one.error, 3), error=rounded(one.error, 3), ranges=ranges,
     )  # fmt: skip
 
 
-def grouped_gemms(
-    profile: Profile, sources: Sources, there: Trainer, words: Provenance
-) -> GroupedGemms:
+def grouped_gemms(profile: Profile, sources: Sources, there: Trainer, words: Any) -> GroupedGemms:
     """Return the table's laws at a trainer's level; ``there``: that in BF16 of its generation."""
     gpu, machine = profile.name.partition("-")[0], profile.machine
     single, fits = profile.gemm_table(), []
-    for dtype in COLUMNS:
-        if dtype not in machine.peak_tflops:
-            continue
+    for dtype in filter(machine.peak_tflops.__contains__, COLUMNS):
         made = _law(gpu, dtype, machine.sm_count, sources)
         law = GroupedLaw(made, machine.sm_count)
         if dtype == "bf16" and gpu in OWN:
             fits.append(_at(made, there, "fitted"))
         elif gpu in OWN and not machine.fp8_any_layout:
-            mine = quantized_trainer(law, dtype, profile.name, there, sources)
+            mine = _quantized(law, profile.name, there, sources)
             fits.append(_at(made, mine, "fitted"))
         else:
             times = _carried(there, level(law, single, dtype))
@@ -268,9 +247,8 @@ def grouped_gemms(
     if tensor and "mxfp8" in machine.peak_tflops:
         fits.append(replace(tensor, dtype="mxfp8"))
     rows = _rows_of(profile.name, sources) if gpu in OWN else ()
-    return GroupedGemms(
-        rows=rows, fits=tuple(sorted(fits, key=lambda fit: fit.dtype)), provenance=words
-    )
+    by_dtype = tuple(sorted(fits, key=lambda fit: fit.dtype))
+    return GroupedGemms(rows=rows, fits=by_dtype, provenance=words)
 
 
 def _law(gpu: str, dtype: str, sm_count: int, sources: Sources) -> GroupedFit:
@@ -278,11 +256,9 @@ def _law(gpu: str, dtype: str, sm_count: int, sources: Sources) -> GroupedFit:
     return fit_of(served(found, dtype, sm_count), dtype, found)
 
 
-def quantized_trainer(
-    law: GroupedLaw, dtype: str, gpu: str, there: Trainer, sources: Sources
-) -> Trainer:
+def _quantized(law: GroupedLaw, gpu: str, there: Trainer, sources: Sources) -> Trainer:
     """Return a trainer's FP8 level on Hopper by our H200's rows; bytes in wgrad as ``there``."""
-    moved = there.times["wgrad"].memory
+    dtype, moved = law.fit.dtype, there.times["wgrad"].memory
     found = trainer(law, quantized_rows(dtype, sources), moved=moved)
     apart = fmean(one.error(one.times) for one in over_rowwise(dtype, sources))
     transfer = 0.0 if gpu == QUANTIZED_ON else TRANSFER_ERROR
@@ -300,28 +276,22 @@ def _at(fit: GroupedFit, level: Trainer, kind: FitKind) -> GroupedFit:
 
 def _carried(there: Trainer, forward: float) -> dict[str, Times]:
     """Return another GPU's times: in proportion, but for what moves bytes in wgrad."""
-    more = forward / there.times["forward"].flops
-    dgrad, wgrad = there.times["dgrad"], there.times["wgrad"]
-    return {
-        "forward": _times(forward, forward),
-        "dgrad": _times(dgrad.flops * more, dgrad.memory * more),
-        "wgrad": _times(wgrad.flops * more, wgrad.memory),
-    }  # fmt: skip
+    first, dgrad, wgrad = (there.times[one] for one in LAYOUTS)
+    more = forward / first.flops
+    backward = (dgrad.flops * more, dgrad.memory * more), (wgrad.flops * more, wgrad.memory)
+    return _by_layout((forward, forward), *backward)
 
 
 def trainer_on(gpu: Gpu, sources: Sources) -> Trainer:
     """Return a trainer's level in BF16 on a GPU that has a profile and rows of its own."""
-    sm_count = gpu.machine.sm_count
-    made = _law(gpu.short, "bf16", sm_count, sources)
-    return trainer(GroupedLaw(made, sm_count), _rows_of(gpu.name, sources))
+    law = _law(gpu.short, "bf16", gpu.machine.sm_count, sources)
+    return trainer(GroupedLaw(law, gpu.machine.sm_count), _rows_of(gpu.name, sources))
 
 
 # What trainers' grouped GEMMs took ----------------------------------------------------------------
 
-SPREAD: Final = 0.05
-"""Of a row that was timed once."""
-QUANTIZED_ON: Final = "h200-sxm"
-"""The GPU whose grouped GEMMs in FP8 we have."""
+SPREAD: Final = 0.05  # Of a row that was timed once
+QUANTIZED_ON: Final = "h200-sxm"  # The GPU whose grouped GEMMs in FP8 we have
 
 
 def _linear(groups: int, rows: int, out: int, wide: int) -> dict[str, Gemm]:
@@ -350,38 +320,36 @@ def trained_rows(sources: Sources) -> tuple[GroupedRow, ...]:
             parts = {True: [max(times)], False: [min(times)] if len(times) > 1 else []}
         for adds, mine in parts.items():
             if mine:
-                us = fmean(mine)
-                apart_us = max(SPREAD * us, max(mine) - min(mine))
-                found.append(GroupedRow(
-                    gemm.groups, gemm.m, gemm.n, gemm.k, gemm.layout, gemm.dtype, adds,
-                    rounded(us, 5), rounded(apart_us), 2,
-                ))  # fmt: skip
+                us, apart_us = fmean(mine), max(mine) - min(mine)
+                found.append(_row(gemm, adds, rounded(us, 5), max(SPREAD * us, apart_us), 2))
     return tuple(sorted(found, key=lambda row: row.signature))
+
+
+def _row(gemm: Gemm, adds: bool, us: float, apart_us: float, samples: int) -> GroupedRow:
+    sizes, how = (gemm.groups, gemm.m, gemm.n, gemm.k), (gemm.layout, gemm.dtype)
+    return GroupedRow(*sizes, *how, adds, us, rounded(apart_us), samples)
 
 
 def our_rows(gpu: str, sources: Sources) -> tuple[GroupedRow, ...]:
     """Return our rows of experts with as many rows each; their sums overwrite in BF16."""
     records = sources.ours("grouped", gpu)
     cells = (cell for one in records for cell in one.get("cells", ()) if cell["even"])
-    return _sorted(cells, "bf16", {})
+    return _alike(cells, "bf16", {})
 
 
 def quantized_rows(dtype: str, sources: Sources) -> tuple[GroupedRow, ...]:
     """Return the same of our H200 in FP8, scaled as ``dtype`` is."""
     records = sources.ours("grouped", QUANTIZED_ON)
     cells = (cell for one in records for cell in one.get("quantized", ()))
-    return _sorted(cells, dtype, {one.layout: one.times for one in over_rowwise(dtype, sources)})
+    return _alike(cells, dtype, {one.layout: one.times for one in over_rowwise(dtype, sources)})
 
 
-def _sorted(
-    cells: Iterable[Mapping[str, Any]], dtype: str, slower: Mapping[Any, float]
-) -> tuple[GroupedRow, ...]:
-    found = [
-        GroupedRow(
-            one.groups, *one[:3], layout, dtype, False,
-            rounded(slower.get(layout, 1.0) * cell["ns"][layout] / 1e3), 0.0, 1,
-        ) for cell in cells for layout, one in _linear(
-            len(cell["rows"]), cell["rows"][0], cell["out"], cell["in"]
-        ).items() if layout in cell["ns"]
-    ]  # fmt: skip
+def _alike(cells: Iterable[Any], dtype: str, slower: dict[Any, float]) -> tuple[GroupedRow, ...]:
+    found = []
+    for cell in cells:
+        sizes = len(cell["rows"]), cell["rows"][0], cell["out"], cell["in"]
+        for layout, one in _linear(*sizes).items():
+            if layout in cell["ns"]:
+                us = rounded(slower.get(layout, 1.0) * cell["ns"][layout] / 1e3)
+                found.append(_row(one._replace(dtype=dtype), False, us, 0.0, 1))
     return tuple(sorted(found, key=lambda row: row.signature))

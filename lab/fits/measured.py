@@ -14,31 +14,20 @@ import numpy as np
 
 from domino_tune.measure.op_rows import add_ops
 from lab.fits.attention import fit_attention, our_rows, small_heads
-from lab.fits.common import (
-    TRANSFER_ERROR,
-    Description,
-    Floats,
-    Gpu,
-    Sources,
-    mape,
-    nonnegative,
-    rounded,
-)
+from lab.fits.common import TRANSFER_ERROR, Floats, Gpu, Sources, mape, nonnegative, rounded
+from lab.fits.common import Description as Words
 from lab.fits.gemm import layout_fit
 from simulator.errors import InputError
 from simulator.lookup.attention import AttentionFit
-from simulator.lookup.gemm import GemmRow
 from simulator.lookup.pointwise import PointwiseFit, PointwiseRow
 from simulator.profile import AttentionSection, LaunchSection, Machine, PointwiseSection, Profile
 
 GPU: Final = Gpu("h200-sxm")
-ANY: Final = Description("any")
+ANY: Final = Words("any")
 LAYOUTS: Final = ("dgrad", "forward", "wgrad")
-LAW_HEAD_DIM: Final = 128
 OTHER_HEADS: Final = ((64, 64), (192, 128))
 """Elements of keys and of values that stage ``attention`` timed."""
-BEYOND_L2_BYTES: Final = 1.5e9
-"""An op that moves more finds at most 3 % of it in the L2."""
+BEYOND_L2_BYTES: Final = 1.5e9  # An op that moves more finds at most 3 % of it in the L2
 
 
 @cache
@@ -51,7 +40,10 @@ def h200_ops(sources: Sources) -> Profile:
     gemm, attention = (
         replace(profile.section(name), provenance=GPU.words(name)) for name in ("gemm", "attention")
     )
-    rows = _possible(gemm.rows)
+    # One row is faster than the peak: a dgrad of 4,096 × 640 × 5,120 at 1,085 TFLOP/s, more than
+    # 132 SMs have at 1,980 MHz. It takes as long as half its tokens do.
+    peak = GPU.machine.peak_tflops["bf16"]
+    rows = tuple(x for x in gemm.rows if x.signature.flops / x.median_us / 1e6 <= peak)
     fits = tuple(layout_fit(rows, layout, GPU.machine.sm_count) for layout in LAYOUTS)
     return replace(
         profile, gemm=replace(gemm, rows=rows, fits=fits), attention=attention,
@@ -62,13 +54,10 @@ def h200_ops(sources: Sources) -> Profile:
 def rewritten_rows(gpu: Gpu, sources: Sources) -> tuple[PointwiseRow, ...]:
     """Return what later records tell of ops that became one kernel each after the first one."""
     names = [["pointwise", name] for name in GPU.told["pointwise"]["rewritten"]]
-    rows = (
-        row for stage in gpu.told["pointwise"]["rewritten_in"]
-        for message in sources.ours(stage, gpu.name) for row in message.get("ops", ())
-        if row["signature"][:2] in names
-    )  # fmt: skip
-    found: tuple[PointwiseRow, ...] = _with_ops(gpu.profile(), rows).section("pointwise").rows
-    return found
+    stages = (sources.ours(stage, gpu.name) for stage in gpu.told["pointwise"]["rewritten_in"])
+    ops = (row for messages in stages for one in messages for row in one.get("ops", ()))
+    made = _with_ops(gpu.profile(), (row for row in ops if row["signature"][:2] in names))
+    return tuple(made.section("pointwise").rows)
 
 
 def _with_ops(profile: Profile, rows: Iterable[Mapping[str, Any]]) -> Profile:
@@ -93,7 +82,7 @@ def attention_section(ops: Profile, sources: Sources) -> AttentionSection:
 
 def attention_law(ops: Profile) -> AttentionFit:
     """Return the law of the measured rows of one head size."""
-    rows = [row for row in ops.section("attention").rows if row.head_dim == LAW_HEAD_DIM]
+    rows = [row for row in ops.section("attention").rows if row.head_dim == 128]
     forward = [row for row in rows if row.direction == "forward"]
     return fit_attention(forward, rows, sm_count=GPU.machine.sm_count)
 
@@ -101,18 +90,7 @@ def attention_law(ops: Profile) -> AttentionFit:
 def attained_gb_s(ops: Profile) -> float:
     """Return the most that an op moved through memory, of those far larger than the L2."""
     rows: Sequence[PointwiseRow] = ops.section("pointwise").rows
-    moved = ((row.bytes_read + row.bytes_written, row) for row in rows)
-    return max(size / row.median_us / 1000 for size, row in moved if size > BEYOND_L2_BYTES)
-
-
-def _possible(rows: Sequence[GemmRow]) -> tuple[GemmRow, ...]:
-    """Return the rows that are no faster than the peak.
-
-    One is: a dgrad of 4,096 × 640 × 5,120 at 1,085 TFLOP/s, more than 132 SMs have at 1,980 MHz. It
-    takes as long as half its tokens do.
-    """
-    peak = GPU.machine.peak_tflops["bf16"]
-    return tuple(row for row in rows if row.signature.flops / row.median_us / 1e6 <= peak)
+    return max(_moved(x) / x.median_us / 1000 for x in rows if _moved(x) > BEYOND_L2_BYTES)
 
 
 def _pointwise(rows: Iterable[PointwiseRow]) -> PointwiseSection:
@@ -157,12 +135,10 @@ def launch_section(gpu: Gpu | None = None, rows: Sequence[Mapping[str, Any]] = (
 
 
 MB: Final = 1_000_000
-LEAST_ROWS: Final = 8
-"""Twice as many as a law has numbers."""
+LEAST_ROWS: Final = 8  # Twice as many as a law has numbers
 KNEES_MB: Final = (10, 15, 20, 25, 30, 35, 40, 50, 60, 80)
 _RESOLUTION_US: Final = 1.0  # tables have whole microseconds: reduces the weight of short times
-_LIKE_ERROR: Final = 0.3
-"""Expected error of an op that is taken to be like another."""
+_LIKE_ERROR: Final = 0.3  # Expected error of an op that is taken to be like another
 Rows = Sequence[PointwiseRow]
 
 

@@ -26,14 +26,11 @@ from simulator.predict import scheduled
 from simulator.provenance import ProvenanceKind
 
 Row = Mapping[str, Any]
-Clocks = list[tuple[float, float]]
-"""Durations, and the clock of timings from there on."""
+Clocks = list[tuple[float, float]]  # Durations, and the clock of timings from there on
 EXPONENTS: Final = (1.0, 3.0)
 """Of a voltage that does not change with the clock, and of one in proportion to it."""
-FASTEST: Final = 0.9
-"""Quantile of GEMMs' FLOP/s that is assumed to be limited only by the clock."""
-LONG_US: Final = 100.0
-"""Calls that last longer show the power limit, and no launch."""
+FASTEST: Final = 0.9  # Quantile of GEMMs' FLOP/s that is assumed to be limited only by the clock
+LONG_US: Final = 100.0  # Calls that last longer show the power limit, and no launch
 
 
 @dataclass(frozen=True, kw_only=True)

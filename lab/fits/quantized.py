@@ -39,8 +39,7 @@ from simulator.profile import Machine, Profile
 
 Row = Mapping[str, Any]
 CAST_NAMES: Final = ("fp8_cast", "fp8_transpose")
-CAST_BYTES: Final = 3
-"""Bytes of an element that the timed cast moves: 2 read, 1 written."""
+CAST_BYTES: Final = 3  # Bytes of an element that the timed cast moves: 2 read, 1 written
 WAYS: Final = {"fp8_tensor": ("fp8_tensor_us",), "fp8_block": ("fp8_block_trt_us",
                "fp8_block_sgl_us")}  # fmt: skip
 """Math -> the columns of the table that time it; of several the faster."""
@@ -50,8 +49,7 @@ MOVED: Final = {"nvfp4": (2 + 0.5 + 1 / 16) / CAST_BYTES}
 SEARCHED: Final = frozenset({"nvfp4"})
 """Maths whose kernels the servers chose by short trials, which now and then take a slow one."""
 MXFP8_ERROR: Final = 0.1
-LEAST_US: Final = 1.0
-"""A difference below this is of two timings that do not belong together."""
+LEAST_US: Final = 1.0  # A difference below this is of two timings that do not belong together
 RECIPES: Final = {"fp8_tensor": "tensorwise", "fp8_block": "blockwise"}
 """Math -> its recipe in our records."""
 LAYOUTS: Final[tuple[Layout, ...]] = ("forward", *BACKWARD)

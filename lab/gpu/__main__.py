@@ -19,7 +19,6 @@ from typing import Final, NamedTuple
 import torch
 
 from lab.gpu.admission import admission_cases, contention_cases
-from lab.gpu.clocks import clock_cases
 from lab.gpu.cuda_tests import test_cases
 from lab.gpu.fp8 import attention_cases, fp8_cases
 from lab.gpu.gaps import gap_cases
@@ -29,7 +28,7 @@ from lab.gpu.proof import proof_cases
 from lab.gpu.queues import queue_cases
 from lab.gpu.rehearsal import rehearsal_cases
 from lab.gpu.stage import GpuCase, Stage, smi
-from lab.gpu.sustained import sustained_cases
+from lab.gpu.sustained import clock_cases, sustained_cases
 
 KEPT: Final = Path(__file__).resolve().parents[2] / "measurements"
 PROFILES: Final = {"H100": "h100-dgx", "H200": "h200-sxm", "B200": "b200-sxm", "A100": "a100-sxm"}

@@ -21,17 +21,9 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from domino_tune.measure.gpu import meetings
 from domino_tune.measure.gpu.events import Work
-from domino_tune.measure.gpu.meetings import (
-    ARRIVALS,
-    COLLECTIVE_NS,
-    CTAS,
-    RATES,
-    Encounter,
-    Gate,
-    Meeting,
-    moved_bytes,
-)  # fmt: skip
+from domino_tune.measure.gpu.meetings import COLLECTIVE_NS, Encounter, Gate
 from domino_tune.measure.gpu.works import SETS, NamedWork, random_bf16, works
 from domino_tune.runtime.lanes.emulated import Wire
 from domino_tune.runtime.lanes.pace import Pace
@@ -58,7 +50,7 @@ def admission_cases(stage: Stage) -> Iterator[GpuCase]:
 def _admitted(made: Callable[[], Gate], kind: str, shape: Shape, margin: int) -> Row:
     gate, work = made(), MAKERS[kind](shape, margin)
     alone_ns, cells = gate.alone_ns(work), []
-    for arrival, rate, ctas in product(ARRIVALS, RATES, CTAS):
+    for arrival, rate, ctas in product(meetings.ARRIVALS, meetings.RATES, meetings.CTAS):
         one = Encounter(work, alone_ns, ctas, rate, arrival)
         gate.meet(one)  # warms up
         met = median_meeting([gate.meet(one) for _ in range(REPEATS)])
@@ -69,13 +61,11 @@ def _admitted(made: Callable[[], Gate], kind: str, shape: Shape, margin: int) ->
     }  # fmt: skip
 
 
-def median_meeting(found: Sequence[Meeting]) -> dict[str, Any]:
+def median_meeting(found: Sequence[meetings.Meeting]) -> dict[str, Any]:
     """Return the medians of several meetings, and how far their starts lie apart."""
-    starts = [one.all_in for one in found]
-    told = {"first_in_ns": "first_in", "all_in_ns": "all_in", "end_ns": "end",
-            "arrived_ns": "arrived"}  # fmt: skip
+    starts, told = [one.all_in for one in found], ("first_in", "all_in", "end", "arrived")
     return {
-        **{name: statistics.median(getattr(x, of) for x in found) for name, of in told.items()},
+        **{f"{of}_ns": statistics.median(getattr(one, of) for one in found) for of in told},
         "late": sum(one.late for one in found),
         "gemms_ns": list(map(statistics.median, zip(*(one.ops for one in found), strict=True))),
         "least_in_ns": min(starts), "most_in_ns": max(starts),
@@ -169,7 +159,7 @@ class Contention:
 
     def _met(self, work: Work, alone_ns: float, cell: Cell) -> dict[str, Any]:
         pace, (ctas, rate, priority, first) = Pace(COLLECTIVE_NS, cell.ctas), cell
-        issue = partial(self._wire.carry, moved_bytes(ctas, rate), pace)
+        issue = partial(self._wire.carry, meetings.moved_bytes(ctas, rate), pace)
         traffic, key = Traffic(StreamQueue(priority).stream, issue), (ctas, rate, priority)
         if key not in self._alone_ns:
             self._alone_ns[key] = self._arena.traffic_alone(traffic)

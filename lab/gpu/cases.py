@@ -67,7 +67,7 @@ class RankCase:
 
     def session(self, device: torch.device) -> Session:
         """Return a session of the rank, alone on its device."""
-        from lab.gpu.single_gpu_rank import single_gpu_session
+        from lab.gpu.ops import single_gpu_session
 
         return single_gpu_session(self.model, self.workload, self.cluster, device)
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 PROCESSES: Final = 6
 LIMIT_S: Final = 150.0
 SECONDS: Final = 60.0
-SAID: Final = 2_000
-"""Characters kept of what the run says at its end."""
+SAID: Final = 2_000  # Characters kept of what the run says at its end
 
 
 def test_cases(stage: Stage) -> Iterator[GpuCase]:

@@ -35,8 +35,7 @@ REPLAYS: Final = 3
 CHAIN: Final = 200
 REPEATS: Final = 5
 CHAIN_GEMMS: Final = ((64, 64, 64), (256, 1024, 1024), (2048, 2560, 5120))
-Kernels = list[tuple[int, int, str]]
-"""Begin and duration, ns, and name."""
+Kernels = list[tuple[int, int, str]]  # Begin and duration, ns, and name
 
 
 def gap_cases(stage: Stage) -> Iterator[GpuCase]:

@@ -9,8 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-FP8_MAX: Final = 448.0
-"""Largest number of e4m3."""
+FP8_MAX: Final = 448.0  # Largest number of e4m3
 TILE: Final = 128
 
 

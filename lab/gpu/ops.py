@@ -16,12 +16,16 @@ from functools import partial
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 
 from domino_tune.base.medians import half_spread
 from domino_tune.measure.collect import add_message
 from domino_tune.measure.op_rows import SECTIONS, measured_ops
 from domino_tune.measure.probes.compute import SHORTEST_NS, Samples
 from domino_tune.runtime.clock import empty_ns, probing_clock, was_late
+from domino_tune.runtime.lanes.silent import SilentLanes
+from domino_tune.runtime.launch.context import RankContext
+from domino_tune.runtime.ops.state import Training
 from domino_tune.runtime.session import Session
 from lab.gpu.cases import TP, TWO_SLICES, RankCase, preset_cases
 from lab.gpu.stage import GpuCase, Row, Stage, release_memory
@@ -31,6 +35,7 @@ from simulator.plan import MEGATRON, SlicePlan
 from simulator.profile import Profile
 from simulator.provenance import Provenance
 from simulator.schedule import COMPUTE
+from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 MEASURED: Final = Provenance(
     kind="measured", source="scripts/gpu: one GPU, the runtime's own ops on a single rank's shard"
@@ -143,3 +148,21 @@ def op_row(signature: Signature, times: Sequence[float]) -> dict[str, Any]:
         "signature": [signature.kind, *signature], "median_us": statistics.median(times) / 1e3,
         "spread_us": half_spread(times) / 1e3, "samples": len(times),
     }  # fmt: skip
+
+
+def single_gpu_session(
+    model: ModelSpec, workload: Workload, cluster: ClusterSpec, device: torch.device
+) -> Session:
+    """Return rank 0 of ``cluster``'s group with silent lanes and weights drawn on ``device``,
+    without attention dropout."""
+    lanes = SilentLanes(device)
+    context = RankContext(
+        rank=0, world_size=1, tp=cluster.tp, dp=cluster.dp, device=device,
+        backend="nccl" if device.type == "cuda" else "gloo", lanes=lanes.default,
+        tp_lane=lanes.tp_lane, control=dist.GroupMember.NON_GROUP_MEMBER,  # type: ignore[arg-type]
+        send=lambda message: None, heart=lambda: None,
+    )  # fmt: skip
+    return Session(
+        context=context, model=replace(model, attention_dropout=0.0), workload=workload,
+        cluster=cluster, training=Training(learning_rate=0.0), exact_weights=False,
+    )  # fmt: skip

@@ -24,7 +24,7 @@ from domino_tune.store.profiles import load_profile, save_profile
 from domino_tune.verbs.here_and_now import as_emulated
 from domino_tune.verbs.resolve import resolve
 from lab.fidelity.loop import model_file, plans_of, run_emulated, setting_of
-from lab.fidelity.settings import KINDS
+from lab.fidelity.scores import KINDS
 from lab.gpu.cases import TWO_SLICES, RankCase, laid_over, slice_plans, with_launch
 from lab.gpu.ops import joined, joining
 from lab.gpu.stage import GpuCase, Row, Stage
@@ -33,8 +33,7 @@ from simulator.implementation import LaunchOrder
 from simulator.profile import Profile
 from simulator.specs import ClusterSpec
 
-BASE: Final = "h200-sxm"
-"""Profile whose collectives and contention are taken for this GPU's."""
+BASE: Final = "h200-sxm"  # Profile whose collectives and contention are taken for this GPU's
 LAYERS: Final = 4
 SHAPES: Final = (("gpt3-13b", 2048, 8), ("llama2-13b", 2048, 4))
 """Preset, sequence length, micro-batch size."""
@@ -44,8 +43,7 @@ WAYS: Final[tuple[tuple[bool, LaunchOrder], ...]] = (
 """Whether plans run as CUDA graphs, else eager, and who gets the SMs first: ``ordered`` has one
 hardware queue, the other as many as CUDA has, and priorities."""
 ROUNDS: Final = 10
-PACE: Final = Pace(duration_ns=20_000, ctas=16)
-"""Pace of the collectives whose launches are timed."""
+PACE: Final = Pace(duration_ns=20_000, ctas=16)  # Pace of the collectives whose launches are timed
 SECONDS: Final = 25.0
 
 

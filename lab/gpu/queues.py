@@ -37,8 +37,7 @@ from lab.gpu.timing import Play, median_ns
 
 QUEUES: Final = {"one queue": "1", "usual queues": ""}
 """Case -> the value of QUEUES_SETTING; empty: not set."""
-ROUNDS: Final = 3
-"""Collectives in a row; before each stands a GEMM that it waits for."""
+ROUNDS: Final = 3  # Collectives in a row; before each stands a GEMM that it waits for
 BEHIND: Final = 3
 COVERED: Final = 2.5
 REPEATS: Final = 5

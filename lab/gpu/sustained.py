@@ -20,33 +20,34 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from domino_tune.base.errors import RunError
+from domino_tune.measure.gpu import loads
 from domino_tune.measure.gpu.events import since_ns
-from domino_tune.measure.gpu.loads import (
-    CLOCK_KNOWN_AFTER_NS,
-    FALLING_S,
-    REST_S,
-    elasticity,
-    settled,
-)  # fmt: skip
-from domino_tune.measure.gpu.replays import Replay, captured
+from domino_tune.measure.gpu.loads import FALLING_S
+from domino_tune.measure.gpu.replays import Replay, captured, family_replay
 from domino_tune.measure.gpu.sampler import Sample, Sampler, nvml_meter
 from domino_tune.measure.power_law import COMPUTE as FAMILIES
+from domino_tune.measure.power_law import REST
 from domino_tune.measure.probes.compute import SHORTEST_NS
 from domino_tune.runtime.clock import Clock, NoClock, Tick
 from domino_tune.runtime.executor import Executor
+from domino_tune.runtime.lanes.emulated_lanes import EmulatedLanes
+from domino_tune.runtime.lanes.pace_rows import paces_of
 from domino_tune.runtime.session import Session
-from lab.gpu.cases import TP, TWO_SLICES, RankCase, preset_cases
+from domino_tune.store.profiles import load_profile
+from lab.gpu.cases import PLANS, TP, TWO_SLICES, PlayedPlan, RankCase, preset_cases
 from lab.gpu.ops import memory_bytes, op_row
 from lab.gpu.stage import GpuCase, Row, Stage
+from lab.gpu.timing import lasting
+from simulator.build import build_schedule
+from simulator.cost import CostModel
 from simulator.ops import Signature
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.schedule import COMPUTE
 
-PRESETS: Final = 2
-"""How many presets are played, of those that are asked for most."""
+PRESETS: Final = 2  # How many presets are played, of those that are asked for most
 PAIRS: Final = 200
-Moments = list[tuple[int, list[float]]]
-"""Each replay's end by perf_counter_ns, and its ops' ns."""
+Ops = Sequence[Signature]
+Moments = list[tuple[int, list[float]]]  # Each replay's end by perf_counter_ns, and its ops' ns
 
 
 class MarkClock:
@@ -136,7 +137,7 @@ def sustained_cases(stage: Stage) -> Iterator[GpuCase]:
     for case in islice(cases, PRESETS):
         for plan in (MEGATRON, TWO_SLICES):
             measure = partial(_sustained, stage, case, plan)
-            yield GpuCase(f"{case.name} {plan.label}", REST_S + FALLING_S + 4, measure)
+            yield GpuCase(f"{case.name} {plan.label}", loads.REST_S + FALLING_S + 4, measure)
 
 
 def _sustained(stage: Stage, case: RankCase, plan: SlicePlan) -> Row:
@@ -144,20 +145,20 @@ def _sustained(stage: Stage, case: RankCase, plan: SlicePlan) -> Row:
     empty_ns, least = marks_ns(), torch.zeros(1, device=stage.device)
     least_ns = marks_ns(lambda: least.add_(1))
     torch.cuda.synchronize()
-    time.sleep(REST_S)
+    time.sleep(loads.REST_S)
     begun_ns = time.perf_counter_ns()
     with Sampler(nvml_meter(stage.device)) as sampler:
         moments = list(timed_replays(steps, FALLING_S))
     for step in steps:
         step.require_numbers()
     signatures, steady_ns = steps[0].signatures, begun_ns + round(1e9 * FALLING_S / 2)
-    known = [one for one in moments if one[0] >= begun_ns + CLOCK_KNOWN_AFTER_NS]
+    known = [one for one in moments if one[0] >= begun_ns + loads.CLOCK_KNOWN_AFTER_NS]
     return {
         "kind": "plan",
         "empty_span_us": empty_ns / 1e3,
         "least_op_us": least_ns / 1e3,  # of one element: what events around any kernel add
         "ops": op_rows(signatures, [m for m in moments if m[0] >= steady_ns], empty_ns),
-        "clock_mhz": settled(sampler.samples, steady_ns)["clock_mhz"],
+        "clock_mhz": loads.settled(sampler.samples, steady_ns)["clock_mhz"],
         "elasticity": elasticities(signatures, known, sampler.samples, empty_ns),
         "samples": sampler.since(begun_ns),
         "falling": by_family(signatures, moments, begun_ns, empty_ns),
@@ -184,9 +185,7 @@ def marks_ns(work: Callable[[], object] = lambda: None) -> float:
     return statistics.median(clock.op_ns())
 
 
-def op_rows(
-    signatures: Sequence[Signature], moments: Moments, empty_ns: float
-) -> list[dict[str, Any]]:
+def op_rows(signatures: Ops, moments: Moments, empty_ns: float) -> list[dict[str, Any]]:
     """Return the rows of a ``plan`` message: each signature's median over all replays."""
     found: dict[Signature, list[float]] = defaultdict(list)
     for _, op_ns in moments:
@@ -196,7 +195,7 @@ def op_rows(
 
 
 def by_family(
-    signatures: Sequence[Signature], moments: Moments, begun_ns: int, empty_ns: float
+    signatures: Ops, moments: Moments, begun_ns: int, empty_ns: float
 ) -> list[tuple[float, ...]]:
     """Return of each replay its end, in s, and the µs of GEMMs, attention and pointwise ops."""
     rows = []
@@ -210,12 +209,52 @@ def by_family(
 
 
 def elasticities(
-    signatures: Sequence[Signature], moments: Moments, samples: Sequence[Sample], empty_ns: float
+    signatures: Ops, moments: Moments, samples: Sequence[Sample], empty_ns: float
 ) -> dict[str, float]:
     """Return the elasticity by family; empty where the clock hardly moved."""
     rows, ends = by_family(signatures, moments, 0, empty_ns), [at_ns for at_ns, _ in moments]
     found = {
-        family: elasticity(zip(ends, [row[column] for row in rows], strict=True), samples)
+        family: loads.elasticity(zip(ends, [row[column] for row in rows], strict=True), samples)
         for column, family in enumerate(FAMILIES, 1)
     }
     return {family: value for family, value in found.items() if value is not None}
+
+
+# Stage clocks: power and clock while a GPU does one thing for some seconds ------------------------
+
+SECONDS: Final = 11.0
+
+
+def clock_cases(stage: Stage) -> Iterator[GpuCase]:
+    """Yield rest, every plan, unsliced and in two slices beside emulated collectives or without
+    communication, and every family alone: what a family draws, and how a step's energy divides."""
+
+    def case(name: str, measure: Callable[[], Row], *, withheld: bool = False) -> GpuCase:
+        return GpuCase(name, SECONDS + 3, lambda: {"withheld": withheld, **measure()})
+
+    def alone(family: str) -> Row:
+        return lasting(stage.device, family_replay(family), SECONDS)
+
+    yield case(REST, lambda: lasting(stage.device, None, 4.0))
+    for one in PLANS:
+        yield case(one.name, partial(_plan_row, stage, one), withheld=one.withheld)
+    for family in FAMILIES:
+        yield case(f"{family} alone", partial(alone, family))
+
+
+def _plan_row(stage: Stage, one: PlayedPlan) -> Row:
+    step = plan_step(stage, one)
+    row = lasting(stage.device, step.replay, SECONDS)
+    step.require_numbers()
+    return row
+
+
+def plan_step(stage: Stage, one: PlayedPlan) -> Step:
+    """Return a step of the plan beside emulated collectives, as a graph."""
+    case, lanes = one.case, None
+    session = case.session(stage.device)
+    if one.communicates:
+        schedule = build_schedule(session.model, case.workload, case.cluster, one.plan)
+        paces = paces_of(CostModel(load_profile("h200-sxm")), [(one.plan.comm_ctas, schedule)])
+        lanes = EmulatedLanes([list(row) for row in paces], stage.device).of(one.plan.comm_ctas)
+    return captured_step(session, session.executor(one.plan, None, lanes))

@@ -110,10 +110,8 @@ def late_step(ran: Sequence[Ran], power_w: float, steady_ns: int) -> dict[str, f
 
 # Ops beside traffic ------------------------------------------------------------------------------
 
-OPS_NS: Final = 2_500_000
-"""Time of the ops that are played together, alone."""
-COVER: Final = 1.8
-"""Time of the traffic beside them, alone, over theirs."""
+OPS_NS: Final = 2_500_000  # Time of the ops that are played together, alone
+COVER: Final = 1.8  # Time of the traffic beside them, alone, over theirs
 MOST_CALLS: Final = 120
 TRIES: Final = 6
 Spans = list[tuple[float, float]]
@@ -212,8 +210,7 @@ def inside(spans: Spans, others: Spans) -> Spans:
     return [(start, end) for start, end in spans if first <= start and end <= last]
 
 
-Timed = Callable[[Work], float]
-"""Returns the ns of one call."""
+Timed = Callable[[Work], float]  # Returns the ns of one call
 
 
 def ops_timer(device: torch.device) -> Timed:

@@ -18,8 +18,7 @@ from typing import Final, NamedTuple
 
 from domino_tune.base.tables import Table, print_line, print_table
 from lab.load import visits
-from lab.load.process import Service
-from lab.load.visits import Visitor, call_at_rate, latency_ms
+from lab.load.visits import Service, Visitor, call_at_rate, latency_ms
 from lab.verdict import Check, at_most, check_table, count_verdicts, equal, reported
 from simulator.errors import unknown_name
 
@@ -31,8 +30,7 @@ WARM_UP: Final = 0.2
 WINDOW: Final = 0.1
 """Share of the time over which the median of memory is taken, after the warm-up and at the end."""
 MIB: Final = 1 << 20
-DEPLOYED_MIB: Final = 2048.0
-"""`mem_limit` of the API in deploy/compose.yaml."""
+DEPLOYED_MIB: Final = 2048.0  # `mem_limit` of the API in deploy/compose.yaml
 BODIES: Final = 60
 JUNK: Final = b'{"model":[' + b"{}," * 349_000 + b"1]}"
 asked_health: Final = partial(call_at_rate, per_s=HEALTH_PER_S)

@@ -6,18 +6,26 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
+import re
+import signal
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
 
 import httpx
+import psutil
 
+from domino_tune.base.errors import RunError
 from domino_tune.store.profiles import dump_profile, load_profile
 
-NO_ANSWER: Final = 0
-"""The status of an answer where the connection failed."""
+NO_ANSWER: Final = 0  # The status of an answer where the connection failed
 TIMEOUT_S: Final = 60.0
 POLL_S: Final = 0.5
 JOB_TIMEOUT_S: Final = 900.0
@@ -33,8 +41,7 @@ GPT3_13B: Final[dict[str, Any]] = {
 }  # fmt: skip
 JSON: Final = {"Content-Type": "application/json"}
 TRIALS: Final = 20
-ENDLESS_TRIALS: Final = 10_000
-"""Trials of a tune that lasts longer than any load here."""
+ENDLESS_TRIALS: Final = 10_000  # Trials of a tune that lasts longer than any load here
 FILES: Final = (
     "/files/plan", "/files/plan?to=megatron", "/files/report", "/files/trace", "/events",
 )  # fmt: skip
@@ -213,3 +220,87 @@ MIXED: Final[tuple[tuple[Visit, float], ...]] = (
     (tuned, 0.05), (cancel, 0.05), (sweep, 0.1), (profile, 0.1),
 )  # fmt: skip
 """All of it at the same time, each so many times a second."""
+
+
+# The service --------------------------------------------------------------------------------------
+
+START_S: Final = 900.0  # Limit that only guards against hanging: loaded machines take long
+STOP_S: Final = 20.0
+REPOSITORY: Final = Path(__file__).resolve().parents[2]
+SAID: Final = re.compile(r"domino_tune serves (http://\S+) until Ctrl-C")
+
+
+@dataclass(kw_only=True)
+class Service:
+    """A server process, its URL, and the file of its output."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    log: Path
+
+    @classmethod
+    def start(cls, folder: Path, *options: str) -> Service:
+        """Start `serve` with ``options`` on a port that it finds, data and log in ``folder``, and
+        wait until it is ready. Raise RunError with its output if it never is."""
+        log = folder / f"serve-{len(list(folder.glob('serve-*.log')))}.log"
+        path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "domino_tune", "serve", "--port", "0", *options],
+                env={**os.environ, "DOMINO_TUNE_HOME": str(folder), "PYTHONPATH": path},
+                cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+        service = cls(process=process, url="", log=log)
+        try:
+            service.wait_ready()
+        except BaseException:
+            service.kill()
+            raise
+        return service
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def wait_ready(self) -> None:
+        """Wait until it says where it is, and /readyz returns 200. Raise RunError as `start`."""
+        end = time.monotonic() + START_S
+        while time.monotonic() < end and self.process.poll() is None:
+            if found := SAID.search(self.printed()):
+                self.url = found[1]
+            with suppress(httpx.TransportError, httpx.UnsupportedProtocol):
+                if httpx.get(f"{self.url}/readyz", timeout=5.0).status_code == 200:
+                    return
+            time.sleep(0.1)
+        raise RunError(f"serve is not ready; it printed: {self.printed()[-2000:] or 'nothing'}")
+
+    def printed(self) -> str:
+        """Return what the server has written to stdout and stderr."""
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def stop(self) -> int:
+        """Send SIGTERM and return the exit code. After 20 s, kill it and its workers."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        return self.process.returncode
+
+    def kill(self) -> None:
+        """Send SIGKILL to the server and its workers, which are its process group."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def rss_bytes(self) -> int:
+        """Return the resident memory of the server and all its workers, in bytes."""
+        server, total = psutil.Process(self.process.pid), 0
+        for each in [server, *server.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                total += each.memory_info().rss
+        return total

@@ -29,8 +29,7 @@ CONFTEST_STEP: Final = 10
 """A conftest.py may serve each test of its folder; a test that imports for itself is nearer."""
 PRODUCT_STEP: Final = 100
 """One step through a module of the product is further than any path through the tests' own."""
-Importers = dict[str, list[tuple[str, int]]]
-"""By path: who imports it, and how long a step that is."""
+Importers = dict[str, list[tuple[str, int]]]  # By path: who imports it, and how long a step that is
 
 
 def area_of(path: str) -> str:

@@ -24,8 +24,7 @@ NOT_COPIED: Final = shutil.ignore_patterns(".*", "out", "__pycache__", "*.egg-in
 STUCK_CPU_S: Final = 60
 STUCK_S: Final = 180
 """A test that computes or takes this long is stuck, if it needs at most half without the fault."""
-MOST_MEMORY: Final = 6 << 30
-"""Most memory of a test run, in bytes, because a fault may fill it."""
+MOST_MEMORY: Final = 6 << 30  # Most memory of a test run, in bytes, because a fault may fill it
 POLL_S: Final = 0.2
 BRIEF: Final = ("-v", "-x", "--tb=no", "-p", "no:cacheprovider")
 ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

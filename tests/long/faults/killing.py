@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from lab.load.process import Service
+from lab.load.visits import Service
 from tests.long.faults.customers import AcknowledgedJob, Audit, Customers
 from tests.support.dask_cluster import DaskCluster
 from tests.support.processes import children, wait_until

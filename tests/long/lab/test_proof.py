@@ -13,7 +13,7 @@ import torch
 
 from domino_tune.store.profiles import load_profile
 from lab.bench.gpu_records import proof_tables, rows_of
-from lab.fidelity.settings import KINDS, TUNED
+from lab.fidelity.scores import KINDS, TUNED
 from lab.gpu.cases import RankCase, laid_over, slice_plans, with_launch
 from lab.gpu.proof import BASE, ProofCase, cases_of, profile_of
 from lab.gpu.stage import GpuCase, Stage

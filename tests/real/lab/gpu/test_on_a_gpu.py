@@ -16,12 +16,11 @@ from domino_tune.runtime.lanes.emulated import Wire
 from domino_tune.runtime.lanes.pace import Pace
 from lab.gpu.admission import MAKERS
 from lab.gpu.cases import PLANS, TWO_SLICES
-from lab.gpu.clocks import plan_step
+from lab.gpu.ops import single_gpu_session
 from lab.gpu.queues import CELLS, Sizes
 from lab.gpu.queues import measured as measured_queues
-from lab.gpu.single_gpu_rank import single_gpu_session
 from lab.gpu.stage import Stage
-from lab.gpu.sustained import marked_steps, marks_ns, timed_replays
+from lab.gpu.sustained import marked_steps, marks_ns, plan_step, timed_replays
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 from tests.real.domino_tune.runtime.jobs import GPT, LLAMA
