@@ -38,6 +38,7 @@ from simulator.lookup.pointwise import PointwiseRow, PointwiseTable
 from simulator.profile import Profile
 
 Errors = Iterator[float]
+Chosen = Callable[[CollectiveRow], bool]
 Parts = tuple[Callable[[], Errors], ...]
 NODES: Final = ("h100_nccl_nvlink.csv", "a100_nccl_nvlink.csv")
 GEMMS: Final = (("h100-dgx", "h100_gemm_bf16.csv.gz"), ("a100-sxm", "a100_gemm_bf16.csv.gz"))
@@ -216,9 +217,7 @@ def _between_rows(name: str) -> Errors:
             yield from errors(table, [line[index]])
 
 
-def _collectives(
-    known: Callable[[CollectiveRow], bool], asked: Callable[[CollectiveRow], bool]
-) -> Parts:
+def _collectives(known: Chosen, asked: Chosen) -> Parts:
     """Return, by machine, what yields the errors of ``asked`` rows from ``known``, ≥ 1 MiB."""
 
     def found(name: str) -> Errors:

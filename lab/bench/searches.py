@@ -130,16 +130,14 @@ def _parts() -> Table:
     return table(title, "what|>target, ms|>wall, ms|>CPU, ms|verdict", lines)
 
 
-def _line(
-    what: str, allowed: float | None, unit_s: float, runs: int, action: Callable[[], object]
-) -> tuple[str, ...]:
-    """Return medians of ``action``, child processes included, by units of 1 / ``unit_s`` s."""
+def _line(what: str, allowed: float | None, unit: float, runs: int, action: Any) -> tuple[str, ...]:
+    """Return medians of ``action``, child processes included, by units of 1 / ``unit`` s."""
     walls, cpus = [], []
     for _ in range(runs):
         wall_s, cpu_s = time.perf_counter(), _cpu_s()
         action()
-        cpus.append(unit_s * (_cpu_s() - cpu_s))
-        walls.append(unit_s * (time.perf_counter() - wall_s))
+        cpus.append(unit * (_cpu_s() - cpu_s))
+        walls.append(unit * (time.perf_counter() - wall_s))
     wall, cpu = median(walls), median(cpus)
     limit = ("-", "-") if allowed is None else (f"≤ {allowed:g}", verdict(wall <= allowed))
     return what, limit[0], f"{wall:.2f}", f"{cpu:.2f}", limit[1]

@@ -8,7 +8,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -18,7 +18,6 @@ from domino_tune.base.tables import print_line, print_table
 from domino_tune.base.units import parse_quantity
 from domino_tune.measure.machine import cpu_name
 from domino_tune.requests import ProfileRequest, TuneRequest, WorkloadFields
-from domino_tune.runtime.lanes.pace_rows import PaceRow
 from domino_tune.runtime.launch.launch import LaunchSpec
 from domino_tune.runtime.plan_runs import Measured, run_plans
 from domino_tune.store.files import write_whole
@@ -40,6 +39,8 @@ from simulator.predict import simulate
 from simulator.specs import ModelSpec, Workload
 from simulator.units import MS_PER_NS
 
+Plans = dict[str, Chosen]
+Runs = dict[str, Measured]
 BOUND: Final = "bound"  # Name of the plan without communication: no plan can be faster
 
 
@@ -91,27 +92,21 @@ def plans_of(case: Case, fields: WorkloadFields, kind: Kind) -> dict[str, Chosen
     return {**named, TUNED: Chosen(plan=tuned.plan, order=tuned.order)}
 
 
-def _run(
-    case: Case, chosen: Mapping[str, Chosen], rounds: int, spec: LaunchSpec,
-    paces: Sequence[PaceRow] | None = None,
-) -> dict[str, Measured]:  # fmt: skip
+def _run(case: Case, chosen: Plans, rounds: int, spec: LaunchSpec, paces: Any = None) -> Runs:
     plans = [(one.plan, one.order) for one in chosen.values()]
     measured = run_plans(case.model, case.workload, case.cluster, plans, rounds, spec, paces=paces)
     return dict(zip(chosen, measured, strict=True))
 
 
-def run_emulated(
-    case: Case, chosen: Mapping[str, Chosen], rounds: int, single_rank: LaunchSpec
-) -> dict[str, Measured]:
+def run_emulated(case: Case, chosen: Plans, rounds: int, spec: LaunchSpec) -> Runs:
     """Run the plans on one rank, with collectives that take the profile's durations."""
     timelines = [simulate(case, one.plan, one.order) for one in chosen.values()]
     paces = plan_paces(case.cost, [one.plan for one in chosen.values()], timelines)
-    return _run(case, chosen, rounds, single_rank, paces)
+    return _run(case, chosen, rounds, spec, paces)
 
 
 def setting_of(
-    case: Case, emulated_case: Case, chosen: Mapping[str, Chosen],
-    launches: Sequence[Mapping[str, Measured]], emulated: Mapping[str, Measured],
+    case: Case, emulated_case: Case, chosen: Plans, launches: Sequence[Runs], emulated: Runs,
     *, link: str, profile_id: str, profile_s: float,
 ) -> Setting:  # fmt: skip
     """Return measurements beside their predictions. ``emulated_case`` predicts ``emulated``."""

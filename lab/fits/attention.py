@@ -33,22 +33,21 @@ OURS: Final = "h200"
 HOPPER_SMS: Final = 132
 LEAST_ROWS: Final = 16384  # Query rows of all heads, below which a launch is most of the time
 LEAST_BACKWARD_US: Final = 300.0  # Of timings that show the kernel, not gaps on the host
+Rows = Sequence[AttentionRow]
+SEQ: Final = attrgetter("seq")
 Key = Callable[[AttentionRow], Any]
 
 
 def fit_attention(
-    forward: Sequence[AttentionRow], pairs: Sequence[AttentionRow], *, sm_count: int,
-    withheld_by: Key = attrgetter("seq"),
-) -> AttentionFit:  # fmt: skip
+    forward: Rows, pairs: Rows, *, sm_count: int, withheld_by: Key = SEQ
+) -> AttentionFit:
     """Fit forward timings and backward over forward ``pairs``. Raise InputError for mixed heads."""
     law = fit_forward(forward, sm_count=sm_count, withheld_by=withheld_by)
     ratio, error = _backward_ratio(pairs)
     return replace(law, backward_ratio=rounded(ratio, 3), backward_error=rounded(error, 2))
 
 
-def fit_forward(
-    forward: Sequence[AttentionRow], *, sm_count: int, withheld_by: Key = attrgetter("seq")
-) -> AttentionFit:
+def fit_forward(forward: Rows, *, sm_count: int, withheld_by: Key = SEQ) -> AttentionFit:
     """Fit the law to forward timings of one head size; ``error``: withheld in five folds."""
     head_dims = {(row.head_dim, row.v_head_dim) for row in forward}
     if len(head_dims) != 1 or len(forward) < 10:
@@ -62,9 +61,7 @@ def fit_forward(
     return replace(_law(forward, forward, sm_count), error=rounded(error, 2))
 
 
-def _law(
-    fitted: Sequence[AttentionRow], rows: Sequence[AttentionRow], sm_count: int
-) -> AttentionFit:
+def _law(fitted: Rows, rows: Rows, sm_count: int) -> AttentionFit:
     numbers = (rounded(float(one)) for one in _solve(fitted, sm_count))
     fixed, row_ns, tflops, tile_tflops, blend = numbers
     return AttentionFit(
@@ -75,7 +72,7 @@ def _law(
     )  # fmt: skip
 
 
-def _solve(rows: Sequence[AttentionRow], sm_count: int) -> Floats:
+def _solve(rows: Rows, sm_count: int) -> Floats:
     batch, heads, seq, times = (
         np.array([getattr(row, name) for row in rows], dtype=np.float64)
         for name in ("batch", "heads", "seq", "median_us")
@@ -92,7 +89,7 @@ def _solve(rows: Sequence[AttentionRow], sm_count: int) -> Floats:
     return common.robust(off, _START, _BOUNDS, linear_above=_LINEAR_ABOVE, scaled=True)
 
 
-def _backward_ratio(pairs: Sequence[AttentionRow]) -> tuple[float, float]:
+def _backward_ratio(pairs: Rows) -> tuple[float, float]:
     """Return median backward/forward over shapes timed both ways, and its relative spread."""
     forward = {r.signature: r.median_us for r in pairs if r.direction == "forward"}
     ratios = []
@@ -144,7 +141,7 @@ def b200_rows(sources: Sources, *, contiguous: bool = True) -> list[AttentionRow
     return [_row(row, row.us) for row in rows]
 
 
-def b200_attention(rows: Sequence[AttentionRow], sm_count: int) -> tuple[AttentionFit, float]:
+def b200_attention(rows: Rows, sm_count: int) -> tuple[AttentionFit, float]:
     """Return the law of the kernels, and the gap (us) that was taken out of forward timings."""
     forward, backward = ([row for row in rows if row.direction == one] for one in DIRECTIONS)
     fit = partial(fit_attention, sm_count=sm_count, withheld_by=attrgetter("seq", "heads"))
@@ -205,7 +202,7 @@ class Level(NamedTuple):
         )  # fmt: skip
 
 
-def level(law: AttentionFit, rows: Sequence[AttentionRow]) -> Level:
+def level(law: AttentionFit, rows: Rows) -> Level:
     """Return the level of rows of the law's head size, timed both ways."""
     forward = [row for row in rows if row.direction == "forward"]
     over = [row.median_us / sum(law.shares_us(row.signature)) for row in forward]

@@ -19,7 +19,7 @@ from lab.fits.power import burst_over_lasting
 from lab.fits.quantized import Casts
 from simulator.lookup.expected import POINTWISE_DEFAULT
 from simulator.lookup.gemm import GemmRow
-from simulator.lookup.pointwise import PointwiseFit
+from simulator.lookup.pointwise import PointwiseFit as Law
 from simulator.power import PowerSection
 from simulator.profile import Disagreement, GemmSection, Profile
 
@@ -75,9 +75,7 @@ def rates_gb_s(sources: Sources) -> dict[str, float]:
     return {row.op: rounded(row.gbps * GIB * row.efficiency / 1e9) for row in rows}
 
 
-def pointwise_fits(
-    gpu: Gpu, sources: Sources, h200: Profile
-) -> tuple[list[PointwiseFit], PointwiseFit]:
+def pointwise_fits(gpu: Gpu, sources: Sources, h200: Profile) -> tuple[list[Law], Law]:
     """Return laws of the table's rates and our H200's of other ops, and the op of their fixed
     cost."""
     rates, assumed = rates_gb_s(sources), transferred(h200, gpu.machine, least_error=ASSUMED_ERROR)

@@ -41,7 +41,7 @@ def a100_profile(sources: Sources) -> Profile:
     fit = overlapped.fit
     error = fit.leave_shape_out_error
     law = contention.overlap_law(
-        fit, sm_count=machine.sm_count, default_ctas=NCCL_CTAS, kind="fitted", error=error
+        fit, sm_count=machine.sm_count, ctas=NCCL_CTAS, kind="fitted", error=error
     )
     told = {"cells": overlapped.cells, "constant_us": f"{fit.constant_us:g}"}
     hopper = attention.h100_attention(sources, H100.machine)
@@ -72,7 +72,7 @@ def h100_profile(sources: Sources) -> Profile:
     fitted = rounded(statistics.fmean(fit.error for fit in pointwise if fit.kind == "fitted"), 2)
     off = contention.collective_slowdown(sources.ours("contention")).error
     law = contention.overlap_law(
-        overlapped.fit, sm_count=machine.sm_count, default_ctas=contention.NVLS_CTAS,
+        overlapped.fit, sm_count=machine.sm_count, ctas=contention.NVLS_CTAS,
         kind="assumed", error=contention.ASSUMED_SLOWDOWN,
     )  # fmt: skip
     law = replace(law, collective=replace(law.collective, error=off))

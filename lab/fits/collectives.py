@@ -314,7 +314,7 @@ def _bytes(hidden: int, dtype: str) -> int:
 
 
 def _line(
-    op: CollectiveKind, group: tuple[int, int, int], some: Sequence[Moved], every: Sequence[Moved]
+    op: CollectiveKind, group: tuple[int, ...], some: list[Moved], every: list[Moved]
 ) -> CollectiveFit:
     """Return the line of some timings; ``error`` on every one, its key withheld."""
 

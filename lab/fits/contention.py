@@ -153,7 +153,7 @@ def predict(parameters: Floats, cells: Sequence[Overlap], sm_count: int) -> Floa
 
 
 def overlap_law(
-    fit: OverlapFit, *, sm_count: int, default_ctas: int, kind: FitKind, error: float
+    fit: OverlapFit, sm_count: int, ctas: int, kind: FitKind, error: float
 ) -> ContentionFit:
     """Return the law of GEMMs; assumed: attention loses SMs likewise, pointwise ops bandwidth."""
     gemm = ComputeContention(
@@ -163,7 +163,7 @@ def overlap_law(
     less_sure = max(error, ASSUMED_SLOWDOWN)
     attention = replace(gemm, family="attention", kind="assumed", error=less_sure)
     return ContentionFit(
-        sm_count=sm_count, default_ctas=default_ctas, compute=(gemm, attention, POINTWISE_SLOWDOWN),
+        sm_count=sm_count, default_ctas=ctas, compute=(gemm, attention, POINTWISE_SLOWDOWN),
         collective=Slowdown(factor=fit.collective_factor, kind=kind, error=error),
         same_links=SHARED_LINKS, other_links=OTHER_LINKS,
     )  # fmt: skip

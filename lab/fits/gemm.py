@@ -26,6 +26,7 @@ from simulator.ops import Gemm
 from simulator.profile import GemmSection, Machine, Profile
 
 Shape = tuple[int, int, int, float]
+Rows = Sequence[Shape]
 Mask = NDArray[np.bool_]
 Bound = tuple[float, float, float]  # Start, least and most
 Started = tuple[Floats, Floats, Floats]
@@ -110,17 +111,17 @@ def _backward_fits(other: Profile, forward: GemmFit, machine: Machine) -> list[G
 
 
 def fit_gemm(
-    rows: Sequence[Shape], sm_count: int, *, layout: str = "forward", dtype: str = "bf16",
+    rows: Rows, sm_count: int, *, layout: str = "forward", dtype: str = "bf16",
     accumulate: bool = False,
 ) -> GemmFit:  # fmt: skip
     """Fit rows of (m, n, k, us). Raise InputError below 200 rows: the law has 21 numbers."""
-    made = _whole_fit(rows, sm_count, layout=layout, dtype=dtype, accumulate=accumulate)
+    made = _whole_fit(rows, sm_count, layout, dtype, accumulate)
     return replace(made, error=rounded(heldout_error(rows, sm_count), 3))
 
 
-def fit_curves(rows: Sequence[Shape], sm_count: int, *, dtype: str = "bf16") -> GemmFit:
+def fit_curves(rows: Rows, sm_count: int, *, dtype: str = "bf16") -> GemmFit:
     """Return the law of forward rows with their curves; ``error`` is that of curves left out."""
-    fit = _whole_fit(rows, sm_count, layout="forward", dtype=dtype, accumulate=False)
+    fit = _whole_fit(rows, sm_count, "forward", dtype, False)
     law = make_law(fit.law, fit.params, sm_count)
     m, n, k, us = _table(rows, MIN_ROWS).T
     curves = curves_of(m, n, k, us, law)
@@ -128,21 +129,19 @@ def fit_curves(rows: Sequence[Shape], sm_count: int, *, dtype: str = "bf16") -> 
     return replace(fit, curves=curves, error=rounded(left_out, 3))
 
 
-def _whole_fit(
-    rows: Sequence[Shape], sm_count: int, *, layout: str, dtype: str, accumulate: bool
-) -> GemmFit:
+def _whole_fit(rows: Rows, sm_count: int, layout: str, dtype: str, adds: bool) -> GemmFit:
     table = _table(rows, MIN_ROWS)
     ranges = {
         name: (int(table[:, column].min()), int(table[:, column].max()))
         for column, name in enumerate("mnk")
     }
     return GemmFit(
-        law="tiled", layout=layout, dtype=dtype, accumulate=accumulate,
+        law="tiled", layout=layout, dtype=dtype, accumulate=adds,
         params=params_of(_fit(table, sm_count)), error=0.0, ranges=ranges,
     )  # fmt: skip
 
 
-def heldout_error(rows: Sequence[Shape], sm_count: int) -> float:
+def heldout_error(rows: Rows, sm_count: int) -> float:
     """Return the error on a fifth of the (n, k) pairs, withheld, of training shapes if there
     are."""
     table = _table(rows, MIN_ROWS)
@@ -153,7 +152,7 @@ def heldout_error(rows: Sequence[Shape], sm_count: int) -> float:
     return float(error[chosen].mean() if chosen.any() else error.mean())
 
 
-def leave_out_error(rows: Sequence[Shape], *, fit: GemmFit, sm_count: int) -> float:
+def leave_out_error(rows: Rows, *, fit: GemmFit, sm_count: int) -> float:
     """Return a dense table's interpolation error on (n, k) pairs withheld in ten folds, around the
     law of ``fit``, of about 20,000 rows at most."""
     table, trend = _table(rows, 2), make_law(fit.law, fit.params, sm_count)
@@ -181,8 +180,7 @@ def _fit(table: Floats, sm_count: int) -> TiledLaw:
 
 
 def _descend(
-    table: Floats, sm_count: int, start: Floats, bounds: tuple[Floats, Floats],
-    effort: tuple[int, float],
+    table: Floats, sm_count: int, start: Floats, bounds: Any, effort: tuple[int, float]
 ) -> tuple[float, Floats]:  # fmt: skip
     """Return (cost, point) of least squares from ``start``; ``effort`` is (steps, tolerance)."""
     shapes, target = table.T[:3], np.log(table[:, 3])
@@ -238,7 +236,7 @@ def params_of(law: TiledLaw) -> dict[str, Any]:
     }
 
 
-def _table(rows: Sequence[Shape], least: int) -> Floats:
+def _table(rows: Rows, least: int) -> Floats:
     """Return rows sorted by (n, k, m), so that their first order has no effect."""
     table = np.array(rows, dtype=float).reshape(-1, 4)
     if len(table) < least or not (np.isfinite(table).all() and (table > 0).all()):

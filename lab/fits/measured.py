@@ -19,7 +19,8 @@ from lab.fits.common import Description as Words
 from lab.fits.gemm import layout_fit
 from simulator.errors import InputError
 from simulator.lookup.attention import AttentionFit
-from simulator.lookup.pointwise import PointwiseFit, PointwiseRow
+from simulator.lookup.pointwise import PointwiseFit as Law
+from simulator.lookup.pointwise import PointwiseRow
 from simulator.profile import AttentionSection, LaunchSection, Machine, PointwiseSection, Profile
 
 GPU: Final = Gpu("h200-sxm")
@@ -144,7 +145,7 @@ Rows = Sequence[PointwiseRow]
 
 def transferred(
     other: Profile, machine: Machine, *, own: Rows = (), least_error: float = 0
-) -> list[PointwiseFit]:
+) -> list[Law]:
     """Return a law by name: those that the ``other`` GPU timed, fitted; those that it assumes,
     assumed. Rates within the L2 stay, beyond it they follow the memory bandwidth. Ops that have
     ``own`` rows get the law of these, if it is surer. With a ``least_error`` all are assumed."""
@@ -168,7 +169,7 @@ def _whole(rows: Rows, name: str) -> list[PointwiseRow]:
     return [row for row in rows if (row.name, row.pieces) == (name, 1)]
 
 
-def _surer(law: PointwiseFit, own: Rows, other: Rows, faster: float) -> PointwiseFit:
+def _surer(law: Law, own: Rows, other: Rows, faster: float) -> Law:
     """Return the surer of another GPU's ``law`` and that of ``own`` rows, continued by its rows."""
     times = np.array([row.median_us for row in own])
     found = np.array([law.fixed_us + law.memory_us(_moved(row)) for row in own])
@@ -183,23 +184,23 @@ def _moved(row: PointwiseRow) -> int:
     return row.bytes_read + row.bytes_written
 
 
-def _at_bandwidth(fit: PointwiseFit, faster: float) -> PointwiseFit:
+def _at_bandwidth(fit: Law, faster: float) -> Law:
     return replace(fit, large_gb_s=rounded(fit.large_gb_s * faster))
 
 
-def as_assumed(fit: PointwiseFit, faster: float) -> PointwiseFit:
+def as_assumed(fit: Law, faster: float) -> Law:
     """Return the law of a GPU for one whose memory is ``faster`` times as fast."""
     return replace(_at_bandwidth(fit, faster), kind="assumed")
 
 
-def like(rows: Rows, name: str, other: str, factor: float) -> PointwiseFit:
+def like(rows: Rows, name: str, other: str, factor: float) -> Law:
     """Return the law of the ``other`` op's whole rows, ``factor`` times as long, for ``name``."""
     whole = _whole(rows, other)
     law = fit_pointwise([replace(x, median_us=factor * x.median_us) for x in whole], (name,))
     return replace(law, kind="assumed", error=max(_LIKE_ERROR, law.error))
 
 
-def fit_pointwise(rows: Rows, names: tuple[str, ...]) -> PointwiseFit:
+def fit_pointwise(rows: Rows, names: tuple[str, ...]) -> Law:
     """Fit the law for ``names`` to rows of one op; ``error`` is of withheld sizes, five folds."""
     if len(rows) < LEAST_ROWS:
         raise InputError(f"A law for {names} needs at least {LEAST_ROWS} timings, got {len(rows)}.")
@@ -208,11 +209,11 @@ def fit_pointwise(rows: Rows, names: tuple[str, ...]) -> PointwiseFit:
     return law_of_sizes(names, sizes, np.array([row.median_us for row in rows]))
 
 
-def law_of_sizes(names: tuple[str, ...], sizes: Floats, times: Floats) -> PointwiseFit:
+def law_of_sizes(names: tuple[str, ...], sizes: Floats, times: Floats) -> Law:
     """Return the law of ``times``, us, of ascending ``sizes``, bytes."""
     sizes = sizes / MB
     knee, (fixed, small, large) = _solve(sizes, times)
-    return PointwiseFit(
+    return Law(
         names=names, fixed_us=rounded(fixed), small_gb_s=rounded(1e3 / max(small, 1e-6)),
         knee_bytes=knee * MB, large_gb_s=rounded(1e3 / max(large, 1e-6)),
         max_bytes=int(sizes[-1] * MB), error=rounded(_withheld_error(sizes, times), 2),

@@ -26,6 +26,7 @@ from simulator.predict import scheduled
 from simulator.provenance import ProvenanceKind
 
 Row = Mapping[str, Any]
+Rows = Sequence[Row]
 Clocks = list[tuple[float, float]]  # Durations, and the clock of timings from there on
 EXPONENTS: Final = (1.0, 3.0)
 """Of a voltage that does not change with the clock, and of one in proportion to it."""
@@ -109,8 +110,7 @@ def stage_law(clocks: Sequence[Row], sustained: Iterable[Row], known: PowerSecti
 
 
 def stage_exponent(
-    clocks: Sequence[Row], sustained: Sequence[Row], known: PowerSection, case: Case,
-    plan: SlicePlan, row: Row,
+    clocks: Rows, sustained: Rows, known: PowerSection, case: Case, plan: SlicePlan, row: Row
 ) -> float:  # fmt: skip
     """Return the exponent with which a lasting step of ``plan``, without communication, draws the
     joules of its row: families alone are at other clocks than the step. Between 1 and 3, see

@@ -93,7 +93,7 @@ def with_quantized(profile: Profile, sources: Sources) -> Profile:
     gemm, pointwise = map(profile.section, ("gemm", "pointwise"))
     casts = Casts(gpu, sources)
     ways = BLACKWELL if machine.fp8_any_layout else WAYS
-    found = [_with_curves(gpu, sources, machine, casts, *way) for way in ways.items()]
+    found = [_with_curves(gpu, sources, machine.sm_count, casts, *way) for way in ways.items()]
     if machine.fp8_any_layout:
         tensor = next(fit for fit in found if fit.dtype == "fp8_tensor")
         error = max(MXFP8_ERROR, tensor.error)
@@ -110,7 +110,7 @@ def with_quantized(profile: Profile, sources: Sources) -> Profile:
 
 
 def _with_curves(
-    gpu: str, sources: Sources, machine: Machine, casts: Casts, dtype: str, columns: Sequence[str]
+    gpu: str, sources: Sources, sm_count: int, casts: Casts, dtype: str, columns: Any
 ) -> GemmFit:
     """Return the law of GEMMs without casts, its error at least what frameworks differ by."""
     rows, apart = [], [0.0]
@@ -121,7 +121,7 @@ def _with_curves(
             rows.append((row.m, row.n, row.k, us))
             apart += [timed[0] / timed[1] - 1] if len(timed) == 2 else []
     shapes = no_slower_than_larger(rows) if dtype in SEARCHED else rows
-    fit = fit_curves(shapes, machine.sm_count, dtype=dtype)
+    fit = fit_curves(shapes, sm_count, dtype=dtype)
     return replace(fit, error=max(fit.error, rounded(float(np.median(np.abs(apart))), 2)))
 
 

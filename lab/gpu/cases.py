@@ -45,13 +45,11 @@ class RankCase:
     plans: tuple[SlicePlan, ...] = (MEGATRON,)
 
     @classmethod
-    def of(
-        cls, preset: str, seq: int, batch: int, *, layers: int = LAYERS, **changed: Any
-    ) -> RankCase:
+    def of(cls, preset: str, seq: int, batch: int, layers: int = LAYERS, **more: Any) -> RankCase:
         """Return layers of a preset without attention dropout, which the runtime does not have."""
         return cls(
             model=replace(MODELS[preset], num_hidden_layers=layers, attention_dropout=0.0),
-            workload=Workload(seq_length=seq, micro_batch_size=batch, dtype="bf16"), **changed,
+            workload=Workload(seq_length=seq, micro_batch_size=batch, dtype="bf16"), **more,
         )  # fmt: skip
 
     @property

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import starmap
 from typing import Any, Final, NamedTuple
@@ -28,7 +28,7 @@ from domino_tune.measure.gpu.replays import captured
 from lab import Shape, sizes_of
 from lab.gpu.cases import SHAPES
 from lab.gpu.stage import GpuCase, Row, Stage
-from lab.gpu.timing import Timed, each_ns, lasting, moved, ops_timer
+from lab.gpu.timing import Moves, Timed, each_ns, lasting, moved, ops_timer
 
 LASTING: Final[Shape] = (8192, 7168, 8192)
 LASTING_S: Final = 9.0
@@ -117,7 +117,7 @@ def _casts(timed: Timed, device: torch.device, size: tuple[int, int]) -> Row:
     return {"shape": list(size), **moved("casts", timed, cast_works(*size, device))}
 
 
-def cast_works(rows: int, columns: int, device: torch.device) -> dict[str, tuple[int, Work]]:
+def cast_works(rows: int, columns: int, device: torch.device) -> Moves:
     """Return each cast with the bytes that it must move."""
     from lab.gpu.kernels import Casts
 
@@ -194,9 +194,7 @@ class Heads(NamedTuple):
         return 2 * pairs * (self.key_size + self.value_size)
 
 
-def attention_cases(
-    stage: Stage, cases: Sequence[Sequence[int]] = SHAPES["attention"]
-) -> Iterator[GpuCase]:
+def attention_cases(stage: Stage, cases: Iterable[Any] = SHAPES["attention"]) -> Iterator[GpuCase]:
     """Yield a case per shape; its row has the forward and backward time by each library."""
     timed = ops_timer(stage.device)
     for one in starmap(Heads, cases):

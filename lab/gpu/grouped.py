@@ -16,7 +16,7 @@ import torch
 from domino_tune.measure.gpu.events import Work
 from lab.gpu.cases import SHAPES
 from lab.gpu.stage import GpuCase, Row, Stage
-from lab.gpu.timing import Timed, each_ns, moved, ops_timer
+from lab.gpu.timing import Moves, Timed, each_ns, moved, ops_timer
 
 BF16: Final = torch.bfloat16
 ALIGNED_ROWS: Final = 16
@@ -151,9 +151,7 @@ def _permutation(timed: Timed, device: torch.device, one: Experts, tokens: int) 
     return {**one._asdict(), "tokens": tokens, **found}
 
 
-def permutation_works(
-    one: Experts, tokens: int, device: torch.device
-) -> dict[str, tuple[int, Work]]:
+def permutation_works(one: Experts, tokens: int, device: torch.device) -> Moves:
     """Return ways to bring tokens to experts and back, with bytes that must move; and a router."""
     from lab.gpu.kernels import permuted, unpermuted
 

@@ -8,6 +8,7 @@ from typing import Final
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 FP8_MAX: Final = 448.0  # Largest number of e4m3
 TILE: Final = 128
@@ -75,7 +76,7 @@ def unpermute_kernel(y, place, weight, out, width, TOP: tl.constexpr, BLOCK: tl.
 class Casts:
     """A bf16 tensor and the buffers that its casts write."""
 
-    def __init__(self, x: torch.Tensor) -> None:
+    def __init__(self, x: Tensor) -> None:
         self.x = x
         rows, columns = x.shape
         blocks = triton.cdiv(rows, TILE), triton.cdiv(columns, TILE)
@@ -105,14 +106,12 @@ class Casts:
         )  # fmt: skip
 
 
-def permuted(x: torch.Tensor, source: torch.Tensor, out: torch.Tensor) -> None:
+def permuted(x: Tensor, source: Tensor, out: Tensor) -> None:
     """Write rows ``source`` of ``x``, one after the other, to ``out``."""
     permute_kernel[(len(source),)](x, source, out, x.shape[1], BLOCK=1024)
 
 
-def unpermuted(
-    y: torch.Tensor, place: torch.Tensor, weight: torch.Tensor, out: torch.Tensor
-) -> None:
+def unpermuted(y: Tensor, place: Tensor, weight: Tensor, out: Tensor) -> None:
     """Write to each token of ``out`` the sum of its rows ``place[token]`` of ``y``, weighted."""
     tokens, top = place.shape
     unpermute_kernel[(tokens,)](y, place, weight, out, y.shape[1], TOP=top, BLOCK=1024)

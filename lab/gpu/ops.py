@@ -29,7 +29,7 @@ from domino_tune.runtime.ops.state import Training
 from domino_tune.runtime.session import Session
 from lab.gpu.cases import TP, TWO_SLICES, RankCase, preset_cases
 from lab.gpu.stage import GpuCase, Row, Stage, release_memory
-from lab.gpu.timing import reason
+from lab.gpu.timing import Found, reason
 from simulator.ops import Signature
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.profile import Profile
@@ -92,9 +92,7 @@ def joined(profile: Profile, message: Row) -> Profile:
     return replace(grown, **sections)
 
 
-def play_case(
-    session: Session, case: RankCase, known: set[Signature], stop_at: float
-) -> dict[str, Any]:
+def play_case(session: Session, case: RankCase, known: set[Signature], stop_at: float) -> Found:
     """Play what the case has and ``known`` has not, on ``session``, a single rank's. Return a
     profile's ``plan`` message.
 
@@ -151,18 +149,18 @@ def op_row(signature: Signature, times: Sequence[float]) -> dict[str, Any]:
 
 
 def single_gpu_session(
-    model: ModelSpec, workload: Workload, cluster: ClusterSpec, device: torch.device
+    model: ModelSpec, work: Workload, ranks: ClusterSpec, device: Any
 ) -> Session:
-    """Return rank 0 of ``cluster``'s group with silent lanes and weights drawn on ``device``,
+    """Return rank 0 of ``ranks``'s group with silent lanes and weights drawn on ``device``,
     without attention dropout."""
     lanes = SilentLanes(device)
     context = RankContext(
-        rank=0, world_size=1, tp=cluster.tp, dp=cluster.dp, device=device,
+        rank=0, world_size=1, tp=ranks.tp, dp=ranks.dp, device=device,
         backend="nccl" if device.type == "cuda" else "gloo", lanes=lanes.default,
         tp_lane=lanes.tp_lane, control=dist.GroupMember.NON_GROUP_MEMBER,  # type: ignore[arg-type]
         send=lambda message: None, heart=lambda: None,
     )  # fmt: skip
     return Session(
-        context=context, model=replace(model, attention_dropout=0.0), workload=workload,
-        cluster=cluster, training=Training(learning_rate=0.0), exact_weights=False,
+        context=context, model=replace(model, attention_dropout=0.0), workload=work,
+        cluster=ranks, training=Training(learning_rate=0.0), exact_weights=False,
     )  # fmt: skip

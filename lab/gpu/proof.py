@@ -92,13 +92,11 @@ def proof_cases(stage: Stage) -> Iterator[GpuCase]:
     return cases_of(stage, [proof_case(*shape, *way) for way in WAYS for shape in SHAPES])
 
 
-def proof_case(
-    preset: str, seq: int, batch: int, cuda_graph: bool, launch_order: LaunchOrder
-) -> ProofCase:
+def proof_case(preset: str, seq: int, batch: int, graph: bool, order: LaunchOrder) -> ProofCase:
     """Return some layers of a preset, launched in one of ``WAYS``."""
     case = RankCase.of(preset, seq, batch, layers=LAYERS, plans=slice_plans(batch))
     named = replace(case.model, name=f"{preset}-{LAYERS}-layers")
-    return ProofCase(replace(case, model=named), cuda_graph, launch_order)
+    return ProofCase(replace(case, model=named), graph, order)
 
 
 def cases_of(stage: Stage, proofs: Sequence[ProofCase]) -> Iterator[GpuCase]:

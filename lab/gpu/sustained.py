@@ -24,7 +24,7 @@ from domino_tune.measure.gpu import loads
 from domino_tune.measure.gpu.events import since_ns
 from domino_tune.measure.gpu.loads import FALLING_S
 from domino_tune.measure.gpu.replays import Replay, captured, family_replay
-from domino_tune.measure.gpu.sampler import Sample, Sampler, nvml_meter
+from domino_tune.measure.gpu.sampler import Sampler, nvml_meter
 from domino_tune.measure.power_law import COMPUTE as FAMILIES
 from domino_tune.measure.power_law import REST
 from domino_tune.measure.probes.compute import SHORTEST_NS
@@ -47,6 +47,7 @@ from simulator.schedule import COMPUTE
 PRESETS: Final = 2  # How many presets are played, of those that are asked for most
 PAIRS: Final = 200
 Ops = Sequence[Signature]
+Sums = list[tuple[float, ...]]
 Moments = list[tuple[int, list[float]]]  # Each replay's end by perf_counter_ns, and its ops' ns
 
 
@@ -194,25 +195,21 @@ def op_rows(signatures: Ops, moments: Moments, empty_ns: float) -> list[dict[str
     return [op_row(signature, times) for signature, times in sorted(found.items(), key=str)]
 
 
-def by_family(
-    signatures: Ops, moments: Moments, begun_ns: int, empty_ns: float
-) -> list[tuple[float, ...]]:
+def by_family(ops: Ops, moments: Moments, begun_ns: int, empty_ns: float) -> Sums:
     """Return of each replay its end, in s, and the µs of GEMMs, attention and pointwise ops."""
     rows = []
     for at_ns, op_ns in moments:
         sums = dict.fromkeys(FAMILIES, 0.0)
-        for signature, took_ns in zip(signatures, op_ns, strict=True):
+        for signature, took_ns in zip(ops, op_ns, strict=True):
             sums[signature.kind] += max(SHORTEST_NS, took_ns - empty_ns) / 1e3
         rounded = (round(took_us, 4) for took_us in sums.values())
         rows.append((round((at_ns - begun_ns) / 1e9, 4), *rounded))
     return rows
 
 
-def elasticities(
-    signatures: Ops, moments: Moments, samples: Sequence[Sample], empty_ns: float
-) -> dict[str, float]:
+def elasticities(ops: Ops, moments: Moments, samples: Any, empty_ns: float) -> dict[str, float]:
     """Return the elasticity by family; empty where the clock hardly moved."""
-    rows, ends = by_family(signatures, moments, 0, empty_ns), [at_ns for at_ns, _ in moments]
+    rows, ends = by_family(ops, moments, 0, empty_ns), [at_ns for at_ns, _ in moments]
     found = {
         family: loads.elasticity(zip(ends, [row[column] for row in rows], strict=True), samples)
         for column, family in enumerate(FAMILIES, 1)

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import torch
+from torch.cuda import Event
 
 from domino_tune.measure.gpu.events import Work, recorded, since_ns, ticks_around, timed_event
 from domino_tune.measure.gpu.loads import settled
@@ -21,11 +22,15 @@ from domino_tune.runtime.clock import empty_ns
 from domino_tune.runtime.head_start import HeadStart
 
 Play = Callable[[], object]
+Ahead = HeadStart | None
+Found = dict[str, Any]
+Moves = dict[str, tuple[int, Work]]
+Timer = Callable[[Any], float]
 SETTLED_AFTER_S: Final = 5.0
 """The GPU is warm and its clock steady; what is summed up is from then on."""
 
 
-def took_ns(device: torch.device, play: Play, ahead: HeadStart | None = None) -> float:
+def took_ns(device: torch.device, play: Play, ahead: Ahead = None) -> float:
     """Return the ns of one call; ``ahead`` keeps the GPU waiting while the host launches it."""
     if device.type != "cuda":
         begun = time.perf_counter_ns()
@@ -43,16 +48,12 @@ def took_ns(device: torch.device, play: Play, ahead: HeadStart | None = None) ->
     return since_ns(start, end)
 
 
-def median_ns(
-    device: torch.device, play: Play, calls: int, ahead: HeadStart | None = None
-) -> float:
+def median_ns(device: torch.device, play: Play, calls: int, ahead: Ahead = None) -> float:
     """Return the median ns of some calls."""
     return statistics.median(took_ns(device, play, ahead) for _ in range(calls))
 
 
-def each_ns(
-    timed: Callable[[Any], float], makers: Mapping[str, Callable[[], Any]], flop: float = 0.0
-) -> dict[str, Any]:
+def each_ns(timed: Timer, makers: Mapping[str, Play], flop: float = 0.0) -> Found:
     """Return ``ns`` of each work, ``failed``: errors of those not available, ``told``: TFLOP/s."""
     found: dict[str, float] = {}
     failed: dict[str, str] = {}
@@ -65,9 +66,7 @@ def each_ns(
     return {"ns": found, "failed": failed, "told": f"TFLOP/s: {told}"}
 
 
-def moved(
-    key: str, timed: Callable[[Any], float], works: Mapping[str, tuple[int, Work]]
-) -> dict[str, Any]:
+def moved(key: str, timed: Timer, works: Moves) -> Found:
     """Return a row: ``key``, the bytes and the ns of each work; ``told``, their GB/s."""
     found = {name: {"bytes": size, "ns": timed(work)} for name, (size, work) in works.items()}
     rates = {name: one["bytes"] / one["ns"] for name, one in found.items() if one["bytes"]}
@@ -80,7 +79,7 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 
-def lasting(device: torch.device, replay: Replay | None, seconds: float) -> dict[str, Any]:
+def lasting(device: torch.device, replay: Replay | None, seconds: float) -> Found:
     """Return clock, power and steps of a replayed graph or of rest, settled after a while."""
     with Sampler(nvml_meter(device)) as sampler:
         begun_ns = time.perf_counter_ns()
@@ -144,7 +143,7 @@ class Arena:
 
     def concurrent(
         self, work: Work, traffic: Traffic, alone_ns: float, unit_ns: float, *, first: bool = True
-    ) -> dict[str, Any]:
+    ) -> Found:
         """Play both, ``first`` the traffic; return times of those wholly during the others."""
         calls = max(8, min(100, round(OPS_NS / alone_ns)))
         units = min(MOST_CALLS, max(4, round(COVER * calls * alone_ns / unit_ns)))
@@ -184,9 +183,7 @@ class Arena:
         return spans
 
 
-def _send(
-    traffic: Traffic | None, units: int, after: torch.cuda.Event
-) -> list[tuple[torch.cuda.Event, torch.cuda.Event]]:
+def _send(traffic: Traffic | None, units: int, after: Event) -> list[tuple[Event, Event]]:
     """Launch units that wait for the head start only; return the events around each."""
     if traffic is None:
         return []

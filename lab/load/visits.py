@@ -96,13 +96,12 @@ class Visitor:
         ]  # fmt: skip
 
 
+Call = Callable[[int, float], Awaitable[object]]
 Visit = Callable[[Visitor, int, float], Awaitable[object]]
 """Takes its number and when it is due (monotonic clock)."""
 
 
-async def call_at_rate(
-    call: Callable[[int, float], Awaitable[object]], per_s: float, seconds: float
-) -> None:
+async def call_at_rate(call: Call, per_s: float, seconds: float) -> None:
     """Call ``per_s`` times a second, without waiting for earlier calls, with the call's number and
     when it is due (monotonic clock): a slow answer does not lower the rate."""
     start, calls = time.monotonic(), []

@@ -87,8 +87,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def played(
-    trees: Sequence[Tree], faults: Sequence[Fault], texts: dict[str, str], cpu_s: float,
-    minutes: float,
+    trees: list[Tree], faults: list[Fault], texts: dict[str, str], cpu_s: float, minutes: float
 ) -> list[Outcome]:  # fmt: skip
     """Return what became of ``faults``, in order, of those whose turn came within ``minutes``."""
     free: SimpleQueue[Tree] = SimpleQueue()

@@ -10,7 +10,7 @@ import subprocess
 import sysconfig
 import time
 import venv
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -99,7 +99,7 @@ class Tree:
 
     def _run_with(
         self, fault: Fault, area: str, tests: Sequence[str], cpu_s: float,
-        flaky: Collection[str] = (),
+        flaky: Iterable[str] = (),
     ) -> Run:  # fmt: skip
         path = self.root / fault.path
         source = path.read_text("utf-8")
@@ -109,9 +109,7 @@ class Tree:
         finally:
             self._write(path, source)
 
-    def run(
-        self, area: str, tests: Sequence[str], cpu_s: float, flaky: Collection[str] = ()
-    ) -> Run:
+    def run(self, area: str, tests: Sequence[str], cpu_s: float, flaky: Iterable[str] = ()) -> Run:
         """Run ``tests`` of an area, without ``flaky`` and broken ones, up to the first failure or
         ``cpu_s``; then end all that they started. Plugins would take longer to load than most
         faults live."""
