@@ -16,7 +16,7 @@ from domino_tune.base.tables import Table
 from domino_tune.store.profile_check import collective_error
 from domino_tune.store.profiles import load_profile
 from lab import told
-from lab.bench.common import SOURCES, errors, facts_dir, read_measured
+from lab.bench.common import SOURCES, errors, facts_dir, read_measured, shown
 from lab.fits.bundled import BUNDLED
 from lab.fits.collectives import fit_collectives
 from lab.fits.contention import beside_cells
@@ -24,7 +24,7 @@ from lab.fits.gemm import layout_fit, leave_out_error
 from lab.fits.grouped import COLUMNS, layers, served, trained_rows
 from lab.fits.measured import GPU
 from lab.fits.unshipped import fitted_overlap
-from lab.verdict import Check, at_most, check_table, equal, reported, table, verdict
+from lab.verdict import Check, at_most, check_table, equal, reported, verdict
 from simulator.contention import compute_slowdown
 from simulator.lookup import expected
 from simulator.lookup.attention import AttentionTable
@@ -94,14 +94,7 @@ def grouped() -> list[Table]:
                 found = served(layers(gpu, dtype, SOURCES), dtype, machine.sm_count)
                 what = f"{profile.name}, {dtype}, {found.layers} layers"
                 checks.append(at_most(what, 0.08, found.error))
-    return [
-        check_table(
-            "Grouped GEMMs, models withheld", checks,
-            "Forward of a rank's routed experts in inference servers, at most 16,384 tokens of the "
-            "group, each model withheld from the fit; layers with a kernel that was not searched "
-            "well left out.",
-        )
-    ]  # fmt: skip
+    return [shown("experts", checks)]
 
 
 def others() -> list[Table]:
@@ -305,10 +298,10 @@ def _beside(profile: Profile) -> Table:
     return check_table("Contention beside an emulated collective of 1 to 32 CTAs", checks)
 
 
-def _ventiles(ratios: Iterable[float], *shown: int) -> tuple[str, ...]:
+def _ventiles(ratios: Iterable[float], *shares: int) -> tuple[str, ...]:
     """Return the parts of ``ratios`` below these per cents, multiples of 5."""
     found = statistics.quantiles(ratios, n=20)
-    return tuple(f"{found[percent // 5 - 1]:.2f}" for percent in shown)
+    return tuple(f"{found[percent // 5 - 1]:.2f}" for percent in shares)
 
 
 def _same_shapes(gemms: Iterable[GemmRow]) -> Table:
@@ -319,11 +312,7 @@ def _same_shapes(gemms: Iterable[GemmRow]) -> Table:
         mine = (row for row in gemms if row.layout == layout and row[:3] in published)
         ratios = [row.median_us / published[row[:3]] for row in mine]
         lines.append((layout, len(ratios), *_ventiles(ratios, 5, 25, 50, 75, 95)))
-    return table(
-        "H200 measured / H100 published GEMM time of the same shape",
-        "layout|>rows|>5 %|>25 %|>median|>75 %|>95 %", lines,
-        "Both are bursts at boost clock; ours are of ops inside a model.",
-    )  # fmt: skip
+    return shown("same-shapes", lines)
 
 
 def _agreement(rows: Iterable[Any]) -> Table:
@@ -344,7 +333,4 @@ def _agreement(rows: Iterable[Any]) -> Table:
             "yes" if abs(median - 1) <= 0.05 else "no", family["because"],
             f"{low:.2f}–{high:.2f}", verdict(low <= median <= high),
         ))  # fmt: skip
-    return table(
-        f"h100-dgx looked up / {GPU.name} measured, compute-bound shapes",
-        "shapes|>rows|>5 %|>median|>95 %|within 5 %|what differs|>median may be|verdict", lines,
-    )  # fmt: skip
+    return shown("agreement", lines, gpu=GPU.name)

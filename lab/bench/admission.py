@@ -18,11 +18,11 @@ from domino_tune.base.tables import Table
 from domino_tune.store.profiles import load_profile
 from lab import sizes_of
 from lab.bench.baselines import case_of
-from lab.bench.common import SOURCES, time_ms
+from lab.bench.common import SOURCES, shown, time_ms
 from lab.fits import contention as law
 from lab.fits.contention import FAMILIES, FILLING, FULL_RATE, full_cells
 from lab.fits.measured import GPU
-from lab.verdict import Check, at_most, check_table, reported, table
+from lab.verdict import Check, at_most, reported, table
 from simulator.contention import CollectiveFamily, ComputeFamily, Contention, ContentionFit
 from simulator.implementation import LAUNCH_ORDERS
 from simulator.ops import Gemm, Pointwise
@@ -89,12 +89,7 @@ def _beside_records(rows: Sequence[Row], cells: Sequence[Cell]) -> Table:
             reported(f"{apart} op", f"{again.op:.1%}"),
             reported(f"{apart} collective", f"{again.collective:.1%}"),
         ]
-    return check_table(
-        "Op and collective beside each other (MAPE), each op withheld", checks,
-        "The same cells: 8 and 32 CTAs were run four times, with each priority and order. "
-        "Beside weight gradients, which add to fp32, a collective of two CTAs or more that "
-        "moves bytes gets in an op later than one that moves none; why is not known.",
-    )  # fmt: skip
+    return shown("beside", checks)
 
 
 def _rules(moving: Sequence[Cell], still: Sequence[Cell]) -> Table:

@@ -18,8 +18,8 @@ from domino_tune.search.rivals import rival_plans, tuned_rival
 from domino_tune.store.profiles import list_profiles, load_profile
 from domino_tune.verbs.resolve import Chosen, baseline_no_sp, baseline_plan, resolve, unsliced
 from domino_tune.verbs.verdict import verdict_of
-from lab.bench.common import fastest, half_width, interval, rows, runs, spread, time_ms
-from lab.verdict import Check, at_most, check_table, reported, table
+from lab.bench.common import fastest, half_width, interval, rows, runs, shown, spread, time_ms
+from lab.verdict import Check, at_most, check_table, reported
 from simulator.case import Case
 from simulator.confidence import Confidence
 from simulator.cost import CostModel
@@ -113,37 +113,19 @@ def baselines() -> list[Table]:
         (profile, tp): spread((gains[profile, model, tp].gain for model in JOBS), ".2f")
         for profile, tp in product(PROFILES, DEGREES)
     }
-    return [
-        table(
-            "Domino over Megatron-LM, eight models: least … median … most", "profile|>tp|>gain",
-            [(*group, " … ".join(found)) for group, found in groups.items()],
-        ),
-        table(
-            f"Each job: {TOKENS:,} tokens a micro-batch, one replica, bf16",
-            "profile|model|>tp|>gain|best cut|>time ±|confidence",
-            [
-                (*job, f"{one.gain:.3f}x", one.plan.label, f"±{half_width(one.known):.0%}",
-                 one.known.level)
-                for job, one in gains.items()
-            ],
-            "Gains are predictions: no GPU has run Domino with sequence parallelism yet.",
-        ),
-    ]  # fmt: skip
+    lines = [
+        (*job, f"{one.gain:.3f}x", one.plan.label, f"±{half_width(one.known):.0%}", one.known.level)
+        for job, one in gains.items()
+    ]
+    every = [(*group, " … ".join(found)) for group, found in groups.items()]
+    return [shown("domino", every), shown("jobs", lines, tokens=TOKENS)]
 
 
 def sequence_slices() -> list[Table]:
     """Return what slices of one long sequence gain, least, median and most of all jobs."""
     gains = {name: [sliced(long_case(name, *job))[0] for job in LONG] for name in PROFILES}
-    return [
-        table(
-            f"Gain with slices of the sequence at TP {TP}, of {len(LONG)} jobs: stacks of "
-            f"{LAYERS} layers, one sequence a micro-batch, both with SP",
-            "profile|>least|>median|>most",
-            [(name, *(f"{one}x" for one in spread(gains[name], ".3f"))) for name in gains],
-            "Attention behind earlier keys is assumed to take its share of the whole sequence's. "
-            "No GPU has run slices of sequences yet.",
-        )
-    ]
+    lines = [(name, *(f"{one}x" for one in spread(gains[name], ".3f"))) for name in gains]
+    return [shown("sequences", lines, tp=TP, jobs=len(LONG), layers=LAYERS)]
 
 
 def sliced(case: Case) -> tuple[float, SlicePlan]:
@@ -162,18 +144,11 @@ def sliced(case: Case) -> tuple[float, SlicePlan]:
 def formats() -> list[Table]:
     """Return what Domino and the best rival gain for eight models on H100s, in BF16 and in FP8."""
     recipes: tuple[Fp8Recipe, ...] = ("none", "tensorwise")
-    return [
-        table(
-            "Speed-up over Megatron-LM with sequence parallelism on h100-dgx",
-            "model|>tp|>Domino, BF16|>best rival|>Domino, FP8|>best rival",
-            [
-                (model, tp, *(cell for recipe in recipes for cell in _format(model, tp, recipe)))
-                for model, tp in product(JOBS, (4, 8))
-            ],
-            f"{TOKENS:,} tokens a micro-batch; FP8: one scale a tensor (tensorwise). ±: half of "
-            "the interval of the iteration.",
-        )
+    lines = [
+        (model, tp, *(cell for recipe in recipes for cell in _format(model, tp, recipe)))
+        for model, tp in product(JOBS, (4, 8))
     ]
+    return [shown("formats", lines, tokens=TOKENS)]
 
 
 def _format(model: str, tp: int, recipe: Fp8Recipe) -> tuple[str, str]:
@@ -189,19 +164,10 @@ def _format(model: str, tp: int, recipe: Fp8Recipe) -> tuple[str, str]:
 
 def power() -> list[Table]:
     """Return what the power cap takes: as much energy in less time lowers the clock."""
-    return [
-        table(
-            f"What power takes of Domino's gain at TP {TP}, both with SP",
-            "profile|model|>gain, clock free|>under the cap|>taken",
-            [_capped(*job) for job in product(PROFILES, JOBS)],
-            "Draws are known at one clock of one H200; what stands on them is assumed.",
-        ),
-        table(
-            "The same plans' gain by the cap, as a share of the GPU's own",
-            "|".join(["profile", "model", *(f">{share:.0%}" for share in SHARES)]),
-            [_caps(*job) for job in product(PROFILES, ("gpt3-13b", "llama3-70b"))],
-        ),
-    ]
+    taken = [_capped(*job) for job in product(PROFILES, JOBS)]
+    lines = [_caps(*job) for job in product(PROFILES, ("gpt3-13b", "llama3-70b"))]
+    caps = "|>".join(f"{share:.0%}" for share in SHARES)
+    return [shown("power", taken, tp=TP), shown("caps", lines, caps=caps)]
 
 
 def _gains(case: Case, others: Iterable[Case]) -> list[float]:
@@ -281,10 +247,7 @@ def _async_tp() -> Table:
         reported(f"  measured {speeds[0]}", f"{speeds[1]} tokens/s a GPU"),
         reported("  iteration without AsyncTP", f"{measured[0] / found[0] - 1:+.1%}"),
     ]
-    return check_table(
-        "AsyncTP: Llama-3.1-8B on 64 H100s of 500 W and HBM2e, FSDP 8 × TP 8, 12 × 8,192", checks,
-        "As PyTorch and torchtitan have it (--recompute per-op), nothing tuned.",
-    )  # fmt: skip
+    return shown("async-tp", checks)
 
 
 def _userbuffers() -> Table:
@@ -323,10 +286,4 @@ def _verdicts() -> list[Table]:
         lines.append((profile, job, *(cells.get(name, "") for name in CONTESTANTS)))
         if (profile, model) == ("h100-dgx", "gpt3-13b"):
             checks.append(at_most("verdict of GPT-3 13B, one core", 0.5, seconds, "s of CPU"))
-    found = table(
-        "Speed-up over Megatron with sequence parallelism at TP 8, and chance to be fastest",
-        "profile|job|>Megatron|>Domino|>userbuffers|>async-TP|>fused", lines,
-        "Domino: two row slices, merged weight gradients, greedy order. Rivals: each GEMM's "
-        "method chosen by simulation. Chances count only what fits the memory.",
-    )  # fmt: skip
-    return [found, check_table("The verdict's time", checks)]
+    return [shown("verdicts", lines), check_table("The verdict's time", checks)]

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from domino_tune.base.tables import Table
 from domino_tune.store.profiles import load_profile
-from lab.bench.common import SOURCES
+from lab.bench.common import SOURCES, shown
 from lab.fidelity.page import choice_checks, detail, worst_errors
 from lab.fidelity.scores import KINDS, Setting, score, setting_from
 from lab.fits.common import records
@@ -37,14 +37,6 @@ Row = Mapping[str, Any]
 NAME: Final = "h200-sxm"
 FOLDER: Final = "DOMINO_TUNE_GPU_RECORDS"
 """Names a folder of records; default: all in measurements/."""
-EMULATED: Final = (
-    "Some layers with the true shards of one rank. Collectives are emulated: their durations are "
-    "the profile's and were not measured. Ops and launches were measured on this GPU before any "
-    "plan ran. link: the way to launch ops. Other columns: results/fidelity.md."
-)
-ANEW: Final = (
-    "Of the plans that ran, those whose cut has a name, by today's laws, planned again by them."
-)
 
 
 def gpu_records() -> Iterator[Table]:
@@ -103,10 +95,7 @@ def clock_tables(clocks: Sequence[Row], sustained: Sequence[Row], profile: Profi
         kept = (f"{row['clock_mhz']:.0f}", f"{row['power_w']:.0f}")
         lines.append((row["case"], *kept, *step, told))
     draws = (f"{x.family} {x.draw_w:.0f} W, elasticity {x.elasticity:.2f}" for x in law.families)
-    measured = table(
-        "Lasting loads: power and clock", "load|>MHz|>W|>ms a step|>J a step|>MHz by the law",
-        lines, f"Draws above idle at boost: {'; '.join(draws)}. Exponent: {law.exponent:g}.",
-    )  # fmt: skip
+    measured = shown("clocks", lines, draws="; ".join(draws), exponent=law.exponent)
     return [measured, check_table("Clocks by the law of the power cap", checks)]
 
 
@@ -154,8 +143,7 @@ def proof_tables(rows: Sequence[Row]) -> list[Table]:
     settings = [setting_from(row["setting"]) for row in rows if row["case"] in names]
     if not settings:
         return []
-    return [check_table("Emulated on one GPU", proof_checks(settings), EMULATED),
-            *detail(settings), predicted_anew(rows)]  # fmt: skip
+    return [shown("proof", proof_checks(settings)), *detail(settings), predicted_anew(rows)]
 
 
 def proof_checks(settings: Sequence[Setting]) -> list[Check]:
@@ -183,7 +171,7 @@ def predicted_anew(rows: Sequence[Row]) -> Table:
                 at_most(f"{name}: mean error", 0.03, statistics.fmean(map(abs, errors))),
                 reported("  from, to", f"{min(errors):+.1%}, {max(errors):+.1%}"),
             ]
-    return check_table("The same plans by today's laws", checks, ANEW)
+    return shown("anew", checks)
 
 
 def _errors(ran: Mapping[str, Row], proof: ProofCase) -> Iterator[float]:
@@ -216,20 +204,8 @@ def gap_tables(rows: Sequence[Row]) -> list[Table]:
         (name, *(f"{one[key] / 1e3:.2f}" for key in keys), f"{one['gap_ns']:.0f}")
         for row in rows for name, one in row.get("chains", {}).items()
     ]  # fmt: skip
-    return [
-        table(
-            "200 of one kernel in a row",
-            "kernel|>itself, us|>in a graph, us|>launched, us|>gap in a graph, ns", chains,
-        ),
-        table(
-            "A step of layers in sequence",
-            "step|>kernels|>graph, us|>kernels, us|>gaps, us|>median gap, ns|>gaps over 2 us"
-            "|>eager, us|>ops' bursts, us",
-            [_step(row) for row in rows if "graph_kernels" in row],
-            "Kernels and gaps as the profiler saw the last of three replays. Ops' bursts: the sum "
-            "of what ops take between events, the host ahead.",
-        ),
-    ]  # fmt: skip
+    steps = [_step(row) for row in rows if "graph_kernels" in row]
+    return [shown("chains", chains), shown("steps", steps)]
 
 
 def _step(row: Row) -> tuple[object, ...]:
@@ -303,17 +279,7 @@ def grouped_tables(rows: Iterable[Row]) -> list[Table]:
         for name, one in row.get("ways", {}).items():
             rate = f"{one['bytes'] / one['ns']:,.0f}" if one["bytes"] else "-"
             ways.append((row["model"], name, f"{one['ns'] / 1e3:.1f}", rate))
-    return [
-        table(
-            "Grouped GEMMs of a rank's experts, TFLOP/s in bursts",
-            "model|layer|>experts|>mean rows|rows|>forward|>dgrad|>wgrad|>one GEMM|>its dgrad",
-            cells,
-        ),
-        table(
-            "Tokens to experts and back, and the router",
-            "model|way|>us|>GB/s of what must move", ways,
-        ),
-    ]  # fmt: skip
+    return [shown("grouped", cells), shown("permutations", ways)]
 
 
 def first_tables(rows: Iterable[Row]) -> list[Table]:
@@ -325,6 +291,4 @@ def first_tables(rows: Iterable[Row]) -> list[Table]:
             longer = (cell["gemms_ns"][0] - row["alone_ns"] for cell in cells)
             times = (f"{one / 1e3:.1f}" for one in (row["alone_ns"], *longer))
             lines.append((_size(row["shape"]), *times))
-    title = "A GEMM after a collective of 150 us: us longer than alone"
-    columns = "tokens × out × in|>alone, us|>4 CTAs|>16 CTAs|>32 CTAs|>4, with bytes"
-    return [table(title, f"{columns}|>16, with bytes|>32, with bytes", lines)]
+    return [shown("after", lines)]

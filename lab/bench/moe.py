@@ -18,8 +18,8 @@ from domino_tune.verbs.resolve import Chosen, place
 from domino_tune.verbs.simulate import shortened
 from domino_tune.verbs.verdict import drawn_times_ns, middle_of
 from lab import told as toml
-from lab.bench.common import interval, recorded, rows, time_ms
-from lab.verdict import Check, at_most, check_table, equal, reported, table
+from lab.bench.common import interval, recorded, rows, shown, time_ms
+from lab.verdict import Check, at_most, check_table, equal, reported
 from simulator.case import Case
 from simulator.graphs import GRAPH_SCOPES
 from simulator.implementation import IMPLEMENTATIONS
@@ -140,39 +140,27 @@ def _stages(layout: str, model: ModelSpec, ranks: ClusterSpec) -> tuple[int, ...
 
 
 def _each(steps: Sequence[Step]) -> Table:
-    return table(
-        "NVIDIA's steps of models with experts, ms; nothing fitted",
-        "job|dispatcher|graphs|overlap|>measured|>alone|>predicted|>error|>interval|counted",
-        [
-            (
-                "{release} {gpu} {model} {precision}, {gpus} GPUs".format(**one.row),
-                one.row["moe_dispatcher"],
-                one.row["cuda_graph_scope"] or one.row["cuda_graph_impl"],
-                one.row["moe_a2a_overlap"], f"{one.measured_ms:,.0f}",
-                f"{one.alone_ms:,.0f}" if one.overlaps else "", f"{one.ms:,.0f}",
-                f"{one.error:+.1%}", f"{one.ms * one.low:,.0f}–{one.ms * one.high:,.0f}",
-                "yes" if one.counts else "",
-            ) for one in steps
-        ],
-        "Counted: the newest release of a layout, from 26.04 on, whose recipe has the row's "
-        "layout; those that overlap the experts' exchange, by two micro-batches beside each other, "
-        "apart.",
-    )  # fmt: skip
+    return shown("moe", [
+        (
+            "{release} {gpu} {model} {precision}, {gpus} GPUs".format(**one.row),
+            one.row["moe_dispatcher"], one.row["cuda_graph_scope"] or one.row["cuda_graph_impl"],
+            one.row["moe_a2a_overlap"], f"{one.measured_ms:,.0f}",
+            f"{one.alone_ms:,.0f}" if one.overlaps else "", f"{one.ms:,.0f}", f"{one.error:+.1%}",
+            f"{one.ms * one.low:,.0f}–{one.ms * one.high:,.0f}", "yes" if one.counts else "",
+        ) for one in steps
+    ])  # fmt: skip
 
 
 def _checks(steps: Iterable[Step]) -> Table:
     checks: list[Check] = []
     counted = [one for one in steps if one.counts]
-    for name, overlaps, limit in (
-        ("one micro-batch after the other", False, 0.12),
-        ("two beside each other", True, 0.12),
-    ):
-        some = [one for one in counted if one.overlaps == overlaps]
+    for overlaps, name in enumerate(("one micro-batch after the other", "two beside each other")):
+        some = [one for one in counted if one.overlaps == bool(overlaps)]
         inside = sum(one.low <= one.measured_ms / one.ms <= one.high for one in some)
         widest = max((one.high - one.low) / 2 for one in some)
         off = _mean(one.error for one in some)
         checks += [
-            at_most(f"{name}, {len(some)} steps: mean error", limit, off),
+            at_most(f"{name}, {len(some)} steps: mean error", 0.12, off),
             equal("  inside their interval", len(some), inside),
             at_most("  largest half-width of an interval", 0.25, widest),
         ]
@@ -211,14 +199,7 @@ def _deepseek() -> list[Table]:
         at_most("mean error of memory", 0.02, _mean(one[4] for one in found)),
         reported("a further micro-batch, ms", f"{ms:.1f} for {measured:.1f}"),
     ]
-    return [
-        table(
-            "DeepSeek-V3 of four layers on eight B200s, alltoall, BF16 (SimuMax's runs)",
-            ">micro-batches|>measured ms|>predicted|>error|>SimuMax|>measured GiB|>predicted"
-            "|>SimuMax", lines,
-        ),
-        check_table("DeepSeek-V3 on B200s", checks),
-    ]  # fmt: skip
+    return [shown("deepseek", lines), check_table("DeepSeek-V3 on B200s", checks)]
 
 
 def _pairs() -> list[Table]:
@@ -236,16 +217,8 @@ def _pairs() -> list[Table]:
         lines.append((job, row["change"], f"{measured:.3f}", told))
     right = sum((gain > 1) == (measured > 1) for gain, measured in gains)
     near = sum(abs(gain - measured) <= 0.10 for gain, measured in gains)
-    checks = [
-        equal("right in sign", len(gains), right), reported("of these, within 0.10", str(near)),
-    ]  # fmt: skip
-    return [
-        table(
-            "Published pairs: how many times as fast a change made one job",
-            "job|change|>measured|>predicted", lines,
-        ),
-        check_table("Pairs that can be played", checks),
-    ]  # fmt: skip
+    checks = equal("right in sign", len(gains), right), reported("of these, within 0.10", str(near))
+    return [shown("pairs", lines), check_table("Pairs that can be played", checks)]
 
 
 def _paired(row: Line, scopes: Sequence[str]) -> Case:
@@ -280,17 +253,10 @@ def hiding() -> list[Table]:
     """Return by how much each way speeds up a step, and the middle 80 % of drawn machines."""
     movers = TOLD["hiding"]["dispatchers"]
     jobs = product(TOLD["hiding"]["models"], movers, TOLD["hiding"]["ranks"])
-    return [
-        table(
-            f"What hides the exchange: {LAYERS} layers, {MICROS} micro-batches of {SIZE} × "
-            f"{SEQUENCE:,}, TP 1, bf16",
-            "model|profile|>EP|>exchange|two micro-batches|Domino, 2 slices|shared expert",
-            [(*job, *_ways(*job)) for job in jobs if MODELS[job[0]].num_experts % job[2] == 0],
-            "exchange: its exposed share of Megatron-LM's step. Others: times as fast as that, and "
-            "the middle 80 % of 2,000 machines drawn from the profile's errors. Tokens by "
-            f"{', '.join(f'{one} on {profile}' for profile, one in movers.items())}.",
-        )
-    ]
+    lines = [(*job, *_ways(*job)) for job in jobs if MODELS[job[0]].num_experts % job[2] == 0]
+    by = ", ".join(f"{one} on {profile}" for profile, one in movers.items())
+    job = {"layers": LAYERS, "micros": MICROS, "size": SIZE, "tokens": SEQUENCE}
+    return [shown("hiding", lines, movers=by, **job)]
 
 
 def _ways(name: str, profile: str, ranks: int) -> tuple[str, ...]:

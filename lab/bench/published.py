@@ -6,15 +6,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import geometric_mean, mean, median, stdev
-from typing import Any, Final
+from typing import Final
 
 from domino_tune.base.tables import Table
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.simulate import shortened
-from lab import told
 from lab.bench import common
-from lab.bench.common import GPT3_13B, TABLES, Run, megatron, recorded, rows, runs, time_ms
-from lab.verdict import Check, at_least, at_most, check_table, equal, reported, table, verdict
+from lab.bench.common import GPT3_13B, TABLES, Run, megatron, recorded, rows, runs, shown, time_ms
+from lab.verdict import Check, at_least, at_most, check_table, equal, reported, verdict
 from simulator.case import Case
 from simulator.implementation import IMPLEMENTATIONS
 from simulator.peak import peak_bytes
@@ -34,7 +33,6 @@ HALF_WIDTH: Final = {"machine": 0.15, "b200-sxm": 0.25, "quantized": 0.25}
 """Largest half-width of an interval that is still useful; sources of a B200's GEMMs differ."""
 SHARES: Final = {8: 0.16, 16: 0.29, 32: 0.43}  # Published by TP degree
 POINTS: Final = 0.05
-NOTES: Final[dict[str, Any]] = told(__file__)
 
 
 @dataclass(frozen=True)
@@ -85,17 +83,13 @@ def published() -> list[Table]:
 
 
 def _each(found: Sequence[Held]) -> Table:
-    return table(
-        "Published runs, ms; nothing fitted",
-        "group|run, micro-batches|>measured|>predicted|>error|>interval|>SimuMax",
-        [
-            (
-                one.group, one.run.label, f"{one.run.measured_ms:,.1f}", f"{one.ms:,.1f}",
-                f"{one.error:+.1%}", f"{one.ms * one.low:,.0f}–{one.ms * one.high:,.0f}",
-                f"{one.run.error(one.run.peer_ms):+.1%}" if one.run.peer_ms else "",
-            ) for one in found
-        ],
-    )  # fmt: skip
+    return shown("published", [
+        (
+            one.group, one.run.label, f"{one.run.measured_ms:,.1f}", f"{one.ms:,.1f}",
+            f"{one.error:+.1%}", f"{one.ms * one.low:,.0f}–{one.ms * one.high:,.0f}",
+            f"{one.run.error(one.run.peer_ms):+.1%}" if one.run.peer_ms else "",
+        ) for one in found
+    ])  # fmt: skip
 
 
 def _groups(found: Sequence[Held]) -> Table:
@@ -110,12 +104,7 @@ def _groups(found: Sequence[Held]) -> Table:
             sum(one.inside for one in some), sum(one.ratio > one.high for one in some),
             f"{min(ratios):.2f}–{max(ratios):.2f}", *(f"{mean(each) - 1:+.1%}" for each in ends),
         ))  # fmt: skip
-    return table(
-        "Published runs by group, and in their intervals",
-        "group|>runs|>mean off|>mean|>median|>least|>most|>in without|>in|>longer"
-        "|>measured / predicted|>up without|>up|>down",
-        lines, *NOTES["groups"],
-    )  # fmt: skip
+    return shown("groups", lines)
 
 
 LIMITED: Final[dict[str, tuple[str, Callable[[Sequence[Held]], float]]]] = {
@@ -182,14 +171,8 @@ def _fp8(found: Sequence[Held]) -> list[Table]:
         equal("steps inside their interval", len(every), sum(one.inside for one in every)),
         at_most("largest half-width of an interval", HALF_WIDTH["quantized"], widest),
     ]
-    return [
-        table(
-            "NVIDIA's dense jobs on H100s: the same job's time in BF16 over that in FP8",
-            "job|>measured|>predicted",
-            [(name, f"{measured:.2f}", f"{told:.2f}") for name, measured, told in pairs],
-        ),
-        check_table("FP8: checks", checks),
-    ]
+    lines = [(name, f"{measured:.2f}", f"{told:.2f}") for name, measured, told in pairs]
+    return [shown("ratios", lines), check_table("FP8: checks", checks)]
 
 
 def _forward() -> Table:
@@ -210,8 +193,7 @@ def _forward() -> Table:
         ms = next(start for op, start in ops if op.role.startswith("head.")) * MS_PER_NS
         off = f"{ms / measured_ms - 1:+.1%}"
         lines.append((f"{tokens:,}", f"{measured_ms:,.1f}", f"{ms:,.1f}", off))
-    title = "Forward of Llama 70B at TP 8 on H100s, ms, until the last layer ends"
-    return table(title, "tokens|>measured|>predicted|>error", lines)
+    return shown("forward", lines)
 
 
 def _domino() -> Table:
@@ -224,8 +206,7 @@ def _domino() -> Table:
             tp, f"{100 * target:.0f}%", f"{100 * share:.1f}%",
             f"{100 * (share - target):+.1f} points", verdict(abs(share - target) <= POINTS),
         ))  # fmt: skip
-    title = "Megatron, GPT-3 13B, seq 1024, micro-batch 16: exposed share of an iteration"
-    return table(title, "tp|>published|>simulated|>gap|within 5 points", lines)
+    return shown("shares", lines)
 
 
 def _mean(errors: Iterable[float]) -> float:
@@ -249,14 +230,7 @@ FLAKY: Final = ("llama3-70b", ClusterSpec(tp=4, pp=4, vpp=5, dp=2))
 def memory() -> list[Table]:
     """Return published peaks and their chances, their checks, and torchtitan's figures."""
     ran = runs("simumax", "ci")
-    return [
-        table(
-            "Peaks of jobs that ran, GiB a GPU",
-            "profile|run, micro-batches|>published|>predicted|>error|>reserved|>usable|>fits",
-            map(_peak, ran),
-        ),
-        _checks(ran), _torchtitan(),
-    ]  # fmt: skip
+    return [shown("peaks", map(_peak, ran)), _checks(ran), _torchtitan()]
 
 
 def _peak_gib(run: Run) -> float:
@@ -299,8 +273,7 @@ def _checks(ran: Sequence[Run]) -> Table:
         at_least("runs that ran: least chance to fit", SURE, least),
         reported("a recipe that runs in 40 to 70 % of tries", percent(said)),
     ]
-    title = "Distributions of the chance to fit, beside their tables"
-    return check_table(title, checks, NOTES["flaky"])
+    return shown("chances", checks)
 
 
 def _recipe() -> Case:
@@ -322,7 +295,4 @@ def _torchtitan() -> Table:
             run.label + ", AsyncTP" * (run.row["async_tp"] == "yes"), f"{run.gib:.1f}",
             f"{peak / GIB:.1f}", f"{reserved:.1f}", f"{reserved / run.gib - 1:+.0%}",
         ))  # fmt: skip
-    return table(
-        "torchtitan's reserved memory, GiB a GPU (float8, which is not simulated)",
-        "job|>reserved|>predicted peak|>predicted reserved|>error", lines,
-    )  # fmt: skip
+    return shown("torchtitan", lines)

@@ -22,8 +22,8 @@ from domino_tune.search.simulated import CasePlans
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.layouts import tune_layouts
 from lab import told
-from lab.bench.common import GPT3_13B, REPOSITORY, paper_case
-from lab.verdict import at_most, check_table, table, verdict
+from lab.bench.common import GPT3_13B, REPOSITORY, paper_case, shown
+from lab.verdict import at_most, check_table, verdict
 from simulator.errors import InfeasiblePlanError
 from simulator.ordering import order_of
 from simulator.plan import SlicePlan
@@ -49,16 +49,7 @@ def layouts() -> list[Table]:
         lines.append((profile, model, f"{gpus:,}", f"{batch:,}", *_cells(found)))
         if found and limit:
             checks.append(at_most(f"{model}, {gpus} {profile}", limit[0], found.seconds, "s", 1))
-    return [
-        table(
-            "The best layouts: with Domino, and without",
-            "profile|model|>GPUs|>batch|with|>tokens/s/GPU|without|>tokens/s/GPU|>gain"
-            "|>best gain in a layout|>plans|>simulated|>s", lines,
-            "gain: of the best layout over the best one without Domino; best gain in a layout: "
-            "among the ten best, over the same layout without it.",
-        ),
-        check_table("Time of a search on two cores", checks),
-    ]  # fmt: skip
+    return [shown("layouts", lines), check_table("Time of a search on two cores", checks)]
 
 
 def _cells(found: LayoutsResult | None) -> tuple[str, ...]:
@@ -90,9 +81,7 @@ def speed() -> list[Table]:
         _line(what, allowed_s, 1.0, times, partial(_run, "-m", "domino_tune", *shlex.split(words)))
         for what, allowed_s, times, words in TOLD["commands"]
     ]
-    title = "Whole commands in new processes: compiled code is kept, answers are not"
-    columns = "what|>target, s|>wall, s|>CPU, s|verdict"
-    return [table(title, columns, lines, "Medians; CPU of all processes."), _parts()]
+    return [shown("commands", lines), _parts()]
 
 
 def _run(*words: str) -> None:
@@ -126,8 +115,7 @@ def _parts() -> Table:
         (f"full SimPy, {ops:,} ops", None, 5, lambda: simulate(case, PLAN, order)),
     )  # fmt: skip
     lines = [_line(what, allowed, 1e3, times, act) for what, allowed, times, act in parts]
-    title = "Parts, in one process"
-    return table(title, "what|>target, ms|>wall, ms|>CPU, ms|verdict", lines)
+    return shown("parts", lines)
 
 
 def _line(what: str, allowed: float | None, unit: float, runs: int, action: Any) -> tuple[str, ...]:
