@@ -4,6 +4,7 @@ published runs of whole jobs as cases that the simulator can be asked."""
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
@@ -24,7 +25,9 @@ from lab.verdict import SkippedError, check_table, table
 from simulator.case import Case
 from simulator.confidence import Confidence, confidence_of
 from simulator.cost import Changes
+from simulator.graphs import GRAPH_SCOPES
 from simulator.implementation import IMPLEMENTATIONS, changed
+from simulator.overlap import EP_OVERLAP
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import played, predict, unsure_clocks
 from simulator.presets import MODELS
@@ -127,7 +130,8 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     "cp": ("context_parallel_size",), "vpp": ("vp", "num_virtual_stages"),
     "dp": ("data_parallel_size", "fsdp"), "seq": ("seq_length",),
     "mbs": ("micro_batch", "micro_batch_size", "local_batch"),
-    "gbs": ("global_batch", "global_batch_size"),
+    "gbs": ("global_batch", "global_batch_size"), "ep": ("expert_model_parallel_size",),
+    "etp": ("expert_tensor_parallel_size",), "dispatcher": ("moe_dispatcher",),
 }  # fmt: skip
 """Number of a job -> the names that tables have for it, beside its own."""
 
@@ -154,50 +158,55 @@ def rows(name: str) -> list[Line]:
     return [row for _, row in records((REPOSITORY / "data/published" / name).read_bytes(), ())]
 
 
-def megatron(*, sequence_parallel: bool) -> SlicePlan:
-    """Return Megatron-LM's plan."""
-    return replace(MEGATRON, sequence_parallel=sequence_parallel)
-
-
 @cache
 def runs(*names: str) -> tuple[Run, ...]:
     """Return the runs of these tables of common.toml."""
     return tuple(
-        _run(name, told, row) for name in names for told in (TABLES[name],)
+        run_of(name, row) for name in names for told in (TABLES[name],)
         for row in rows(told["table"]) if told.get("rows", {}).items() <= row.items()
+        and ("rows" not in told or row["model"] in told["presets"])
     )  # fmt: skip
 
 
-def _run(name: str, told: Mapping[str, Any], row: Line) -> Run:
-    model, workload = _model(told, row), dict(told["workload"])
-    if "recipes" in told:
-        row, recipe = _of_recipe(told["recipes"], row, model.num_hidden_layers)
-        workload |= recipe
-    job = row | told.get("job", {})
-    tp, pp, cp, dp, vpp = (int(_cell(job, one) or 1) for one in ("tp", "pp", "cp", "dp", "vpp"))
-    seq, mbs, gbs = (int(_cell(job, one) or 0) for one in ("seq", "mbs", "gbs"))
-    micros = int(job.get("micro_batches") or (gbs // (mbs * dp) if gbs else 1))
-    if row.get("precision") == "fp8":
-        workload["fp8_recipe"] = "delayed"
-    if row.get("grad_reduce_dtype"):
-        workload["grad_dtype"] = row["grad_reduce_dtype"]
-    named = told["profile"]
+def run_of(name: str, row: Line) -> Run:
+    """Return the run of a table's row."""
+    told = TABLES[name]
+    model, job, changes = _model(told, row), row | told.get("job", {}), Changes()
+    levels = ("tp", "pp", "cp", "ep", "dp", "vpp")
+    sizes: dict[str, Any] = {one: int(_cell(job, one) or 1) for one in levels}
+    seq, mbs, gbs, etp = (int(_cell(job, one) or 0) for one in ("seq", "mbs", "gbs", "etp"))
+    named, recipe = told["profile"], dict[str, Any]()
     profile = load_profile(named if isinstance(named, str) else named[row["gpu"]])
-    cluster, changes = ClusterSpec(tp=tp, pp=pp, cp=cp, dp=dp, vpp=vpp), Changes()
     if "recipes" in told:
-        graph = row["cuda_graph_scope"] == "full_iteration"
-        cluster = place(replace(cluster, cuda_graph=graph), profile, None)
+        sizes["dp"] = int(row["gpus"]) // (sizes["tp"] * sizes["pp"] * sizes["cp"])
+        if told.get("halves") and sizes["pp"] * sizes["vpp"] > model.num_hidden_layers:
+            sizes["vpp"] //= 2  # NVIDIA leaves some stages empty
+        graph = row.get("cuda_graph_impl") in ("full_iteration", "local")
+        ranks = ClusterSpec(**sizes, etp=etp, ranks_per_node=1 << 30, cuda_graph=graph)
+        cluster, recipe = place(ranks, profile, None), _of_recipe(told, row, model, ranks)
+    else:
+        cluster = ClusterSpec(**sizes, etp=etp)
     if "memory_gb_s" in told:
         slower = told["memory_gb_s"] / profile.machine.memory_bandwidth_gb_s
         cluster = replace(cluster, power_cap_w=told["power_cap_w"])
         changes = Changes(memory_bandwidth=slower)
+    if row.get("precision") == "fp8":
+        recipe["fp8_recipe"] = "delayed"
+    if row.get("grad_reduce_dtype"):
+        recipe["grad_dtype"] = row["grad_reduce_dtype"]
+    micros = int(job.get("micro_batches") or (gbs // (mbs * cluster.dp) if gbs else 1))
     work = Workload(
-        seq_length=seq, micro_batch_size=mbs, grad_accumulation=micros, overlap_p2p=vpp > 1,
+        seq_length=seq, micro_batch_size=mbs, grad_accumulation=micros,
+        overlap_p2p=cluster.vpp > 1,
         implementation=changed(IMPLEMENTATIONS[told["implementation"]], told.get("keys", ())),
-        **workload,
+        **{**recipe, **told.get("workload", {})},
     )  # fmt: skip
     case = Case(model=model, cluster=cluster, profile=profile, workload=work, changes=changes)
-    plan = megatron(sequence_parallel=told["sp"] == "yes" or (told["sp"] != "no" and tp > 1))
+    sharded = told["sp"] == "yes" or (told["sp"] != "no" and cluster.tp > 1)
+    plan = replace(MEGATRON, sequence_parallel=sharded)
+    if row.get("moe_a2a_overlap") == "yes":  # hides the exchange by a second micro-batch
+        deferred = row["delay_wgrad_compute"] == "yes"
+        plan = replace(plan, strategy=EP_OVERLAP, wgrad="deferred" if deferred else "eager")
     if "plan" in told:  # with the usual methods, as the launcher has them
         overlaps = told.get("tp_comm_overlap", {}).get(row.get("precision"), {})
         plan = unsliced(told["plan"], tuple(overlaps.get(row["model"], ())), True)
@@ -206,19 +215,29 @@ def _run(name: str, told: Mapping[str, Any], row: Line) -> Run:
     return Run(name, label, case, plan, _measured_ms(told, row, case), gib, peer_ms, row)
 
 
-def _of_recipe(recipes: Mapping[str, str], row: Line, layers: int) -> tuple[Line, dict[str, Any]]:
-    """Return a row with its replicas and virtual stages (half, where layers are fewer: NVIDIA
-    leaves some stages empty), and what its recipe sets."""
-    tp, pp, cp = (int(_cell(row, name)) for name in ("tp", "pp", "cp"))
-    vpp = int(row["recipe_vpp"] or 1)
-    vpp = vpp if pp * vpp <= layers else vpp // 2
-    return row | {"dp": str(int(row["gpus"]) // (tp * pp * cp)), "vpp": str(vpp)}, {
-        "data_parallel": "distributed-optimizer" if row["fsdp"] in ("", "0") else "fsdp",
-        "overlap_param_gather": row["overlap_param_gather"] == "yes",
-        "fp8_recipe": recipes[row["precision"]],
-        "fp8_param_gather": row["fp8_param_gather"] == "yes",
-        "pp_layers": spread_layers(layers, pp * vpp) if layers % (pp * vpp) else (),
-    }
+def _of_recipe(
+    told: Mapping[str, Any], row: Line, model: ModelSpec, ranks: ClusterSpec
+) -> dict[str, Any]:
+    """Return what a row's recipe sets; of ``Etttt|(tttt)*14|tmL`` layers are those with ``t``."""
+    stages, layers = ranks.pp * ranks.vpp, model.num_hidden_layers
+    pp_layers = spread_layers(layers, stages) if layers % stages else ()
+    if "|" in (layout := row.get("pipeline_layout", "")):
+        whole = re.sub(r"\(([^)]*)\)\*(\d+)", lambda m: "|".join([m[1]] * int(m[2])), layout)
+        pp_layers = tuple(part.count("t") for part in whole.split("|"))
+    scopes, selective = row.get("cuda_graph_scope", "").rstrip("?").split("+"), {}
+    if row.get("recompute_granularity") == "selective":
+        modules = tuple(filter(None, row["recompute_modules"].split("+")))
+        selective = {"recompute": "selective", "recompute_modules": modules}
+    return {
+        "data_parallel": "distributed-optimizer" if row.get("fsdp", "") in ("", "0") else "fsdp",
+        "overlap_param_gather": row.get("overlap_param_gather", "yes") == "yes",
+        "fp8_recipe": told["recipes"][row["precision"]], "pp_layers": pp_layers,
+        "fp8_param_gather": row.get("fp8_param_gather") == "yes" and row["precision"] != "BF16",
+        "grad_dtype": "bf16" if row.get("grad_reduce_in_fp32") == "no" else "fp32",
+        "moments_dtype": "bf16" if row.get("moments_dtype") == "bf16+bf16" else "fp32",
+        "cuda_graph_scope": tuple(one for one in scopes if one in GRAPH_SCOPES),
+        "moe_dispatcher": _cell(row, "dispatcher") or "alltoall", **selective,
+    }  # fmt: skip
 
 
 def _cell(row: Mapping[str, str], name: str) -> str:
@@ -245,7 +264,7 @@ def _model(told: Mapping[str, Any], row: Line) -> ModelSpec:
     if name in told.get("no_dropout", ()):
         spec = replace(spec, hidden_dropout=0.0, attention_dropout=0.0)
     columns: dict[str, Any] = {
-        field: int(row[column]) for field, column in told.get("columns", {}).items()
+        field: int(row[column] or 0) for field, column in told.get("columns", {}).items()
     }
     return replace(spec, **columns, **told.get("by_model", {}).get(named, {}))
 

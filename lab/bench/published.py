@@ -12,7 +12,7 @@ from domino_tune.base.tables import Table
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.simulate import shortened
 from lab.bench import common
-from lab.bench.common import GPT3_13B, TABLES, Run, megatron, recorded, rows, runs, shown, time_ms
+from lab.bench.common import GPT3_13B, TABLES, Run, recorded, rows, runs, shown, time_ms
 from lab.verdict import Check, at_least, at_most, check_table, equal, reported, verdict
 from simulator.case import Case
 from simulator.implementation import IMPLEMENTATIONS
@@ -188,7 +188,7 @@ def _forward() -> Table:
             model=MODELS["llama3-70b"], cluster=ClusterSpec(tp=int(row["tp"]), cuda_graph=True),
             profile=load_profile("h100-dgx"), workload=work,
         )  # fmt: skip
-        timeline = recorded(case, megatron(sequence_parallel=False))
+        timeline = recorded(case, MEGATRON)
         ops = zip(timeline.ops, timeline.start_ns, strict=True)
         ms = next(start for op, start in ops if op.role.startswith("head.")) * MS_PER_NS
         off = f"{ms / measured_ms - 1:+.1%}"
