@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache
 from operator import itemgetter
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any, Final, NamedTuple
 
 from domino_tune.base.tables import Table
@@ -115,6 +115,11 @@ def half_width(known: Confidence) -> float:
     return (known.high_ns - known.low_ns) / (known.high_ns + known.low_ns)
 
 
+def mean_off(errors: Iterable[float]) -> float:
+    """Return the mean of absolute errors."""
+    return mean(map(abs, errors))
+
+
 def spread(values: Iterable[float], form: str) -> tuple[str, str, str]:
     """Return the least, the median and the most of ``values`` in ``form``."""
     known = sorted(values)
@@ -128,7 +133,7 @@ TABLES: Final[dict[str, dict[str, Any]]] = TOLD["tables"]
 NAMES: Final[dict[str, tuple[str, ...]]] = {
     "tp": ("tensor_model_parallel_size",), "pp": ("pipeline_model_parallel_size",),
     "cp": ("context_parallel_size",), "vpp": ("vp", "num_virtual_stages"),
-    "dp": ("data_parallel_size", "fsdp"), "seq": ("seq_length",),
+    "dp": ("data_parallel_size", "fsdp"), "seq": ("seq_length", "tokens"),
     "mbs": ("micro_batch", "micro_batch_size", "local_batch"),
     "gbs": ("global_batch", "global_batch_size"), "ep": ("expert_model_parallel_size",),
     "etp": ("expert_tensor_parallel_size",), "dispatcher": ("moe_dispatcher",),

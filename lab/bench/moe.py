@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import product
-from statistics import mean
 from typing import Any, Final
 
 from domino_tune.base.tables import Table
@@ -16,7 +15,7 @@ from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.resolve import Chosen, place
 from domino_tune.verbs.verdict import drawn_times_ns, middle_of
 from lab import told as toml
-from lab.bench.common import rows, run_of, runs, shown, time_ms
+from lab.bench.common import mean_off, rows, run_of, runs, shown, time_ms
 from lab.bench.published import Held
 from lab.verdict import Check, at_most, check_table, equal, reported
 from simulator.case import Case
@@ -69,7 +68,7 @@ def _checks(steps: Iterable[Held]) -> Table:
         some = [one for one in counted if (one.run.plan != MEGATRON) == overlaps]
         inside = sum(one.low <= one.ratio <= one.plain for one in some)
         widest = max((one.plain - one.low) / 2 for one in some)
-        off = _mean(one.error for one in some)
+        off = mean_off(one.error for one in some)
         checks += [
             at_most(f"{name}, {len(some)} steps: mean error", 0.12, off),
             equal("  inside their interval", len(some), inside),
@@ -96,8 +95,8 @@ def _deepseek() -> list[Table]:
     first, last = found[0], found[-1]
     measured, ms = ((last[at] - first[at]) / (last[0] - first[0]) for at in (1, 2))
     checks = [
-        at_most("mean error", 0.08, _mean(one[3] for one in found)),
-        at_most("mean error of memory", 0.02, _mean(one[4] for one in found)),
+        at_most("mean error", 0.08, mean_off(one[3] for one in found)),
+        at_most("mean error of memory", 0.02, mean_off(one[4] for one in found)),
         reported("a further micro-batch, ms", f"{ms:.1f} for {measured:.1f}"),
     ]
     return [shown("deepseek", lines), check_table("DeepSeek-V3 on B200s", checks)]
@@ -125,10 +124,6 @@ def _way_ms(case: Case, row: Line, strategy: Any, wgrad: Any, scopes: Sequence[A
     held = ROUTER if "TE graphs moe_router" in row["held_fixed"] else tuple(scopes)
     work = replace(case.workload, cuda_graph_scope=held)
     return time_ms(replace(case, workload=work), replace(MEGATRON, strategy=strategy, wgrad=wgrad))
-
-
-def _mean(errors: Iterable[float]) -> float:
-    return mean(map(abs, errors))
 
 
 # What hides the exchange of experts' tokens: models by profiles by ranks --------------------------

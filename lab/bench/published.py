@@ -9,18 +9,24 @@ from statistics import geometric_mean, mean, median, stdev
 from typing import Final
 
 from domino_tune.base.tables import Table
-from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.simulate import shortened
 from lab.bench import common
-from lab.bench.common import GPT3_13B, TABLES, Run, recorded, rows, runs, shown, time_ms
+from lab.bench.common import (
+    GPT3_13B,
+    TABLES,
+    Run,
+    mean_off,
+    recorded,
+    rows,
+    run_of,
+    runs,
+    shown,
+    time_ms,
+)
 from lab.verdict import Check, at_least, at_most, check_table, equal, reported, verdict
-from simulator.case import Case
-from simulator.implementation import IMPLEMENTATIONS
 from simulator.peak import peak_bytes
 from simulator.plan import MEGATRON
 from simulator.predict import predict
-from simulator.presets import MODELS
-from simulator.specs import ClusterSpec, Workload
 from simulator.units import GIB, MS_PER_NS
 from simulator.unknowns import highest, wider
 from simulator.usable import FRAGMENTS, PREDICTED_SD, SURE, percent
@@ -98,7 +104,7 @@ def _groups(found: Sequence[Held]) -> Table:
         errors, ratios = [one.error for one in some], [one.ratio for one in some]
         ends = zip(*((one.plain, one.high, one.low) for one in some), strict=True)
         lines.append((
-            name, len(some), f"{_mean(errors):.1%}",
+            name, len(some), f"{mean_off(errors):.1%}",
             *(f"{of(errors):+.1%}" for of in (mean, median, min, max)),
             sum(one.low <= one.ratio <= one.plain for one in some),
             sum(one.inside for one in some), sum(one.ratio > one.high for one in some),
@@ -108,9 +114,9 @@ def _groups(found: Sequence[Held]) -> Table:
 
 
 LIMITED: Final[dict[str, tuple[str, Callable[[Sequence[Held]], float]]]] = {
-    "mean": ("mean error", lambda some: _mean(one.error for one in some)),
+    "mean": ("mean error", lambda some: mean_off(one.error for one in some)),
     "worst": ("worst error", lambda some: max(abs(one.error) for one in some)),
-    "memory": ("mean error of memory", lambda some: _mean(one.memory_error for one in some)),
+    "memory": ("mean error of memory", lambda some: mean_off(one.memory_error for one in some)),
 }
 
 
@@ -147,7 +153,7 @@ def _coverage(found: Sequence[Held]) -> Table:
     )
     held = mean(one.inside for one in old)
     checks += [
-        at_most(f"vTrain, {len(pipelines)} runs: mean error", 0.18, _mean(pipelines)),
+        at_most(f"vTrain, {len(pipelines)} runs: mean error", 0.18, mean_off(pipelines)),
         at_least(f"of {len(old)} runs of 2022, in their interval", 0.8, held),
         equal(f"of {len(today)} runs of today, widened", 0, sum(o.high != o.plain for o in today)),
     ]
@@ -167,7 +173,7 @@ def _fp8(found: Sequence[Held]) -> list[Table]:
     widest = max((one.high - one.low) / 2 for one in every)
     checks = [
         at_most("largest difference of a ratio", 0.10, off, unit="", digits=3),
-        at_most("mean error of steps on GB200 and GB300", 0.12, _mean(racks)),
+        at_most("mean error of steps on GB200 and GB300", 0.12, mean_off(racks)),
         equal("steps inside their interval", len(every), sum(one.inside for one in every)),
         at_most("largest half-width of an interval", HALF_WIDTH["quantized"], widest),
     ]
@@ -178,21 +184,13 @@ def _fp8(found: Sequence[Held]) -> list[Table]:
 def _forward() -> Table:
     """Return forwards of Llama 70B on eight H100s by vLLM, whose Python nobody timed: no hosts."""
     lines = []
-    for row in rows("tokenweave_forward_tp8.csv"):
-        tokens, measured_ms = int(row["tokens"]), float(row["baseline_ms"])
-        how = replace(IMPLEMENTATIONS["megatron-te"], zero_grads=False)
-        work = Workload(
-            seq_length=tokens, micro_batch_size=1, tp_collectives="multimem", implementation=how
-        )
-        case = Case(
-            model=MODELS["llama3-70b"], cluster=ClusterSpec(tp=int(row["tp"]), cuda_graph=True),
-            profile=load_profile("h100-dgx"), workload=work,
-        )  # fmt: skip
-        timeline = recorded(case, MEGATRON)
+    for run in runs("tokenweave"):
+        case = replace(run.case, cluster=replace(run.case.cluster, cuda_graph=True))
+        timeline = recorded(case, run.plan)
         ops = zip(timeline.ops, timeline.start_ns, strict=True)
         ms = next(start for op, start in ops if op.role.startswith("head.")) * MS_PER_NS
-        off = f"{ms / measured_ms - 1:+.1%}"
-        lines.append((f"{tokens:,}", f"{measured_ms:,.1f}", f"{ms:,.1f}", off))
+        tokens, off = f"{int(run.label):,}", f"{run.error(ms):+.1%}"
+        lines.append((tokens, f"{run.measured_ms:,.1f}", f"{ms:,.1f}", off))
     return shown("forward", lines)
 
 
@@ -209,10 +207,6 @@ def _domino() -> Table:
     return shown("shares", lines)
 
 
-def _mean(errors: Iterable[float]) -> float:
-    return mean(map(abs, errors))
-
-
 def _by_group(found: Iterable[Held]) -> dict[str, list[Held]]:
     groups: dict[str, list[Held]] = {}
     for one in found:
@@ -224,7 +218,6 @@ def _by_group(found: Iterable[Held]) -> dict[str, list[Held]]:
 
 STATED: Final = {"megatron": "megatron-te", "torch": "torch"}
 """Family of jobs in the table of reserved memory -> an implementation of that family."""
-FLAKY: Final = ("llama3-70b", ClusterSpec(tp=4, pp=4, vpp=5, dp=2))
 
 
 def memory() -> list[Table]:
@@ -266,23 +259,14 @@ def _checks(ran: Sequence[Run]) -> Table:
     what = f"log(published / predicted peak), {len(off)} layouts: root mean square"
     near = abs(spread - PREDICTED_SD) < 0.001
     least = min(run.case.memory.chance(peak) for run, peak in peaks)
-    flaky = next(one for one in reserved if one["when"] == "fails")
-    said = _recipe().memory.chance(round(float(flaky["allocated_gib"]) * GIB))
+    flaky = next(run_of("flaky", one) for one in reserved if one["when"] == "fails")
+    said = flaky.case.memory.chance(round(float(flaky.row["allocated_gib"]) * GIB))
     checks += [
         Check(what, f"{PREDICTED_SD:.4f}", f"{spread:.4f}", near),
         at_least("runs that ran: least chance to fit", SURE, least),
         reported("a recipe that runs in 40 to 70 % of tries", percent(said)),
     ]
     return shown("chances", checks)
-
-
-def _recipe() -> Case:
-    work = Workload(
-        seq_length=4096, micro_batch_size=1, grad_accumulation=16,
-        implementation=IMPLEMENTATIONS["megatron-te"],
-    )  # fmt: skip
-    model, cluster = MODELS[FLAKY[0]], FLAKY[1]
-    return Case(model=model, cluster=cluster, profile=load_profile("h100-dgx"), workload=work)
 
 
 def _torchtitan() -> Table:
