@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from domino_tune.base.tables import Table, print_line, print_table
 from lab.load import visits
@@ -80,11 +80,13 @@ async def beside_tunes(visitor: Visitor, service: Service, duration: Duration) -
         body = visits.tune(seed, visits.ENDLESS_TRIALS)
         jobs.append(await visits.start(visitor, "tune", body, seed, time.monotonic()))
 
-    async def looked() -> list[dict[str, object]]:
+    async def looked() -> list[dict[str, Any]]:
         return [await visits.look(visitor, "tune", job) for job in jobs if job]
 
     end = time.monotonic() + 60.0
-    while time.monotonic() < end and not any(map(visits.is_under_way, await looked())):
+    while time.monotonic() < end and not any(
+        job.get("state") == "running" and job["progress"]["done"] for job in await looked()
+    ):
         await asyncio.sleep(0.2)
     await asked_health(partial(visits.healthz, visitor), seconds=duration.each_s)
     states = Counter(one["state"] for one in await looked())
@@ -196,8 +198,10 @@ def run(name: str, folder: Path, duration: Duration, *options: str) -> Table:
             return await load.drive(visitor, service, duration), visitor.errors()
 
     busy = f"Before it the machine's load was {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores."
-    with Service.start(folder, *load.options, *options) as service:
+    service = Service(folder, *load.options, *options)
+    try:
         checks, errors = asyncio.run(drive(service))
+    finally:
         stopped_s = time.monotonic()
         code = service.stop()
     checks += [

@@ -13,11 +13,11 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
 import httpx
 import psutil
@@ -56,7 +56,7 @@ class Answer(NamedTuple):
 
     @property
     def is_error(self) -> bool:
-        """Return whether it failed. All requests of a load are valid, so a 4xx is an error too."""
+        """Whether it failed. All requests of a load are valid, so a 4xx is an error too."""
         return not 200 <= self.status < 400
 
 
@@ -131,16 +131,12 @@ def tune(seed: int, trials: int) -> dict[str, Any]:
 
 def getting(kind: str, *paths: str) -> Visit:
     """Return what requests one of ``paths``, in turn."""
-    return lambda visitor, number, due_s: visitor.ask(
-        kind, "GET", paths[number % len(paths)], due_s=due_s
-    )
+    return lambda visitor, n, due_s: visitor.ask(kind, "GET", paths[n % len(paths)], due_s=due_s)
 
 
 def posting(kind: str, path: str, body: Callable[[int], Any]) -> Visit:
     """Return what sends the body of each number."""
-    return lambda visitor, number, due_s: visitor.ask(
-        kind, "POST", path, json=body(number), due_s=due_s
-    )
+    return lambda visitor, n, due_s: visitor.ask(kind, "POST", path, json=body(n), due_s=due_s)
 
 
 async def tuned(visitor: Visitor, number: int, due_s: float) -> None:
@@ -168,9 +164,9 @@ async def sweep(visitor: Visitor, number: int, due_s: float) -> None:
 async def profile(visitor: Visitor, number: int, due_s: float) -> None:
     """Read a bundled profile and upload a copy of it under another name."""
     await visitor.ask("profile", "GET", f"/v1/profiles/{BUNDLED}", due_s=due_s)
-    name = f"copy-{number % 3}"
-    body = dump_profile(replace(load_profile(BUNDLED), name=name))
-    await visitor.ask("profile", "PUT", f"/v1/profiles/{name}", content=body, headers=JSON)
+    copy = replace(load_profile(BUNDLED), name=f"copy-{number % 3}")
+    how: dict[str, Any] = {"content": dump_profile(copy), "headers": JSON}
+    await visitor.ask("profile", "PUT", f"/v1/profiles/{copy.name}", **how)
 
 
 async def start(visitor: Visitor, kind: str, body: Any, number: int, due_s: float) -> str:
@@ -183,13 +179,7 @@ async def start(visitor: Visitor, kind: str, body: Any, number: int, due_s: floa
 async def look(visitor: Visitor, kind: str, job: str) -> dict[str, Any]:
     """Request a job and return it; an empty one where there is no answer."""
     answer = await visitor.ask(f"{kind}'s progress", "GET", f"/v1/jobs/{job}")
-    found: dict[str, Any] = {} if answer.is_error else json.loads(answer.body)
-    return found
-
-
-def is_under_way(job: Mapping[str, Any]) -> bool:
-    """Return whether a job has made progress."""
-    return job.get("state") == "running" and bool(job["progress"]["done"])
+    return {} if answer.is_error else dict(json.loads(answer.body))
 
 
 async def done(visitor: Visitor, kind: str, body: Any, number: int, due_s: float) -> str:
@@ -224,68 +214,48 @@ MIXED: Final[tuple[tuple[Visit, float], ...]] = (
 # The service --------------------------------------------------------------------------------------
 
 START_S: Final = 900.0  # Limit that only guards against hanging: loaded machines take long
-STOP_S: Final = 20.0
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
-SAID: Final = re.compile(r"domino_tune serves (http://\S+) until Ctrl-C")
 
 
-@dataclass(kw_only=True)
 class Service:
     """A server process, its URL, and the file of its output."""
 
-    process: subprocess.Popen[bytes]
-    url: str
-    log: Path
-
-    @classmethod
-    def start(cls, folder: Path, *options: str) -> Service:
+    def __init__(self, folder: Path, *options: str) -> None:
         """Start `serve` with ``options`` on a port that it finds, data and log in ``folder``, and
         wait until it is ready. Raise RunError with its output if it never is."""
-        log = folder / f"serve-{len(list(folder.glob('serve-*.log')))}.log"
+        self.log = folder / f"serve-{len(list(folder.glob('serve-*.log')))}.log"
         path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
-        with log.open("wb") as output:
-            process = subprocess.Popen(
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
                 [sys.executable, "-m", "domino_tune", "serve", "--port", "0", *options],
                 env={**os.environ, "DOMINO_TUNE_HOME": str(folder), "PYTHONPATH": path},
                 cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                 start_new_session=True,
             )  # fmt: skip
-        service = cls(process=process, url="", log=log)
         try:
-            service.wait_ready()
+            self.url = self._ready()
         except BaseException:
-            service.kill()
+            self.kill()
             raise
-        return service
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
-
-    def wait_ready(self) -> None:
-        """Wait until it says where it is, and /readyz returns 200. Raise RunError as `start`."""
-        end = time.monotonic() + START_S
+    def _ready(self) -> str:
+        """Return where it is, as it says, once /readyz returns 200."""
+        end, said = time.monotonic() + START_S, ""
         while time.monotonic() < end and self.process.poll() is None:
-            if found := SAID.search(self.printed()):
-                self.url = found[1]
-            with suppress(httpx.TransportError, httpx.UnsupportedProtocol):
-                if httpx.get(f"{self.url}/readyz", timeout=5.0).status_code == 200:
-                    return
+            said = self.log.read_text(encoding="utf-8", errors="replace")
+            found = re.search(r"domino_tune serves (http://\S+) until Ctrl-C", said)
+            with suppress(httpx.TransportError):
+                if found and httpx.get(f"{found[1]}/readyz", timeout=5.0).status_code == 200:
+                    return found[1]
             time.sleep(0.1)
-        raise RunError(f"serve is not ready; it printed: {self.printed()[-2000:] or 'nothing'}")
-
-    def printed(self) -> str:
-        """Return what the server has written to stdout and stderr."""
-        return self.log.read_text(encoding="utf-8", errors="replace")
+        raise RunError(f"serve is not ready; it printed: {said[-2000:] or 'nothing'}")
 
     def stop(self) -> int:
         """Send SIGTERM and return the exit code. After 20 s, kill it and its workers."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(STOP_S)
+                self.process.wait(20.0)
             except subprocess.TimeoutExpired:
                 self.kill()
         return self.process.returncode
