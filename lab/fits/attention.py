@@ -23,7 +23,6 @@ _START: Final = (14.0, 0.56, 630.0, 3000.0, 1.2)
 """Fixed µs, ns a row, TFLOP/s, TFLOP/s of a tile, blend."""
 _BOUNDS: Final[Bounds] = ((0.0, 0.0, 1.0, 1.0, 1.0), (1e3, 1e3, 1e4, 1e5, 20.0))
 _LINEAR_ABOVE: Final = 0.05
-_FOLDS: Final = 5
 SMALL: Final = 64  # Elements of the smaller heads that models have
 LATENT: Final = (192, 128)  # Elements of a key and of a value of DeepSeek's latent attention
 LATENT_BACKWARD_ERROR: Final = 0.2
@@ -57,7 +56,7 @@ def fit_forward(forward: Rows, *, sm_count: int, withheld_by: Key = SEQ) -> Atte
         law = _law(others, forward, sm_count)
         return [abs(sum(law.shares_us(r.signature)) / r.median_us - 1) for r in mine]
 
-    error = float(np.mean(common.withheld(forward, withheld_by, off, _FOLDS)))
+    error = float(np.mean(common.withheld(forward, withheld_by, off, 5)))
     return replace(_law(forward, forward, sm_count), error=rounded(error, 2))
 
 

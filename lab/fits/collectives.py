@@ -26,9 +26,7 @@ from simulator.lookup.expected import COLLECTIVE_RELATED
 from simulator.ops import CollectiveKind
 from simulator.profile import CollectiveSection
 
-MAX_KNOTS: Final = 4
 _LEAST_GAP: Final = 4  # least ratio of neighbouring knots, so that every segment has points
-_POINTS_A_PARAMETER: Final = 1.5
 _TRIED: Final = 30
 CTAS: Final = (2, 4, 8, 16, 32)  # Of figure_7.csv's multimem all-reduces
 BEST: Final[tuple[tuple[CollectiveKind, str], ...]] = (
@@ -121,7 +119,7 @@ def _in_sample(sizes: Floats, times: Floats, knots: Sequence[float]) -> float:
 def _best_knots(sizes: Floats, times: Floats) -> tuple[float, ...]:
     """Return knots at powers of two inside the range, as many as reduce leave-one-out error."""
     inside = [2.0**power for power in range(-20, 20) if sizes[1] <= 2.0**power <= sizes[-2]]
-    most = min(MAX_KNOTS, int(len(sizes) / _POINTS_A_PARAMETER) - 2)
+    most = min(4, int(len(sizes) / 1.5) - 2)
     candidates: list[tuple[float, ...]] = [()]
     for knot_count in range(1, most + 1):
         spaced = [
@@ -178,7 +176,6 @@ OPS: Final[dict[str, CollectiveKind]] = {
 EXCHANGE_US: Final = (8, 12.0)
 """Ranks, and what a small all-to-all takes there with NCCL 2.29.2. The rack's rows are of a version
 that took 66 us."""
-EXCHANGE_ERROR: Final = 0.2
 
 
 def blackwell_collectives(gpu: Gpu, sources: Sources) -> Iterator[CollectiveFit]:
@@ -207,7 +204,7 @@ def _exchange(fit: CollectiveFit) -> CollectiveFit:
     latency_us *= math.log2(fit.per_node) / math.log2(ranks)
     most_us = fit.latency_us + fit.transfer_us(fit.max_bytes)
     return replace(
-        fit, latency_us=rounded(latency_us), knots_bytes=(), kind="assumed", error=EXCHANGE_ERROR,
+        fit, latency_us=rounded(latency_us), knots_bytes=(), kind="assumed", error=0.2,
         us_per_mib=(rounded(most_us * MIB / fit.max_bytes),),
     )  # fmt: skip
 

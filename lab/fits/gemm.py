@@ -32,14 +32,10 @@ Bound = tuple[float, float, float]  # Start, least and most
 Started = tuple[Floats, Floats, Floats]
 
 MIN_ROWS: Final = 200
-_SAMPLED_ROWS: Final = 6000
-_LOOKED_UP_ROWS: Final = 20_000
 _DIGITS: Final = 6
 _STARTS: Final = 8
 _JITTER: Final = 0.4
-_TRIED_ROWS: Final = 1500
 _TRIED: Final = (15, 1e-3)
-_REFINED: Final = (60, 1e-5)
 # Probability of drawing a row outside the training shapes, relative to one inside.
 _OTHER_WEIGHT: Final = 0.3
 # Larger residuals count linearly: published rows differ from run to run.
@@ -156,7 +152,7 @@ def leave_out_error(rows: Rows, *, fit: GemmFit, sm_count: int) -> float:
     """Return a dense table's interpolation error on (n, k) pairs withheld in ten folds, around the
     law of ``fit``, of about 20,000 rows at most."""
     table, trend = _table(rows, 2), make_law(fit.law, fit.params, sm_count)
-    stride = max(1, -(-len(table) // _LOOKED_UP_ROWS))
+    stride = max(1, -(-len(table) // 20_000))
     errors: list[float] = []
     for out in _folds(table, 10):
         m, n, k, us = table[~out].T
@@ -170,13 +166,13 @@ def _fit(table: Floats, sm_count: int) -> TiledLaw:
     start, low, high = _start(table, sm_count)
     tiles = np.arange(len(start)) >= len(_SCALARS)
     jitter = np.random.default_rng(0).normal(0.0, _JITTER, (_STARTS, len(start))) * tiles
-    few, many = _sample(table, _TRIED_ROWS), _sample(table, _SAMPLED_ROWS)
+    few, many = _sample(table, 1500), _sample(table, 6000)
     tries = [
         _descend(few, sm_count, np.clip(start + shift, low, high), (low, high), _TRIED)
         for shift in jitter
     ]
     best = min(tries, key=lambda attempt: attempt[0])
-    return law_of(_descend(many, sm_count, best[1], (low, high), _REFINED)[1], sm_count)
+    return law_of(_descend(many, sm_count, best[1], (low, high), (60, 1e-5))[1], sm_count)
 
 
 def _descend(

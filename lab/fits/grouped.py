@@ -36,7 +36,6 @@ COLUMNS: Final = {"bf16": "bf16", "fp8_block": "fp8_block", "fp8_tensor": "fp8",
 OWN: Final = ("b200", "h100", "h200")  # GPUs that have rows of a trainer's calls
 LEAST_ROWS: Final = 16
 MOST_EP: Final = 8  # Beyond, most of a layer's time is of tokens that the rank does not compute
-MOST_TP: Final = 2
 SLOWER: Final = 1.03
 """A layer that takes more times as long as one with more to do has a kernel that was not searched
 well."""
@@ -46,7 +45,6 @@ UNGATED: Final = ("nemotron", 22)  # Models, and the top-k, whose experts have o
 FOLDS: Final = 5
 _STARTS: Final = 3
 _JITTER: Final = 0.2
-_FIXED_US: Final = 30.0
 _EFFORT: Final = (15, 60, 20)
 """Steps from each start, of the best one's fit, and of those with models withheld from there."""
 _LINEAR_ABOVE: Final = 0.03
@@ -106,7 +104,7 @@ def layers(gpu: str, dtype: str, sources: Sources) -> list[Layer]:
             every.setdefault((row.hidden, row.inter, row.topk, row.experts), []).append(made)
     return [
         one for alike in every.values() for one in alike
-        if one.rows >= LEAST_ROWS and one.ep <= MOST_EP and one.tp <= MOST_TP
+        if one.rows >= LEAST_ROWS and one.ep <= MOST_EP and one.tp <= 2
         and one.us <= SLOWER * min(
             x.us for x in alike if x.ep <= one.ep and x.tp <= one.tp and x.tokens >= one.tokens
         )
@@ -143,7 +141,7 @@ class _Arrays:
 def served(found: Sequence[Layer], dtype: str, sm_count: int) -> Served:
     """Return the law of the layers."""
     start, *ends = starts(MATH_BYTES[dtype], sm_count, _MORE)
-    start[0] = math.log(_FIXED_US)
+    start[0] = math.log(30.0)
     whole = _Arrays(found, dtype, sm_count)
 
     def fit(known: _Arrays, begin: Floats, steps: int) -> Floats:

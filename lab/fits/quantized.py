@@ -48,7 +48,6 @@ MOVED: Final = {"nvfp4": (2 + 0.5 + 1 / 16) / CAST_BYTES}
 """Math -> bytes of its cast over those of the one that was timed, where they differ."""
 SEARCHED: Final = frozenset({"nvfp4"})
 """Maths whose kernels the servers chose by short trials, which now and then take a slow one."""
-MXFP8_ERROR: Final = 0.1
 LEAST_US: Final = 1.0  # A difference below this is of two timings that do not belong together
 RECIPES: Final = {"fp8_tensor": "tensorwise", "fp8_block": "blockwise"}
 """Math -> its recipe in our records."""
@@ -96,7 +95,7 @@ def with_quantized(profile: Profile, sources: Sources) -> Profile:
     found = [_with_curves(gpu, sources, machine.sm_count, casts, *way) for way in ways.items()]
     if machine.fp8_any_layout:
         tensor = next(fit for fit in found if fit.dtype == "fp8_tensor")
-        error = max(MXFP8_ERROR, tensor.error)
+        error = max(0.1, tensor.error)
         found.append(replace(tensor, dtype="mxfp8", kind="assumed", error=error))
     else:
         rows = sources.ours("fp8", profile.name)

@@ -29,7 +29,6 @@ NODES_TABLES: Final = tuple(
     f"nccl-tests/nccltests309_{name}_default.csv" for name in ("A_2n16", "B_4n32", "C_8n64")
 )
 A100_SMS: Final = 108
-LARGEST_BYTES: Final = 4 << 30
 SMALL_BYTES: Final = 64 << 10  # up to this size NCCL uses few CTAs, whatever the limit
 
 Kind = TypeVar("Kind")
@@ -92,7 +91,7 @@ def _rows_by_ctas(tables: Path, measured: Path) -> list[CollectiveRow]:
 def _nodes_rows(tables: Path) -> list[CollectiveRow]:
     """Return rows of 2, 4 and 8 nodes; small sizes on 8 nodes are extrapolated from 2 and 4."""
     every = (nccl_table((tables / name).read_bytes()).rows for name in NODES_TABLES)
-    two, four, eight = ([r for r in rows if 512 <= r.bytes <= LARGEST_BYTES] for rows in every)
+    two, four, eight = ([r for r in rows if 512 <= r.bytes <= 4 << 30] for rows in every)
     on_two = {row.bytes: row.median_us for row in two}
     extrapolated = [
         replace(row, nodes=8, median_us=2 * row.median_us - on_two[row.bytes])

@@ -33,7 +33,6 @@ from lab.gpu.sustained import clock_cases, sustained_cases
 KEPT: Final = Path(__file__).resolve().parents[2] / "measurements"
 PROFILES: Final = {"H100": "h100-dgx", "H200": "h200-sxm", "B200": "b200-sxm", "A100": "a100-sxm"}
 """What NVML calls a GPU -> the profile, and the folder in measurements/, of its records."""
-LEAST_MINUTES: Final = 0.3
 GRACE_S: Final = 30.0
 
 
@@ -80,7 +79,7 @@ def run_all(names: Sequence[str], minutes: float, out: Path, profile: str) -> li
     stop_at, broken = time.monotonic() + 60 * minutes, []
     for name in names:
         left = (stop_at - time.monotonic()) / 60
-        if left < LEAST_MINUTES:
+        if left < 0.3:
             print(f"{name}: no time is left for it", flush=True)
             continue
         share = min(left, STAGES[name].minutes)

@@ -33,7 +33,6 @@ from lab.gpu.cases import SHAPES
 from lab.gpu.stage import GpuCase, Row, Stage
 from lab.gpu.timing import Arena, Traffic
 
-MARGINS: Final = (0, 8, 16, 32)
 EXPERTS: Final = 8
 REPEATS: Final = 5
 
@@ -41,7 +40,7 @@ REPEATS: Final = 5
 def admission_cases(stage: Stage) -> Iterator[GpuCase]:
     """Yield a case per GEMM, kind and margin, those without a margin first."""
     gate = cache(Gate)  # made on the GPU, with the first case
-    for margin, kind, shape in product(MARGINS, MAKERS, SHAPES["admission"]):
+    for margin, kind, shape in product((0, 8, 16, 32), MAKERS, SHAPES["admission"]):
         if kind == "spared" or not margin:
             name = f"{kind}/{'x'.join(map(str, shape))}/spares {margin}"
             yield GpuCase(name, 2.0, partial(_admitted, gate, kind, shape, margin))

@@ -26,7 +26,6 @@ from domino_tune.base.errors import RunError
 from domino_tune.store.profiles import dump_profile, load_profile
 
 NO_ANSWER: Final = 0  # The status of an answer where the connection failed
-TIMEOUT_S: Final = 60.0
 POLL_S: Final = 0.5
 JOB_TIMEOUT_S: Final = 900.0
 """Limit that only guards against hanging: jobs yield the cores to all other work on the machine."""
@@ -71,7 +70,7 @@ class Visitor:
     def of(cls, url: str) -> Visitor:
         """Return a visitor of the service at ``url``. The caller closes its client."""
         limits = httpx.Limits(max_connections=64, max_keepalive_connections=64)
-        return cls(client=httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits))
+        return cls(client=httpx.AsyncClient(base_url=url, timeout=60.0, limits=limits))
 
     async def ask(
         self, kind: str, method: str, path: str, *, due_s: float | None = None, **options: Any

@@ -27,8 +27,6 @@ from lab.mutants.trees import Fate, Tree
 from lab.verdict import at_least, at_most, check_table, markdown_section, missed, table
 
 REPOSITORY: Final = Path(__file__).resolve().parent.parent.parent
-LEAST_NOTICED: Final = 0.85
-MOST_EQUIVALENT: Final = 0.05
 FATES: Final[tuple[Fate, ...]] = ("noticed", "survived", "unjudged", "equivalent")
 
 
@@ -149,8 +147,8 @@ def judged(outcomes: Sequence[Outcome], seed: int, broken: Sequence[str]) -> tup
     """Return the counts beside their limits, and whether all limits are met."""
     fates, total = Counter(outcome.fate for outcome in outcomes), len(outcomes)
     checks = [
-        at_least("noticed", LEAST_NOTICED, fates["noticed"] / total),
-        at_most("equivalent", MOST_EQUIVALENT, fates["equivalent"] / total, digits=0),
+        at_least("noticed", 0.85, fates["noticed"] / total),
+        at_most("equivalent", 0.05, fates["equivalent"] / total, digits=0),
         at_most("tests that fail without any fault", 0, len(broken), unit="tests", digits=0),
     ]
     notes = (f"{test} fails without any fault" for test in broken)

@@ -24,7 +24,6 @@ EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
 }
 """The reason, by file, line without the fault and line with it."""
 CODE: Final = ("api", "domino_tune", "lab", "profiles", "simulator", "tests")
-TESTS_STEP: Final = 1
 CONFTEST_STEP: Final = 10
 """A conftest.py may serve each test of its folder; a test that imports for itself is nearer."""
 PRODUCT_STEP: Final = 100
@@ -102,7 +101,7 @@ def importers(root: Path) -> Importers:
     }
     found: Importers = defaultdict(list)
     for path in places.values():
-        step = TESTS_STEP if path.startswith("tests/") else PRODUCT_STEP
+        step = 1 if path.startswith("tests/") else PRODUCT_STEP
         for module in _named(ast.parse((root / path).read_text("utf-8"))):
             if module in places:
                 found[places[module]].append((path, step))
