@@ -18,15 +18,13 @@ from typing import Final, NamedTuple
 
 import torch
 
-from lab.gpu.admission import admission_cases, contention_cases
+from lab.gpu.admission import admission_cases, contention_cases, queue_cases
 from lab.gpu.cuda_tests import test_cases
 from lab.gpu.fp8 import attention_cases, fp8_cases
-from lab.gpu.gaps import gap_cases
+from lab.gpu.gaps import gap_cases, rehearsal_cases
 from lab.gpu.grouped import grouped_cases
 from lab.gpu.ops import op_cases, training_cases
 from lab.gpu.proof import proof_cases
-from lab.gpu.queues import queue_cases
-from lab.gpu.rehearsal import rehearsal_cases
 from lab.gpu.stage import GpuCase, Stage, smi
 from lab.gpu.sustained import clock_cases, sustained_cases
 

@@ -21,8 +21,7 @@ from queue import SimpleQueue
 from typing import Final, NamedTuple
 
 from domino_tune.base.tables import Table, print_line, print_table
-from lab.mutants.areas import AREAS, EQUIVALENT, MUTATED, area_of, sources
-from lab.mutants.faults import Fault, sample
+from lab.mutants.faults import AREAS, EQUIVALENT, MUTATED, Fault, area_of, sample, sources
 from lab.mutants.trees import Fate, Tree
 from lab.verdict import at_least, at_most, check_table, markdown_section, missed, table
 

@@ -17,8 +17,7 @@ from typing import Final, Literal, NamedTuple
 
 import psutil
 
-from lab.mutants.areas import ALL_CASES, area_of, ordered_tests
-from lab.mutants.faults import Fault
+from lab.mutants.faults import ALL_CASES, Fault, area_of, ordered_tests
 
 NOT_COPIED: Final = shutil.ignore_patterns(".*", "out", "__pycache__", "*.egg-info")
 STUCK_CPU_S: Final = 60

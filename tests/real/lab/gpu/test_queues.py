@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from domino_tune.base.errors import RunError
-from lab.gpu.queues import BEHIND, CELLS, Sizes, _in_a_process, overlapped, queue_cases
+from lab.gpu.admission import BEHIND, LAUNCHES, Sizes, _in_a_process, overlapped, queue_cases
 from lab.gpu.stage import Stage
 
 TINY = Sizes(tokens=16, out=16, wide=16, device="cpu")
@@ -32,7 +32,7 @@ def test_a_process_that_fails_is_told() -> None:
 
 
 def test_names_of_cells_are_distinct() -> None:
-    assert len({cell.name for cell in CELLS}) == len(CELLS)
+    assert len({cell.name for cell in LAUNCHES}) == len(LAUNCHES)
 
 
 def test_the_share_that_overlaps() -> None:
