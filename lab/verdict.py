@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from domino_tune.base.tables import Table
 
@@ -63,6 +63,18 @@ def check_table(title: str, checks: Iterable[Check], *notes: str) -> Table:
     """Return the checks as a table, one row each."""
     rows = ((*check[:3], verdict(check.ok)) for check in checks)
     return table(title, "what|>target|>measured|verdict", rows, *notes)
+
+
+def shown(forms: Mapping[str, Any], name: str, rows: Iterable[Any], **facts: object) -> Table:
+    """Return checks, or rows, as the table of this name in ``forms``: title, columns (none:
+    checks) and notes, with ``facts`` in them, and perhaps ``cells``, the form of what is in a
+    row."""
+    told = {"columns": "", "cells": "", "notes": (), **forms[name]}
+    if told["cells"]:
+        rows = [told["cells"].format(*row).split("|") for row in rows]
+    texts = (told["title"], told["columns"], *told["notes"])
+    title, columns, *notes = (text.format(**facts) for text in texts)
+    return table(title, columns, rows, *notes) if columns else check_table(title, rows, *notes)
 
 
 def missed(checks: Sequence[Check]) -> bool:

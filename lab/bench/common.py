@@ -7,21 +7,21 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from operator import itemgetter
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, Final, NamedTuple
 
-from domino_tune.base.tables import Table
 from domino_tune.measure.importers import read_table
 from domino_tune.measure.importers.imported import Imported
 from domino_tune.measure.importers.tables import Line, records
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.resolve import place, unsliced
 from lab import told as toml
+from lab import verdict
 from lab.fits.common import Sources
-from lab.verdict import SkippedError, check_table, table
+from lab.verdict import SkippedError
 from simulator.case import Case
 from simulator.confidence import Confidence, confidence_of
 from simulator.cost import Changes
@@ -39,7 +39,7 @@ from simulator.units import MS_PER_NS
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 SOURCES: Final = Sources(REPOSITORY / "data", REPOSITORY / "measurements")
-SHOWN: Final[dict[str, Any]] = toml(str(Path(__file__).with_name("tables.toml")))
+shown: Final = partial(verdict.shown, toml(str(Path(__file__).with_name("tables.toml"))))
 GPT3_13B: Final = replace(
     MODELS["gpt3-13b"], num_attention_heads=64, num_key_value_heads=64, head_dim=80
 )
@@ -98,16 +98,6 @@ def interval(case: Case, plan: SlicePlan) -> Confidence:
     found = played(case, plan)
     timeline = record(found.plays, found.cost)
     return confidence_of(timeline, found.cost, unsure_clocks(case, found))
-
-
-def shown(name: str, rows: Iterable[Any], **facts: object) -> Table:
-    """Return rows, or checks, as the table of this name in tables.toml, with ``facts`` in it."""
-    told = SHOWN[name]
-    title, columns, *notes = (
-        one.format(**facts)
-        for one in (told["title"], told.get("columns", ""), *told.get("notes", ()))
-    )
-    return table(title, columns, rows, *notes) if columns else check_table(title, rows, *notes)
 
 
 def half_width(known: Confidence) -> float:

@@ -62,6 +62,8 @@ class Held:
         return cls(run, ms, found.low_ns / middle_ns, high, highest(1.0, high, more))
 
     error = property(lambda self: self.run.error(self.ms))
+    low_ms = property(lambda self: self.low * self.ms)
+    high_ms = property(lambda self: self.high * self.ms)
     ratio = property(lambda self: self.run.measured_ms / self.ms)
     inside = property(lambda self: self.low <= self.ratio <= self.high)
     memory_error = property(lambda self: _peak_gib(self.run) / self.run.gib - 1)
@@ -89,13 +91,9 @@ def published() -> list[Table]:
 
 
 def _each(found: Sequence[Held]) -> Table:
-    return shown("published", [
-        (
-            one.group, one.run.label, f"{one.run.measured_ms:,.1f}", f"{one.ms:,.1f}",
-            f"{one.error:+.1%}", f"{one.ms * one.low:,.0f}–{one.ms * one.high:,.0f}",
-            f"{one.run.error(one.run.peer_ms):+.1%}" if one.run.peer_ms else "",
-        ) for one in found
-    ])  # fmt: skip
+    peers = ((one.run.error(ms) if (ms := one.run.peer_ms) else None) for one in found)
+    told = ("" if error is None else f"{error:+.1%}" for error in peers)
+    return shown("published", zip(found, told, strict=True))
 
 
 def _groups(found: Sequence[Held]) -> Table:

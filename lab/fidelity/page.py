@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Final
+from typing import Any, Final
 
 from domino_tune.base.tables import Table
+from lab import told
 from lab.fidelity.scores import ALWAYS_TWO, MIN_SPREAD, TUNED, Setting, score
-from lab.verdict import Check, at_least, at_most, check_table, markdown_section, reported, table
+from lab.verdict import Check, at_least, at_most, check_table, markdown_section, reported, shown
 
-ERROR: Final = 0.03
+FORMS: Final[dict[str, Any]] = told(__file__)
 LEAN: Final = 0.015
 INTERVAL: Final = 0.80  # Part of the draws that the verdict's interval holds
 OFF: Final = 0.08
-HIDDEN: Final = 0.80
 NO_SETTING: Final = "no such setting"
 
 
@@ -27,19 +27,16 @@ def checks(settings: Sequence[Setting]) -> list[Check]:
     total = score(settings)
     lean = statistics.fmean(cell.error for setting in settings for cell in setting.cells)
     at_speed = [setting for setting in settings if setting.link == "1gbit"]
+    hidden = "communication hidden by the tuned plan"
     return [
         reported("cells (plans of a model on a link)", str(total.cells)),
         reported("noise floor: the same plan in two launches", f"{total.noise:.2%}"),
-        at_most("iteration time, mean absolute error", ERROR, total.error),
+        at_most("iteration time, mean absolute error", 0.03, total.error),
         Check("the same with its sign", f"within ±{LEAN:.1%}", f"{lean:+.2%}", abs(lean) <= LEAN),
         reported("the same at the machine's speed while plans ran", f"{total.steady_error:.2%}"),
         reported("the same on one rank with emulated collectives", f"{total.emulated_error:.2%}"),
         *worst_errors(total), *choice_checks(total, 0.02), *_coverage(settings),
-        *(
-            at_least(f"communication hidden by the tuned plan, {one.name}", HIDDEN,
-                     one.cell(TUNED).hidden)
-            for one in at_speed
-        ),
+        *(at_least(f"{hidden}, {one.name}", 0.80, one.cell(TUNED).hidden) for one in at_speed),
     ]  # fmt: skip
 
 
@@ -91,44 +88,14 @@ def tables(settings: Sequence[Setting], title: str) -> list[Table]:
 
 def detail(settings: Sequence[Setting]) -> list[Table]:
     """Return the tables of settings, of cells and of drawn speed-ups."""
-    return [_settings(settings), _cells(settings), *_speedups(settings)]
-
-
-def _settings(settings: Sequence[Setting]) -> Table:
-    rows = [
-        (
-            s.model, s.link, f"{s.profile_s:.0f}", f"{s.speed:.2f}", f"{s.spread:.1%}",
-            f"{s.regret(TUNED):.1%}", f"{s.regret(ALWAYS_TWO):.1%}", f"{s.random_regret:.1%}",
-            f"{s.pair_noise:.1%}", s.profile_id.removeprefix("sha256:")[:12],
-        ) for s in settings
-    ]  # fmt: skip
-    columns = "model|link|>profile s|>speed|>spread|>regret tune|>regret two|>regret random"
-    return table("Settings", f"{columns}|>pair noise|profile", rows)
-
-
-def _cells(settings: Sequence[Setting]) -> Table:
-    rows = [
-        (
-            s.model, s.link, c.plan, f"{c.predicted_ms:.1f}", f"{c.first_ms:.1f}",
-            f"{c.error:+.1%}", f"{c.steady_error:+.1%}", f"{c.second_ms:.1f}", f"{c.noise:+.1%}",
-            f"{c.predicted_emulated_ms:.1f}", f"{c.emulated_ms:.1f}", f"{c.emulated_error:+.1%}",
-            f"{c.predicted_exposed_ms:.1f}", f"{c.exposed_ms:.1f}", f"{c.hidden:.0%}", c.label,
-        ) for s in settings for c in s.cells
-    ]  # fmt: skip
-    return table(
-        "Cells",
-        "model|link|plan|>predicted ms|>measured ms|>error|>at its speed|>again ms|>noise"
-        "|>alone, predicted|>alone ms|>its error|>exposed, predicted|>measured|>hidden|cut", rows,
-    )  # fmt: skip
-
-
-def _speedups(settings: Sequence[Setting]) -> list[Table]:
-    rows = [
-        (s.model, s.link, c.plan, f"{s.speedup(c.plan):.3f}", "{:.3f}–{:.3f}".format(*c.drawn))
-        for s in settings for c in s.cells if c.drawn is not None
-    ]  # fmt: skip
-    columns = "model|link|plan|>speed-up|>drawn before it ran"
-    return [table("Speed-ups over the baseline", columns, rows)] if rows else []
+    every = [
+        (one, one.regret(TUNED), one.regret(ALWAYS_TWO), one.profile_id.removeprefix("sha256:"))
+        for one in settings
+    ]
+    cells = [(setting, cell) for setting in settings for cell in setting.cells]
+    drawn = [(one, cell, one.speedup(cell.plan)) for one, cell in cells if cell.drawn]
+    found = [shown(FORMS, "settings", every), shown(FORMS, "cells", cells)]
+    return [*found, shown(FORMS, "speed-ups", drawn)] if drawn else found
 
 
 def markdown(settings: Sequence[Setting], machine: str, title: str) -> str:
