@@ -18,9 +18,9 @@ from typing import Any, Final
 
 from domino_tune.base.tables import Table
 from domino_tune.store.profiles import load_profile
-from lab.bench.common import SOURCES, shown
-from lab.fidelity.page import choice_checks, detail, worst_errors
-from lab.fidelity.scores import KINDS, Setting, score, setting_from
+from lab.bench.common import SOURCES, mean_off, shown
+from lab.fidelity.page import choice_checks, detail, errors_of, worst_errors
+from lab.fidelity.scores import KINDS, score, setting_from
 from lab.fits.common import records
 from lab.fits.power import stage_exponent, stage_law, with_collectives
 from lab.gpu.cases import PLANS, PlayedPlan
@@ -91,9 +91,8 @@ def clock_tables(clocks: Sequence[Row], sustained: Sequence[Row], profile: Profi
                 at_most(f"{one.name}, withheld", 0.03, off) if one.withheld
                 else reported(f"{one.name}, fitted", f"{off:.2%}")
             )  # fmt: skip
-        step = (f"{row['step_ms']:.2f}", f"{row['step_j']:.2f}") if "step_ms" in row else ("-", "-")
-        kept = (f"{row['clock_mhz']:.0f}", f"{row['power_w']:.0f}")
-        lines.append((row["case"], *kept, *step, told))
+        step = "{step_ms:.2f}|{step_j:.2f}".format(**row) if "step_ms" in row else "-|-"
+        lines.append((row, step, told))
     draws = (f"{x.family} {x.draw_w:.0f} W, elasticity {x.elasticity:.2f}" for x in law.families)
     measured = shown("clocks", lines, draws="; ".join(draws), exponent=law.exponent)
     return [measured, check_table("Clocks by the law of the power cap", checks)]
@@ -105,12 +104,9 @@ def fitted_law(clocks: Sequence[Row], sustained: Sequence[Row], profile: Profile
     known: PowerSection = profile.section("power")
     by_case = {row["case"]: row for row in clocks}
     fitted = [(one, by_case[one.name]) for one in PLANS if one.name in by_case and not one.withheld]
-    alone = next((both for both in fitted if not both[0].communicates), None)
-    if alone:
-        one, row = alone
-        case = case_of(one, profile)
-        exponent = stage_exponent(clocks, sustained, known, case, one.plan, row)
-        known = replace(known, exponent=exponent)
+    for one, row in (both for both in fitted if not both[0].communicates):
+        how = case_of(one, profile), one.plan, row
+        known = replace(known, exponent=stage_exponent(clocks, sustained, known, *how))
     law = stage_law(clocks, sustained, known)
     for one, row in fitted:
         if one.communicates:
@@ -126,10 +122,8 @@ def case_of(one: PlayedPlan, profile: Profile) -> Case:
 
 def rehearsal_tables(rows: Sequence[Row]) -> list[Table]:
     """Return what a user's loop does in two ways or more, each with its time."""
-    lines = [
-        (row["case"], name.removesuffix("_ns"), f"{took / 1e3:,.0f}")
-        for row in rows for name, took in row.items() if name.endswith("_ns")
-    ]  # fmt: skip
+    took = ((row["case"], *of) for row in rows for of in row.items() if of[0].endswith("_ns"))
+    lines = ((case, name.removesuffix("_ns"), f"{ns / 1e3:,.0f}") for case, name, ns in took)
     return [table("What surrounds a plan in a user's loop", "what|way|>µs", lines)]
 
 
@@ -143,35 +137,21 @@ def proof_tables(rows: Sequence[Row]) -> list[Table]:
     settings = [setting_from(row["setting"]) for row in rows if row["case"] in names]
     if not settings:
         return []
-    return [shown("proof", proof_checks(settings)), *detail(settings), predicted_anew(rows)]
-
-
-def proof_checks(settings: Sequence[Setting]) -> list[Check]:
-    """Return the targets beside the measured numbers."""
-    total = score(settings)
-    return [
+    total, ran, anew = score(settings), {row["case"]: row for row in rows}, list[Check]()
+    checks = [
         reported("cells (plans of a model, batch and way to launch)", str(total.cells)),
-        reported("noise floor: the same plan in two launches", f"{total.noise:.2%}"),
-        at_most("iteration time, mean absolute error", 0.03, total.error),
-        reported("the same at the GPU's speed while plans ran", f"{total.steady_error:.2%}"),
-        *worst_errors(total), *choice_checks(total, 0.01),
+        *errors_of(total, "GPU"), *worst_errors(total), *choice_checks(total, 0.01),
     ]  # fmt: skip
-
-
-def predicted_anew(rows: Sequence[Row]) -> Table:
-    """Return the errors of today's predictions, by way of launching."""
-    ran = {row["case"]: row for row in rows}
-    checks: list[Check] = []
     for way in WAYS:
         cases = [proof_case(*shape, *way) for shape in SHAPES]
         errors = [error for case in cases for error in _errors(ran, case)]
         if errors:
             name = f"{cases[0].launch}, {len(errors)} plans"
-            checks += [
-                at_most(f"{name}: mean error", 0.03, statistics.fmean(map(abs, errors))),
+            anew += [
+                at_most(f"{name}: mean error", 0.03, mean_off(errors)),
                 reported("  from, to", f"{min(errors):+.1%}, {max(errors):+.1%}"),
             ]
-    return shown("anew", checks)
+    return [shown("proof", checks), *detail(settings), shown("anew", anew)]
 
 
 def _errors(ran: Mapping[str, Row], proof: ProofCase) -> Iterator[float]:
@@ -204,19 +184,14 @@ def gap_tables(rows: Sequence[Row]) -> list[Table]:
         (name, *(f"{one[key] / 1e3:.2f}" for key in keys), f"{one['gap_ns']:.0f}")
         for row in rows for name, one in row.get("chains", {}).items()
     ]  # fmt: skip
-    steps = [_step(row) for row in rows if "graph_kernels" in row]
+    steps = []
+    for row in rows:
+        if kernels := row.get("graph_kernels"):
+            gaps = [after[0] - before[0] - before[1] for before, after in pairwise(kernels)]
+            middle, long = statistics.median(gaps), sum(gap > 2000 for gap in gaps)
+            sums = sum(kernel[1] for kernel in kernels) / 1e3, sum(gaps) / 1e3
+            steps.append((row, len(kernels), *sums, middle, long, sum(row["by_kind_us"].values())))
     return [shown("chains", chains), shown("steps", steps)]
-
-
-def _step(row: Row) -> tuple[object, ...]:
-    kernels = row["graph_kernels"]
-    gaps = [after[0] - before[0] - before[1] for before, after in pairwise(kernels)]
-    return (
-        row["case"], len(kernels), f"{row['graph_us']:,.0f}",
-        f"{sum(kernel[1] for kernel in kernels) / 1e3:,.0f}", f"{sum(gaps) / 1e3:,.0f}",
-        f"{statistics.median(gaps):.0f}", sum(gap > 2000 for gap in gaps),
-        f"{row['eager_us']:,.0f}", f"{sum(row['by_kind_us'].values()):,.0f}",
-    )  # fmt: skip
 
 
 def fp8_tables(rows: Sequence[Row]) -> list[Table]:
@@ -232,12 +207,8 @@ def fp8_tables(rows: Sequence[Row]) -> list[Table]:
         (_size(row["shape"]), *(_tflops(row["shape"], row["ns"].get(name)) for name in names))
         for row in gemms
     ]
-    return [
-        table("GEMMs that last, by recipe", "recipe|>MHz|>W|>TFLOP/s|>TFLOP/s at first", lasting),
-        table("GEMMs by recipe, TFLOP/s in bursts", f"tokens × out × in|>{'|>'.join(names)}",
-              rates),
-        *_cast_tables([row for row in rows if "casts" in row]),
-    ]  # fmt: skip
+    casts = _cast_tables([row for row in rows if "casts" in row])
+    return [shown("lasting", lasting), shown("recipes", rates, names="|>".join(names)), *casts]
 
 
 def _tflops(shape: Sequence[int], took_ns: float | None) -> str:
@@ -258,11 +229,8 @@ def _cast_tables(rows: Sequence[Row]) -> list[Table]:
         at_least(name, 0.85, min(found)) if name.startswith("cast ") or name == "cast"
         else reported(name, f"{min(found):.0%}") for name, found in shares.items()
     )  # fmt: skip
-    columns = "|>".join(["rows × columns", *names])
-    return [
-        table("Casts to FP8, GB/s of what must move", columns, lines),
-        check_table("Least share of a copy's bytes a second, above 100 MB", checks),
-    ]
+    title = "Least share of a copy's bytes a second, above 100 MB"
+    return [shown("casts", lines, names="|>".join(names)), check_table(title, checks)]
 
 
 def grouped_tables(rows: Iterable[Row]) -> list[Table]:

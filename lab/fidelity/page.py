@@ -27,17 +27,25 @@ def checks(settings: Sequence[Setting]) -> list[Check]:
     total = score(settings)
     lean = statistics.fmean(cell.error for setting in settings for cell in setting.cells)
     at_speed = [setting for setting in settings if setting.link == "1gbit"]
+    *errors, steady = errors_of(total, "machine")
     hidden = "communication hidden by the tuned plan"
     return [
         reported("cells (plans of a model on a link)", str(total.cells)),
-        reported("noise floor: the same plan in two launches", f"{total.noise:.2%}"),
-        at_most("iteration time, mean absolute error", 0.03, total.error),
-        Check("the same with its sign", f"within ±{LEAN:.1%}", f"{lean:+.2%}", abs(lean) <= LEAN),
-        reported("the same at the machine's speed while plans ran", f"{total.steady_error:.2%}"),
+        *errors, Check("the same with its sign", f"within ±{LEAN:.1%}", f"{lean:+.2%}",
+                       abs(lean) <= LEAN), steady,
         reported("the same on one rank with emulated collectives", f"{total.emulated_error:.2%}"),
         *worst_errors(total), *choice_checks(total, 0.02), *_coverage(settings),
         *(at_least(f"{hidden}, {one.name}", 0.80, one.cell(TUNED).hidden) for one in at_speed),
     ]  # fmt: skip
+
+
+def errors_of(total: SimpleNamespace, what: str) -> list[Check]:
+    """Return the noise and the mean errors, at last that at the speed of ``what`` ran plans."""
+    return [
+        reported("noise floor: the same plan in two launches", f"{total.noise:.2%}"),
+        at_most("iteration time, mean absolute error", 0.03, total.error),
+        reported(f"the same at the {what}'s speed while plans ran", f"{total.steady_error:.2%}"),
+    ]
 
 
 def _coverage(settings: Sequence[Setting]) -> list[Check]:
