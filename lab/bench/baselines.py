@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 from domino_tune.base.tables import Table
 from domino_tune.requests import TuneRequest
@@ -18,6 +18,7 @@ from domino_tune.search.rivals import rival_plans, tuned_rival
 from domino_tune.store.profiles import list_profiles, load_profile
 from domino_tune.verbs.resolve import Chosen, baseline_no_sp, baseline_plan, resolve, unsliced
 from domino_tune.verbs.verdict import verdict_of
+from lab import told
 from lab.bench.common import fastest, half_width, interval, rows, runs, shown, spread, time_ms
 from lab.verdict import Check, at_most, check_table, reported
 from simulator.case import Case
@@ -34,30 +35,15 @@ from simulator.slicing import SEQUENCE_ROW_SLICES, SLICE_BALANCES
 from simulator.specs import ClusterSpec, Workload
 from simulator.units import MS_PER_NS
 
-JOBS: Final = {
-    "gpt3-6.7b": 2048, "gpt3-13b": 2048, "gpt3-175b": 2048, "llama2-7b": 4096,
-    "llama2-13b": 4096, "llama3-8b": 8192, "llama3-70b": 8192, "qwen3-32b": 8192,
-}  # fmt: skip
-"""Model -> the length of the sequences that it was trained with."""
+TOLD: Final[dict[str, Any]] = told(__file__)
+JOBS: Final[dict[str, int]] = TOLD["jobs"]
 DEGREES: Final = (2, 4, 8)
 TP: Final = 8
 PROFILES: Final = [found.name for found in list_profiles() if found.origin == "bundled"]
 TOKENS: Final = 16_384
 """Of one micro-batch: two sequences of the longest length, which row slices need."""
-LONG: Final = tuple(product(("llama3-8b", "llama3-70b", "llama3-405b"), (8_192, 32_768, 131_072)))
-"""(model, tokens of the single sequence of a micro-batch)."""
-LAYERS: Final = 8
-"""Of a long sequence's stack, instead of all. The embedding and the head, which are not sliced
-alike, weigh more in it than in the model: its gains are a little larger."""
-SHARES: Final = (0.6, 0.7, 0.85, 1.0, 1.15)  # Power caps, as shares of each GPU's own
-
-
-class Gain(NamedTuple):
-    """One job: the best Domino over the best Megatron-LM, its cut, and how sure its time is."""
-
-    gain: float
-    plan: SlicePlan
-    known: Confidence
+Gain = tuple[float, SlicePlan, Confidence]
+"""The best Domino over the best Megatron-LM, its cut, and how sure its time is."""
 
 
 def case_of(profile: str, model: str, tp: int, length: int = 0, sequences: int = 0) -> Case:
@@ -77,7 +63,8 @@ def long_case(profile: str, model: str, length: int) -> Case:
     """Return the job of one micro-batch of one sequence."""
     case = case_of(profile, model, TP, length, 1)
     positions = max(length, case.model.max_position_embeddings)
-    stack = replace(case.model, num_hidden_layers=LAYERS, max_position_embeddings=positions)
+    layers = TOLD["long"]["layers"]
+    stack = replace(case.model, num_hidden_layers=layers, max_position_embeddings=positions)
     return replace(case, model=stack)
 
 
@@ -85,7 +72,7 @@ def gain_of(case: Case) -> Gain:
     """Return what the best of the usual cuts gains, with sequence parallelism or without."""
     base_ns, _ = fastest(case, [baseline_plan(case), baseline_no_sp(case)])
     best_ns, plan = fastest(case, [*cuts(case, True), *cuts(case, False)])
-    return Gain(base_ns / best_ns, plan, interval(case, plan))
+    return base_ns / best_ns, plan, interval(case, plan)
 
 
 def cuts(case: Case, mode: bool) -> list[SlicePlan]:
@@ -110,22 +97,21 @@ def baselines() -> list[Table]:
     """Return a summary a profile and TP degree, then a row a job."""
     gains = {job: gain_of(case_of(*job)) for job in product(PROFILES, JOBS, DEGREES)}
     groups = {
-        (profile, tp): spread((gains[profile, model, tp].gain for model in JOBS), ".2f")
+        (profile, tp): spread((gains[profile, model, tp][0] for model in JOBS), ".2f")
         for profile, tp in product(PROFILES, DEGREES)
     }
-    lines = [
-        (*job, f"{one.gain:.3f}x", one.plan.label, f"±{half_width(one.known):.0%}", one.known.level)
-        for job, one in gains.items()
-    ]
+    lines = [(*job, *one, half_width(one[2])) for job, one in gains.items()]
     every = [(*group, " … ".join(found)) for group, found in groups.items()]
     return [shown("domino", every), shown("jobs", lines, tokens=TOKENS)]
 
 
 def sequence_slices() -> list[Table]:
     """Return what slices of one long sequence gain, least, median and most of all jobs."""
-    gains = {name: [sliced(long_case(name, *job))[0] for job in LONG] for name in PROFILES}
+    long = TOLD["long"]
+    jobs = list(product(long["models"], long["tokens"]))
+    gains = {name: [sliced(long_case(name, *job))[0] for job in jobs] for name in PROFILES}
     lines = [(name, *(f"{one}x" for one in spread(gains[name], ".3f"))) for name in gains]
-    return [shown("sequences", lines, tp=TP, jobs=len(LONG), layers=LAYERS)]
+    return [shown("sequences", lines, tp=TP, jobs=len(jobs), layers=long["layers"])]
 
 
 def sliced(case: Case) -> tuple[float, SlicePlan]:
@@ -154,19 +140,19 @@ def formats() -> list[Table]:
 def _format(model: str, tp: int, recipe: Fp8Recipe) -> tuple[str, str]:
     plain = case_of("h100-dgx", model, tp)
     case = replace(plain, workload=replace(plain.workload, fp8_recipe=recipe))
-    found, base = gain_of(case), predict(case, baseline_plan(case)).makespan_ns
+    (gain, _, known), base = gain_of(case), predict(case, baseline_plan(case)).makespan_ns
     rivals = {
         name: base / predict(case, plan).makespan_ns for name, plan in rival_plans(case).items()
     }
     best = max(rivals, key=rivals.__getitem__)
-    return f"{found.gain:.2f} ±{half_width(found.known):.0%}", f"{rivals[best]:.2f} {best}"
+    return f"{gain:.2f} ±{half_width(known):.0%}", f"{rivals[best]:.2f} {best}"
 
 
 def power() -> list[Table]:
     """Return what the power cap takes: as much energy in less time lowers the clock."""
     taken = [_capped(*job) for job in product(PROFILES, JOBS)]
-    lines = [_caps(*job) for job in product(PROFILES, ("gpt3-13b", "llama3-70b"))]
-    caps = "|>".join(f"{share:.0%}" for share in SHARES)
+    lines = [_caps(*job) for job in product(PROFILES, TOLD["caps"]["models"])]
+    caps = "|>".join(f"{share:.0%}" for share in TOLD["caps"]["shares"])
     return [shown("power", taken, tp=TP), shown("caps", lines, caps=caps)]
 
 
@@ -185,7 +171,8 @@ def _capped(profile: str, model: str) -> tuple[str, ...]:
 
 def _caps(profile: str, model: str) -> tuple[str, ...]:
     case = case_of(profile, model, TP)
-    caps = (float(round(share * case.profile.section("power").cap_w)) for share in SHARES)
+    shares, own_w = TOLD["caps"]["shares"], case.profile.section("power").cap_w
+    caps = (float(round(share * own_w)) for share in shares)
     held = (replace(case, cluster=replace(case.cluster, power_cap_w=cap)) for cap in caps)
     return profile, model, *(f"{gain:.3f}x" for gain in _gains(case, held))
 
@@ -197,12 +184,6 @@ GATHER_N, HIDDEN, SCATTER_K = 7168, 8192, 3584
 """Flux's GEMMs: [m, 8192] · [8192, 7168] behind a gather; [m, 3584] · [3584, 8192] before a
 scatter."""
 DOMINO: Final = SlicePlan(row_slices=2, merge_wgrad=True, sequence_parallel=True)
-USUAL: Final = (
-    ("gpt3-13b", 4, 2048, 1), ("llama3-8b", 2, 8192, 1), ("llama3-70b", 2, 8192, 4),
-)  # fmt: skip
-"""Models at TP 8 as people train them: micro-batch size, sequence length, PP."""
-JUDGED_ON: Final = ("h100-dgx", "h200-sxm", "a100-sxm", "b200-sxm")
-CONTESTANTS: Final = ("megatron", "domino", "userbuffers", "async-tp", "fused")
 
 
 def rivals() -> list[Table]:
@@ -269,8 +250,8 @@ def _plan_ms(case: Case, plan: SlicePlan) -> float:
 
 
 def _verdicts() -> list[Table]:
-    lines, checks = [], []
-    for profile, (model, batch, length, pp) in product(JUDGED_ON, USUAL):
+    lines, checks, asked = [], [], TOLD["verdicts"]
+    for profile, (model, batch, length, pp) in product(asked["profiles"], asked["jobs"]):
         request = TuneRequest(
             model=model, profile=profile, tp=8, pp=pp, micro_batch_size=batch, seq_length=length,
             grad_accumulation=4 * pp,
@@ -283,7 +264,7 @@ def _verdicts() -> list[Table]:
         seconds = time.process_time() - began
         cells = {one.strategy: f"{one.speedup:.3f}x ({one.chance:.0%})" for one in contestants}
         job = f"{model}, {batch} × {length}, pp {pp}"
-        lines.append((profile, job, *(cells.get(name, "") for name in CONTESTANTS)))
+        lines.append((profile, job, *(cells.get(name, "") for name in asked["contestants"])))
         if (profile, model) == ("h100-dgx", "gpt3-13b"):
             checks.append(at_most("verdict of GPT-3 13B, one core", 0.5, seconds, "s of CPU"))
     return [shown("verdicts", lines), check_table("The verdict's time", checks)]
