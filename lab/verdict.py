@@ -66,9 +66,8 @@ def check_table(title: str, checks: Iterable[Check], *notes: str) -> Table:
 
 
 def shown(forms: Mapping[str, Any], name: str, rows: Iterable[Any], **facts: object) -> Table:
-    """Return checks, or rows, as the table of this name in ``forms``: title, columns (none:
-    checks) and notes, with ``facts`` in them, and perhaps ``cells``, the form of what is in a
-    row."""
+    """Return checks, or rows, as the table of this name in ``forms``: title, columns (none: checks)
+    and notes, with ``facts`` in them, and perhaps ``cells``, the form of what is in a row."""
     told = {"columns": "", "cells": "", "notes": (), **forms[name]}
     if told["cells"]:
         rows = [told["cells"].format(*row).split("|") for row in rows]

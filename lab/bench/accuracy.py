@@ -1,6 +1,5 @@
-"""Errors of look-ups and of laws on data withheld from them, and expected errors of look-ups that
-borrow, measured again on the tables that show them.
-"""
+"""Errors of look-ups and of laws on data withheld from them, and of look-ups that borrow, on tables
+that show them."""
 
 from __future__ import annotations
 

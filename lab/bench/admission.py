@@ -1,9 +1,7 @@
-"""How a collective gets onto a busy GPU, beside our H200's records: each op withheld.
-
-There an emulated collective ran back to back beside one op, back to back too. The same two lanes
-are played with the law that is fitted to all other ops. Of collectives the median is compared, of
-ops the mean, as the records have them.
-"""
+"""How a collective gets onto a busy GPU, beside our H200's records: each op withheld. There an
+emulated collective ran back to back beside one op, back to back too. The same two lanes are played
+with the law that is fitted to all other ops. Of collectives the median is compared, of ops the
+mean, as the records have them."""
 
 from __future__ import annotations
 
@@ -93,8 +91,7 @@ def _beside_records(rows: Sequence[Row], cells: Sequence[Cell]) -> Table:
 
 
 def _rules(moving: Sequence[Cell], still: Sequence[Cell]) -> Table:
-    """Return the errors by rule; a collective that moves nothing is not slowed: it got in
-    wrongly."""
+    """Return the errors by rule; if a collective that moves nothing is off, it got in wrongly."""
     lines = []
     for what, cells in (("moves nothing", still), ("moves bytes", moving)):
         some = [one for one in cells if one[0] == "gemm"]

@@ -1,8 +1,6 @@
 """When Domino pays: its best cut over Megatron-LM, on long sequences, in FP8, and under power caps.
-
 Megatron-LM is trained with sequence parallelism, or without where that is faster. Memory is not
-looked at: pipelines and replicas decide it.
-"""
+looked at: pipelines and replicas decide it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """What a GPU's records say, a table a stage: power and clock, admission, plans that ran, kernels.
-
 They are read where the stages of ``scripts/gpu`` left them; measurements/README.md says which were
-kept.
-"""
+kept."""
 
 from __future__ import annotations
 

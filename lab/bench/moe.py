@@ -75,8 +75,7 @@ def _checks(steps: Iterable[Held]) -> Table:
 
 
 def _deepseek() -> list[Table]:
-    """Return SimuMax's steps of four layers on a B200 node: times, memory, a further micro-
-    batch."""
+    """Return SimuMax's steps of four layers on a B200 node: times, memory, a micro-batch more."""
     lines, found = [], []
     for run in runs("deepseek"):
         assert run.gib is not None

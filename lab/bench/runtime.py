@@ -1,8 +1,6 @@
 """Real torch on this machine's CPU: a plan applied to a Hugging Face model, beside the same plan in
-the runtime's own loop, the unsliced plan, and torch's DTensor: in turn, within one launch.
-
-A slow baseline would make every speedup look too good. Each round runs all that is compared.
-"""
+the runtime's own loop, the unsliced plan, and torch's DTensor: in turn, within one launch. A slow
+baseline would make every speedup look too good. Each round runs all that is compared."""
 
 from __future__ import annotations
 

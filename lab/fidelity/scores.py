@@ -1,8 +1,6 @@
-"""Scores: errors of predictions, and the cost of choosing a plan by them.
-
-A ``Setting`` is a model on a link. Its plans are measured in two launches with the same number of
-rounds: the difference between the launches is the noise of measuring.
-"""
+"""Scores: errors of predictions, and the cost of choosing a plan by them. A ``Setting`` is a model
+on a link. Its plans are measured in two launches with the same number of rounds: the difference
+between the launches is the noise of measuring."""
 
 from __future__ import annotations
 
@@ -43,8 +41,7 @@ class Cell:
     ``predicted_emulated_ms``: the prediction for these, without waits for other ranks. ``hidden``:
     the measured share of communication that compute hides. ``drawn``: low and high end of the
     verdict's speed-up over the setting's baseline; None if the plan is the baseline or no verdict
-    was asked for.
-    """
+    was asked for."""
 
     plan: str
     label: str
@@ -106,12 +103,10 @@ class Setting:
                 yield low <= self.speedup(cell.plan) <= high
 
     def regret(self, plan: str) -> float:
-        """Return how much slower a plan is than the best measured one, as a fraction.
-
-        The best of several noisy times looks better than it is. So one launch picks the best plan
-        and the other launch gives both times, then the other way round. The mean of both can be
-        below 0 if all plans take the same time.
-        """
+        """Return how much slower a plan is than the best measured one, as a fraction. The best of
+        several noisy times looks better than it is. So one launch picks the best plan and the other
+        launch gives both times, then the other way round. The mean of both can be below 0 if all
+        plans take the same time."""
         first, second = self._relative_logs(0), self._relative_logs(1)
         costs = [
             judge[plan] - judge[min(pick, key=pick.__getitem__)]

@@ -1,8 +1,6 @@
 """Blackwell: GEMMs and memory-bound rates of a B200 node by SimuMax; of today's racks and nodes the
 GEMMs of an inference planner's collectors, and how far bursts of these are above lasting loads.
-
-Kernels that stream are as on a B200, since the memory is the same.
-"""
+Kernels that stream are as on a B200, since the memory is the same."""
 
 from __future__ import annotations
 
@@ -76,8 +74,7 @@ def rates_gb_s(sources: Sources) -> dict[str, float]:
 
 
 def pointwise_fits(gpu: Gpu, sources: Sources, h200: Profile) -> tuple[list[Law], Law]:
-    """Return laws of the table's rates and our H200's of other ops, and the op of their fixed
-    cost."""
+    """Return laws of the table's rates and our H200's of others, and that of their fixed cost."""
     rates, assumed = rates_gb_s(sources), transferred(h200, gpu.machine, least_error=ASSUMED_ERROR)
     laws = {law.names[0]: law for law in assumed}
     like = laws[LIKE]

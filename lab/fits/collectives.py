@@ -1,10 +1,8 @@
 """Collectives: piecewise α–β laws of NCCL's and of multimem ones, and lines of what moves experts'
-tokens: all-to-all by NCCL, dispatch and combine by DeepEP and Hybrid-EP.
-
-Sizes of dispatch and combine are bytes that a rank gets or gives, a copy of a token for each rank
-that needs it, its own share counted; routing was random. DeepEP's dispatch was timed in FP8, its
-combine in BF16; dispatch in BF16 is taken to cost as much by the byte.
-"""
+tokens: all-to-all by NCCL, dispatch and combine by DeepEP and Hybrid-EP. Sizes of dispatch and
+combine are bytes that a rank gets or gives, a copy of a token for each rank that needs it, its own
+share counted; routing was random. DeepEP's dispatch was timed in FP8, its combine in BF16; dispatch
+in BF16 is taken to cost as much by the byte."""
 
 from __future__ import annotations
 

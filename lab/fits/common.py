@@ -146,8 +146,7 @@ def withheld(
     errors: Callable[[list[Cell], list[Cell]], Iterable[float]],
     folds: int | None = None,
 ) -> list[float]:
-    """Return ``errors`` by fits of the others, by key or ``folds``. Raise InputError for one
-    key."""
+    """Return ``errors`` by fits of the others, by key or ``folds``. InputError: only one key."""
     keys = sorted({key(cell) for cell in cells})
     if len(keys) < 2:
         raise InputError(f"A law needs at least two ops of different shapes, got {keys}.")

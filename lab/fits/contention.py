@@ -1,10 +1,8 @@
-"""Contention: from iterations of a GEMM and an all-reduce, or from ops beside collectives.
-
-An iteration is two jobs that start together and slow each other until one ends. It also has a
-constant time that belongs to the experiment (launches, events), not to the law. Our H200's records
-have ops that run while emulated collectives do, by family, and what these wait for memory beside
-ops that stream.
-"""
+"""Contention: from iterations of a GEMM and an all-reduce, or from ops beside collectives. An
+iteration is two jobs that start together and slow each other until one ends. It also has a constant
+time that belongs to the experiment (launches, events), not to the law. Our H200's records have ops
+that run while emulated collectives do, by family, and what these wait for memory beside ops that
+stream."""
 
 from __future__ import annotations
 
@@ -60,10 +58,8 @@ def fit_withheld(
     start: tuple[float, ...], bounds: Bounds, *, scaled: bool = False,
 ) -> tuple[Floats, float]:  # fmt: skip
     """Return the parameters of least error, and the MAPE of each key's cells by the others' law.
-
     ``shares`` returns what a law of ``known`` cells with these parameters predicts of ``asked``
-    cells, over what was measured. Raise InputError for fewer than two keys.
-    """
+    cells, over what was measured. Raise InputError for fewer than two keys."""
 
     def solve(some: Sequence[Cell]) -> Floats:
         how: dict[str, Any] = {"linear_above": _LINEAR_ABOVE, "scaled": scaled}
@@ -284,8 +280,7 @@ def gb_s_of(row: Row) -> int:
 
 
 def collective_slowdown(rows: Iterable[Row], memory: MemoryQueue | None = None) -> Slowdown:
-    """Return A100's factor of NCCL's collectives, with its error beside what ``memory``
-    explains."""
+    """Return A100's factor of NCCL's collectives; ``error``: beside what ``memory`` explains."""
     errors = [
         abs(COLLECTIVE_FACTOR * waits / cell.slowdown - 1) for cell in streamed_cells(rows)
         for waits in (memory.slowdown(cell.gb_s, cell.ctas) if memory else 1.0,)

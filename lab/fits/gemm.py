@@ -1,8 +1,6 @@
-"""GEMMs: the tiled law, fitted to measured rows, and its error on withheld (n, k) pairs.
-
-Least squares on log(time) with a soft L1 loss, so that a few odd kernels do not change the law.
-Samples are seeded and numbers rounded: the same rows give the same fit.
-"""
+"""GEMMs: the tiled law, fitted to measured rows, and its error on withheld (n, k) pairs. Least
+squares on log(time) with a soft L1 loss, so that a few odd kernels do not change the law. Samples
+are seeded and numbers rounded: the same rows give the same fit."""
 
 from __future__ import annotations
 
@@ -84,11 +82,9 @@ def layout_fit(rows: Sequence[GemmRow], layout: str, sm_count: int) -> GemmFit:
 
 
 def _backward_fits(other: Profile, forward: GemmFit, machine: Machine) -> list[GemmFit]:
-    """Return laws of dgrad and wgrad on ``machine``, by layout and way to write C.
-
-    A row of the other GPU gives one timing: the forward law of the shape, times what the row takes
-    over its GPU's forward GEMM of that shape, plus what fp32 sums cost more behind slower memory.
-    """
+    """Return laws of dgrad and wgrad on ``machine``, by layout and way to write C. A row of the
+    other GPU gives one timing: the forward law of the shape, times what the row takes over its
+    GPU's forward GEMM of that shape, plus what fp32 sums cost more behind slower memory."""
     law, table = make_law(forward.law, forward.params, machine.sm_count), other.gemm_table()
     slower_us = 1 / (1e3 * machine.memory_bandwidth_gb_s)
     slower_us -= 1 / (1e3 * other.machine.memory_bandwidth_gb_s)
@@ -138,8 +134,7 @@ def _whole_fit(rows: Rows, sm_count: int, layout: str, dtype: str, adds: bool) -
 
 
 def heldout_error(rows: Rows, sm_count: int) -> float:
-    """Return the error on a fifth of the (n, k) pairs, withheld, of training shapes if there
-    are."""
+    """Return the error on a fifth of the (n, k) pairs, withheld: of training shapes, if any."""
     table = _table(rows, MIN_ROWS)
     out = _folds(table, 5)[0]
     law, tested = _fit(table[~out], sm_count), table[out]

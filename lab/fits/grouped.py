@@ -5,8 +5,7 @@ around them, which a byte each costs at a rate that is fitted beside the law. Of
 kernels those are left out that take longer than the same layer with more to do. What a trainer's
 calls take over the law is TransformerEngine's on a B200 in BF16, and that of PyTorch's grouped
 GEMMs on our H100 and H200. In other formats and on other GPUs of Blackwell it is that of a single
-GEMM an expert, with which a B200's agrees.
-"""
+GEMM an expert, with which a B200's agrees."""
 
 from __future__ import annotations
 
@@ -301,12 +300,9 @@ def _linear(groups: int, rows: int, out: int, wide: int) -> dict[str, Gemm]:
 
 
 def trained_rows(sources: Sources) -> tuple[GroupedRow, ...]:
-    """Return TransformerEngine's rows on a B200, sorted.
-
-    Weight gradients were timed twice: those that add to fp32 move 4 bytes an element more, and
-    with few rows an expert they take longer by just that. The longer one of a shape is taken for
-    that, and a single one, too.
-    """
+    """Return TransformerEngine's rows on a B200, sorted. Weight gradients were timed twice: those
+    that add to fp32 move 4 bytes an element more, and with few rows an expert they take longer by
+    just that. The longer one of a shape is taken for that, and a single one, too."""
     timed: dict[Gemm, list[float]] = {}
     for row in sources.rows("moe/b200_grouped_gemm_bf16.csv"):
         layout = "forward" if row.stage == "fwd" else row.stage

@@ -5,8 +5,7 @@ One state is known for each GPU: GEMMs without a pause, at the cap. Our H200 was
 B200 are assumed to be like the H200. This state determines the draw of GEMMs and the clock at which
 timings were taken: the GEMM that ran at 666 TFLOP/s in it had run at 790 in the first 20 ms after
 rest, like our bursts. If a table has many GEMMs, long ones, which heat the GPU while they are
-timed, show how far its clock had fallen.
-"""
+timed, show how far its clock had fallen."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ class Cap:
     """A GPU at its power cap. ``lasting_mhz``: clock of GEMMs without a pause; None: as far below
     boost as on our H200. ``seen``: it is our H200; others are like it in proportion to the cap.
     ``from_us``: durations from which GEMMs run at another clock. ``heats``: the longest ran at the
-    clock of a lasting load; otherwise the shortest ran at that of a burst.
-    """
+    clock of a lasting load; otherwise the shortest ran at that of a burst."""
 
     boost_mhz: int
     cap_w: float

@@ -10,8 +10,7 @@ differ in other things: backward has no fast accumulation, weight gradients come
 blocks both their operands have scales of 1 × 128.
 
 Nobody timed MXFP8. It is taken for FP8 with a scale a tensor: Blackwell's tensor cores scale the
-blocks themselves, at the same rate (NVIDIA's data sheets give one peak for both).
-"""
+blocks themselves, at the same rate (NVIDIA's data sheets give one peak for both)."""
 
 from __future__ import annotations
 
@@ -203,10 +202,9 @@ def with_backward(fit: GemmFit, machine: Machine, rows: Sequence[Row]) -> GemmFi
 
 def with_lasting(law: PowerSection, rows: Sequence[Row]) -> PowerSection:
     """Return the law with what GEMMs in FP8 draw, and the clock of their bursts, by a GPU's rows.
-
     All loads that last run at the cap, so what a kind draws at one clock follows from the clock
-    that it kept. Bursts ran as much above it as they were faster: all layouts of its shape in turn.
-    """
+    that it kept. Bursts ran as much above it as they were faster: all layouts of its shape in
+    turn."""
     lasting = {row["case"].removeprefix("lasting "): row for row in rows if "lasting_ns" in row}
     bf16, draws, clocks = lasting["bf16"], {}, {}
     for math, recipe in RECIPES.items():

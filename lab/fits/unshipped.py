@@ -1,7 +1,5 @@
 """Laws fitted to tables that the repository may not hold: data/fitted has only the numbers.
-
-data/NOTICE.md says which tables these are and why they are not shipped.
-"""
+data/NOTICE.md says which tables these are and why they are not shipped."""
 
 from __future__ import annotations
 

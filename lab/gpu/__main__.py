@@ -1,9 +1,7 @@
-"""Measure what is still unknown of one GPU, in the minutes that it is lent.
-
-Each stage leaves valid files and continues where measurements/ or its last run ended. Stages run in
-this order, each in its own process for its share of the minutes; the next run does what does not
-fit. At the end come each stage's findings and one archive of all records.
-"""
+"""Measure what is still unknown of one GPU, in the minutes that it is lent. Each stage leaves valid
+files and continues where measurements/ or its last run ended. Stages run in this order, each in its
+own process for its share of the minutes; the next run does what does not fit. At the end come each
+stage's findings and one archive of all records."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ none.
 ``contention``: every op alone, and beside collectives without a pause. A cell is an op and
 collectives of C CTAs that move bytes at some rate. Its result is the slowdown of each op while
 collectives run all the time, and of each collective while ops do. Multimem stores need a switch and
-a second GPU: they cannot run here.
-"""
+a second GPU: they cannot run here."""
 
 from __future__ import annotations
 
@@ -227,8 +226,7 @@ def queue_cases(stage: Stage, sizes: Sizes | None = None) -> Iterator[GpuCase]:
     The number of queues is read when CUDA starts, so each has a process of its own, which tells
     each cell as soon as it has been timed: a process that dies loses the rest alone. A collective
     lasts as long as ``COVERED`` of the ``BEHIND`` GEMMs that follow it: a share of 1 is all that
-    can be hidden, 1 / COVERED the first GEMM alone, and 0 nothing.
-    """
+    can be hidden, 1 / COVERED the first GEMM alone, and 0 nothing."""
     for name, queues in QUEUES.items():
         measure = partial(_in_a_process, queues, sizes or Sizes(device=str(stage.device)))
         yield GpuCase(name, SECONDS, measure)

@@ -4,8 +4,7 @@ A test that fails has a row of its own, which is on disk before the next test ha
 row comes last, and not at all where the time of a lent GPU is up. This module is the plugin of
 pytest that writes these rows, too: ``-p lab.gpu.cuda_tests --failures-into FILE --failures-case
 NAME`` appends JSON lines to FILE: the case, the test, where it failed, and the whole of what pytest
-says of it.
-"""
+says of it."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ dimension contiguous, so that all are of one layout. Backward has no fast accumu
 TransformerEngine. Weight gradients come out in fp32; that they add to a sum is not in the times.
 
 Heads: latent attention, whose keys are longer than its values, and heads of 64; beside them heads
-of 128, which the tables have. Each by every library that torch can ask for it.
-"""
+of 128, which the tables have. Each by every library that torch can ask for it."""
 
 from __future__ import annotations
 

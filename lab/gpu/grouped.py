@@ -1,8 +1,6 @@
-"""Stage ``grouped``: the GEMMs of a rank's experts, and tokens brought to them and back.
-
-A rank's experts multiply in one kernel, each its own rows: forward, dgrad and wgrad. Rows are
-shared out evenly, or by weights 1, 2, …; beside them one GEMM of as many rows.
-"""
+"""Stage ``grouped``: the GEMMs of a rank's experts, and tokens brought to them and back. A rank's
+experts multiply in one kernel, each its own rows: forward, dgrad and wgrad. Rows are shared out
+evenly, or by weights 1, 2, …; beside them one GEMM of as many rows."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Ops in place on one GPU: a single rank plays layers of the presets as one of N would.
-
-A signature's time is the median over all plans that have it, minus the empty span of two events.
+"""Ops in place on one GPU: a single rank plays layers of the presets as one of N would. A
+signature's time is the median over all plans that have it, minus the empty span of two events.
 Cases come in order of use, so that a time limit may end the list anywhere. What a case found joins
-the stage's profile.
-"""
+the stage's profile."""
 
 from __future__ import annotations
 
@@ -93,11 +91,9 @@ def joined(profile: Profile, message: Row) -> Profile:
 
 def play_case(session: Session, case: RankCase, known: set[Signature], stop_at: float) -> Found:
     """Play what the case has and ``known`` has not, on ``session``, a single rank's. Return a
-    profile's ``plan`` message.
-
-    Plans without a new signature are left out. ``stop_at`` (time.monotonic) ends it early, between
-    plans; ``complete`` is then False. ``failed`` names plans that did not fit in memory.
-    """
+    profile's ``plan`` message. Plans without a new signature are left out. ``stop_at``
+    (time.monotonic) ends it early, between plans; ``complete`` is then False. ``failed`` names
+    plans that did not fit in memory."""
     found: Samples = defaultdict(list)
     failed: dict[str, str] = {}
     complete, seen = True, set(known)
@@ -150,8 +146,7 @@ def op_row(signature: Signature, times: Sequence[float]) -> dict[str, Any]:
 def single_gpu_session(
     model: ModelSpec, work: Workload, ranks: ClusterSpec, device: Any
 ) -> Session:
-    """Return rank 0 of ``ranks``'s group with silent lanes and weights drawn on ``device``,
-    without attention dropout."""
+    """Return rank 0 of ``ranks``'s group, without attention dropout, with weights drawn on it."""
     lanes = SilentLanes(device)
     context = RankContext(
         rank=0, world_size=1, tp=ranks.tp, dp=ranks.dp, device=device,

@@ -1,9 +1,7 @@
-"""Proof: plans that run on one GPU as rank 0 of eight, compared with their predictions.
-
-First the plans' ops and their launches are measured here. Then the plans run with emulated
-collectives, which take the durations of a profile: this tests how ops add up to an iteration, and
-how ops and communication slow each other.
-"""
+"""Proof: plans that run on one GPU as rank 0 of eight, compared with their predictions. First the
+plans' ops and their launches are measured here. Then the plans run with emulated collectives, which
+take the durations of a profile: this tests how ops add up to an iteration, and how ops and
+communication slow each other."""
 
 from __future__ import annotations
 

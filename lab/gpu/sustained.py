@@ -1,10 +1,8 @@
 """Stage ``sustained``: ops at the clock of a long run, in layers as CUDA graphs that are replayed
 back to back. A graph holds an event before and after each op; two graphs take turns, so that one
-runs while the other's events are read.
-
-A case begins on a GPU that rested, so that its clock falls while it runs: how a family's time goes
-with the clock, its elasticity, is read off that fall. The ops' times are those after it.
-"""
+runs while the other's events are read. A case begins on a GPU that rested, so that its clock falls
+while it runs: how a family's time goes with the clock, its elasticity, is read off that fall. The
+ops' times are those after it."""
 
 from __future__ import annotations
 

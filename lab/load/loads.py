@@ -150,8 +150,7 @@ def growth(samples: Sequence[int]) -> float:
 
 
 def memory_checks(samples: Sequence[int], duration: Duration) -> list[Check]:
-    """Return the growth of resident memory. It has no target where the load was too short to fill
-    caches and pools."""
+    """Return the growth of resident memory, without a target where a load is too short to tell."""
     what, grown = f"growth of memory after the first {WARM_UP:.0%} of the time", growth(samples)
     is_short = duration.mixed_s < 120.0
     return [

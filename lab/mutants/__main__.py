@@ -1,8 +1,6 @@
-"""Put random faults into the code, run its tests, and print which faults no test notices.
-
-Faults are put into copies in a temporary folder. Exit with 1 when too few are noticed, or too many
-are called equivalent.
-"""
+"""Put random faults into the code, run its tests, and print which faults no test notices. Faults
+are put into copies in a temporary folder. Exit with 1 when too few are noticed, or too many are
+called equivalent."""
 
 from __future__ import annotations
 

@@ -182,12 +182,9 @@ def faults_of(path: str, source: str) -> list[Fault]:
 
 
 def is_left_out(node: Any) -> bool:
-    """Return whether a node of parso's tree is not code that a test could notice.
-
-    Annotations, decorators and the ``*`` of parameters are declarations, which mypy checks. The
-    text of an error is for people. ``strict=`` of zip is an assertion. ``**`` before a dict is not
-    a power.
-    """
+    """Return whether a node of parso's tree is not code that a test could notice. Annotations,
+    decorators and the ``*`` of parameters are declarations, which mypy checks. The text of an error
+    is for people. ``strict=`` of zip is an assertion. ``**`` before a dict is not a power."""
     inside = set()
     if node.parent is not None and node.parent.type == "parameters":
         return True
@@ -210,8 +207,7 @@ def _is_annotation(node: Any, parent: Any) -> bool:
 
 
 def unseen_lines(source: str) -> set[int]:
-    """Return lines that no test covers: logging, errors' texts, programs' beginnings, GPUs'
-    code."""
+    """Return lines that no test covers: logging, errors' texts, programs' beginnings, GPUs'."""
     nodes = (unseen for node in ast.walk(ast.parse(source)) for unseen in _unseen(node))
     return {line for one in nodes for line in range(one.lineno, (one.end_lineno or one.lineno) + 1)}
 
@@ -234,11 +230,9 @@ def _unseen(node: ast.AST) -> Sequence[ast.stmt | ast.expr]:
 
 
 def sample(texts: dict[str, str], count: int, seed: int) -> list[Fault]:
-    """Return ``count`` random faults, at most one for each place, the same for the same seed.
-
-    Areas get equal shares, or as many as they have: in proportion to their code, the small ones
-    would get a handful, which says nothing about their tests. Areas take turns.
-    """
+    """Return ``count`` random faults, at most one for each place, the same for the same seed. Areas
+    get equal shares, or as many as they have: in proportion to their code, the small ones would get
+    a handful, which says nothing about their tests. Areas take turns."""
     places: dict[str, dict[tuple[str, int, int], list[Fault]]] = {}
     for path, text in texts.items():
         of_area = places.setdefault(area_of(path), defaultdict(list))

@@ -47,10 +47,8 @@ class Run(NamedTuple):
 class Tree:
     """A copy of the repository at ``root``, with a Python that imports nothing but the copy and
     installed packages, whatever the environment of a process. One fault at a time is in it.
-
     ``needed`` holds which share of these limits tests need without any fault, infinite for those
-    that fail; trees of one repository may share it.
-    """
+    that fail; trees of one repository may share it."""
 
     def __init__(self, repository: Path, root: Path, needed: dict[str, float]) -> None:
         shutil.copytree(repository, root, ignore=NOT_COPIED)
@@ -63,11 +61,9 @@ class Tree:
         (packages / "tree.pth").write_text(f"{root}\n{sysconfig.get_path('purelib')}\n")
 
     def judge(self, fault: Fault, most_cpu_s: float) -> tuple[Fate, str]:
-        """Return whether the tests of the fault's area notice it, and which one does.
-
-        One does that fails with the fault, again alone, or is stuck with it, and passes without it.
-        A fault survives when all have passed, and is unjudged when the CPU time runs out before.
-        """
+        """Return whether the tests of the fault's area notice it, and which one does. One does that
+        fails with the fault, again alone, or is stuck with it, and passes without it. A fault
+        survives when all have passed, and is unjudged when the CPU time runs out before."""
         left_s, area, flaky = most_cpu_s, area_of(fault.path), set[str]()
         for tests in ordered_tests(self.root, fault.path):
             while (run := self._run_with(fault, area, tests, left_s, flaky)).how != "passed":
