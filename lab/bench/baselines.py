@@ -139,9 +139,8 @@ def _format(model: str, tp: int, recipe: Fp8Recipe) -> tuple[str, str]:
     plain = case_of("h100-dgx", model, tp)
     case = replace(plain, workload=replace(plain.workload, fp8_recipe=recipe))
     (gain, _, known), base = gain_of(case), predict(case, baseline_plan(case)).makespan_ns
-    rivals = {
-        name: base / predict(case, plan).makespan_ns for name, plan in rival_plans(case).items()
-    }
+    plans = rival_plans(case).items()
+    rivals = {name: base / predict(case, plan).makespan_ns for name, plan in plans}
     best = max(rivals, key=rivals.__getitem__)
     return f"{gain:.2f} ±{half_width(known):.0%}", f"{rivals[best]:.2f} {best}"
 

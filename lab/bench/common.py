@@ -50,9 +50,7 @@ def facts_dir() -> Path:
     """Return the folder of tables not held here (data/NOTICE.md). Raise SkippedError without it."""
     folder = os.environ.get("DOMINO_TUNE_FACTS", "")
     if not (folder and Path(folder).is_dir()):
-        raise SkippedError(
-            f"no facts: DOMINO_TUNE_FACTS = {folder!r} is not a folder; see data/NOTICE.md"
-        )
+        raise SkippedError(f"no facts: DOMINO_TUNE_FACTS is {folder!r}; see data/NOTICE.md")
     return Path(folder)
 
 
@@ -191,8 +189,7 @@ def run_of(name: str, row: Line) -> Run:
         recipe["grad_dtype"] = row["grad_reduce_dtype"]
     micros = int(job.get("micro_batches") or (gbs // (mbs * cluster.dp) if gbs else 1))
     work = Workload(
-        seq_length=seq, micro_batch_size=mbs, grad_accumulation=micros,
-        overlap_p2p=cluster.vpp > 1,
+        seq_length=seq, micro_batch_size=mbs, grad_accumulation=micros, overlap_p2p=cluster.vpp > 1,
         implementation=changed(IMPLEMENTATIONS[told["implementation"]], told.get("keys", ())),
         **{**recipe, **told.get("workload", {})},
     )  # fmt: skip

@@ -95,9 +95,8 @@ def compare(context: RankContext, payload: Mapping[str, Any]) -> None:
     """Report each round's step times on the slowest rank, ns, by name. The payload has the
     runtime's session, the plans ``plan`` and ``unsliced``, and rounds."""
     session = Session.of(context, payload)
-    plan, unsliced = (
-        plan_from_json(payload[name], source="the payload") for name in ("plan", "unsliced")
-    )
+    files = (payload["plan"], payload["unsliced"])
+    plan, unsliced = (plan_from_json(file, source="the payload") for file in files)
     batch, executor = session.batch[0], session.executor(plan.plan, plan.order)
     mesh = init_device_mesh(context.device.type, (context.world_size,), mesh_dim_names=("tp",))
     steps: dict[str, Step] = {

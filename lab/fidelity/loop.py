@@ -57,9 +57,8 @@ def run_setting(
     request = ProfileRequest(name=name, for_model=file, emulate_link=link, samples=samples, **shape)
     profiled = profile(request)
     profile_s = time.monotonic() - began
-    fields = WorkloadFields(
-        model=file, profile=name, sequence_parallel=kind.sequence_parallel, **shape
-    )
+    mode = kind.sequence_parallel
+    fields = WorkloadFields(model=file, profile=name, sequence_parallel=mode, **shape)
     case = resolve(fields)
     chosen = plans_of(case, fields, kind)
     bits_per_s = round(parse_quantity("link", link, ("bytes/s",)).value * 8)
@@ -83,9 +82,8 @@ def model_file(model: ModelSpec) -> Path:
 
 def plans_of(case: Case, fields: WorkloadFields, kind: Kind) -> dict[str, Chosen]:
     """Return the plans of the report, the tuned plan and the plan without communication by name."""
-    request = TuneRequest(
-        **{name: getattr(fields, name) for name in WorkloadFields.model_fields}, search="bayes",
-    )  # fmt: skip
+    asked = {name: getattr(fields, name) for name in WorkloadFields.model_fields}
+    request = TuneRequest(**asked, search="bayes")
     tuned = tune(request).best.plan_file
     bound = replace(NO_COMM, sequence_parallel=bool(kind.sequence_parallel))
     named = {name: Chosen.of(case, plan) for name, plan in {**kind.plans, BOUND: bound}.items()}
@@ -191,9 +189,8 @@ def _model(name: str, options: argparse.Namespace) -> tuple[ModelSpec, Workload]
     known = KINDS[options.kind].models
     if name in known:
         return known[name]
-    workload = Workload(
-        seq_length=options.seq_length, micro_batch_size=options.micro_batch_size, dtype="fp32"
-    )
+    seq, batch = options.seq_length, options.micro_batch_size
+    workload = Workload(seq_length=seq, micro_batch_size=batch, dtype="fp32")
     return load_model(name).spec, workload
 
 

@@ -108,8 +108,7 @@ def h200_profile(sources: Sources) -> Profile:
     taken = H200.words("collectives", source=there.source, there=there.note)
     made = replace(
         ops, attention=measured.attention_section(ops, sources),
-        collectives=replace(links, provenance=taken),
-        contention=Met(fit=law, provenance=words),
+        collectives=replace(links, provenance=taken), contention=Met(fit=law, provenance=words),
         launch=measured.launch_section(H200, sources.ours("launch")),
         power=capped_section(H200, sources),
     )  # fmt: skip

@@ -222,9 +222,8 @@ def params_of(law: TiledLaw) -> dict[str, Any]:
     """Return the law's numbers as a profile holds them."""
     scalars = {name: rounded(getattr(law, name), _DIGITS) for name in _SCALARS}
     tiles = {"tile_mflop_us": law.tile_mflop_us, "tile_us": law.tile_us}
-    return scalars | {
-        name: tuple(rounded(x, _DIGITS) for x in each) for name, each in tiles.items()
-    }
+    many = {name: tuple(rounded(x, _DIGITS) for x in each) for name, each in tiles.items()}
+    return scalars | many
 
 
 def _table(rows: Rows, least: int) -> Floats:

@@ -75,9 +75,8 @@ def attention_section(ops: Profile, sources: Sources) -> AttentionSection:
     section, fit = ops.section("attention"), attention_law(ops)
     more = (row for dims in OTHER_HEADS for row in our_rows(sources, dims))
     rows = tuple(sorted((*section.rows, *more), key=lambda row: row.key))
-    made: AttentionSection = replace(
-        section, rows=rows, fit=fit, others=(small_heads(fit, sources),)
-    )
+    small = small_heads(fit, sources)
+    made: AttentionSection = replace(section, rows=rows, fit=fit, others=(small,))
     return made
 
 
@@ -106,9 +105,8 @@ def _pointwise(rows: Iterable[PointwiseRow]) -> PointwiseSection:
     found = {row.key: row for row in moved}
     made, told = tuple(found[key] for key in sorted(found)), GPU.told["pointwise"]
     fits = (like(made, name, other, factor) for name, (other, factor) in told["alike"].items())
-    words = GPU.words(
-        "pointwise", rewritten=", ".join(told["rewritten"]), alike=", ".join(sorted(told["alike"]))
-    )
+    alike = ", ".join(sorted(told["alike"]))
+    words = GPU.words("pointwise", rewritten=", ".join(told["rewritten"]), alike=alike)
     return PointwiseSection(rows=made, fits=tuple(fits), provenance=words)
 
 

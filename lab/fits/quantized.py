@@ -80,9 +80,8 @@ def _grid(casts: Sequence[Any], column: str) -> RegularGridInterpolator:
     known = {(one.m, one.k): getattr(one, column) for one in casts}
     ks = [k for k in ks if all((m, k) in known for m in ms)]
     values: Floats = np.array([[known[m, k] for k in ks] for m in ms])
-    return RegularGridInterpolator(
-        (np.log(ms), np.log(ks)), values, bounds_error=False, fill_value=None
-    )
+    grid = np.log(ms), np.log(ks)
+    return RegularGridInterpolator(grid, values, bounds_error=False, fill_value=None)
 
 
 def with_quantized(profile: Profile, sources: Sources) -> Profile:
@@ -215,7 +214,6 @@ def with_lasting(law: PowerSection, rows: Sequence[Row]) -> PowerSection:
         ns = next(one["ns"] for one in rows if "ns" in one and one["shape"] == row["shape"])
         burst_ns = row["calls"] * statistics.fmean(ns[f"{recipe} {layout}"] for layout in LAYOUTS)
         draws[math] = rounded(times, 3)
-        clocks[math] = rounded(
-            law.boost_mhz * kept ** (1 / law.exponent) * row["lasting_ns"] / float(burst_ns)
-        )
+        slower = row["lasting_ns"] / float(burst_ns)
+        clocks[math] = rounded(law.boost_mhz * kept ** (1 / law.exponent) * slower)
     return replace(law, gemm_draw=draws, gemm_mhz=clocks)

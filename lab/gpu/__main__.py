@@ -55,9 +55,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="end after about this time")
     parser.add_argument("--out", type=Path, default=Path("gpu-records"), help="folder of records")
-    parser.add_argument(
-        "--stage", choices=STAGES, action="append", help="only these, in this order"
-    )
+    parser.add_argument("--stage", choices=STAGES, action="append", help="only these, in order")
     options = parser.parse_args(arguments)
     name = "".join(smi("name"))
     if not name:
@@ -80,9 +78,8 @@ def run_all(names: Sequence[str], minutes: float, out: Path, profile: str) -> li
             continue
         share = min(left, STAGES[name].minutes)
         # Nothing here has touched CUDA, so that a fork, which need not import torch again, may.
-        process = multiprocessing.get_context("fork").Process(
-            target=_run_one, args=(name, share, out, profile)
-        )
+        told = (name, share, out, profile)
+        process = multiprocessing.get_context("fork").Process(target=_run_one, args=told)
         process.start()
         process.join(60 * share + GRACE_S)
         if process.is_alive():

@@ -159,7 +159,7 @@ def permutation_works(one: Experts, tokens: int, device: torch.device) -> Moves:
     x, y = made(tokens, hidden, dtype=BF16), made(tokens * top, hidden, dtype=BF16)
     many, few = torch.empty_like(y), torch.empty_like(x)
     weight, size = torch.rand(tokens, top, device=device), 2 * tokens * hidden * (top + 1)
-    states, router = made(tokens, hidden), made(16 * one.local, hidden)
+    states, gate = made(tokens, hidden), made(16 * one.local, hidden)
     return {
         "permute": (size, lambda call: permuted(x, source, many)),
         "permute by torch": (size, lambda call: torch.index_select(x, 0, source)),
@@ -168,7 +168,5 @@ def permutation_works(one: Experts, tokens: int, device: torch.device) -> Moves:
             size, lambda call: (y[place.view(-1)].view(tokens, top, hidden)
                                 * weight[..., None].to(BF16)).sum(1),
         ),
-        "router by torch": (
-            0, lambda call: torch.topk(torch.softmax(states @ router.t(), -1), top)
-        ),
+        "router by torch": (0, lambda call: torch.topk(torch.softmax(states @ gate.t(), -1), top)),
     }  # fmt: skip

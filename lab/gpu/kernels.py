@@ -83,9 +83,8 @@ class Casts:
         self.grid = blocks
         self.out = torch.empty(rows, columns, device=x.device, dtype=torch.float8_e4m3fn)
         self.turned = torch.empty(columns, rows, device=x.device, dtype=torch.float8_e4m3fn)
-        self.out_bytes, self.turned_bytes = (
-            one.view(torch.uint8) for one in (self.out, self.turned)
-        )
+        outs = self.out, self.turned
+        self.out_bytes, self.turned_bytes = (one.view(torch.uint8) for one in outs)
         self.scale = FP8_MAX / x.abs().amax().float().reshape(1)
         self.scales = torch.empty(blocks[1], rows, device=x.device)
         self.turned_scales = torch.empty(blocks[0], columns, device=x.device)

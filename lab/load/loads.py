@@ -171,9 +171,7 @@ def latency_checks(visitor: Visitor, kind: str, share: float, limit_ms: float) -
 
 
 LOADS: Final[dict[str, Load]] = {
-    "simulations": steady(
-        "simulation", visits.simulation, 50.0, 50.0, "A workload simulated before"
-    ),
+    "simulations": steady("simulation", visits.simulation, 50.0, 50.0, "A workload known before"),
     "whatif": steady(
         "what-if", visits.asked_what_if, 4.0, 200.0,
         "What-ifs of GPT-3 13B, each another link bandwidth",

@@ -57,9 +57,8 @@ def sources(root: Path) -> dict[str, str]:
 def area_tests(root: Path, area: str) -> list[str]:
     """Return the paths of an area's test files under ``root``, in each ring that has them."""
     rings = (root / "tests" / ring for ring in TOLD["rings"])
-    return _tests(
-        root, *(path for ring in rings for part in TESTS[area] for path in ring.glob(part))
-    )
+    found = (path for ring in rings for part in TESTS[area] for path in ring.glob(part))
+    return _tests(root, *found)
 
 
 def _tests(root: Path, *places: Path) -> list[str]:
