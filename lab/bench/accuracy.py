@@ -205,8 +205,7 @@ def _between_rows(name: str) -> Errors:
     for _, group in itertools.groupby(rows, key=lambda row: row.group):
         line = list(group)
         for index in range(1, len(line) - 1):
-            table = CollectiveTable([*line[:index], *line[index + 1 :]])
-            yield from errors(table, [line[index]])
+            yield from errors(CollectiveTable([*line[:index], *line[index + 1 :]]), [line[index]])
 
 
 def _collectives(known: Chosen, asked: Chosen) -> Parts:

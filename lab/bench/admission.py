@@ -141,8 +141,7 @@ def _without(rows: Sequence[Row], family: str, case: str, rate: float) -> Conten
     mine = [one for one in law.beside_cells(others, rate) if one.family == family]
     factor, memory = 1.0, None
     if rate:
-        attained = known.memory.attained_gb_s
-        memory, factor = law.fit_memory(law.streamed_cells(others), attained)
+        memory, factor = law.fit_memory(law.streamed_cells(others), known.memory.attained_gb_s)
     return replace(
         known, compute=(law.fit_beside(mine, sm_count=GPU.machine.sm_count),),
         collective=replace(known.collective, factor=factor), memory=memory,

@@ -81,8 +81,7 @@ def time_ms(case: Case, plan: SlicePlan) -> float:
 
 def fastest(case: Case, plans: Iterable[SlicePlan]) -> tuple[int, SlicePlan]:
     """Return the time, in ns, and the plan of the first of the fastest."""
-    times = ((predict(case, plan).makespan_ns, plan) for plan in plans)
-    return min(times, key=itemgetter(0))
+    return min(((predict(case, plan).makespan_ns, plan) for plan in plans), key=itemgetter(0))
 
 
 def recorded(case: Case, plan: SlicePlan) -> Timeline:
@@ -94,8 +93,7 @@ def recorded(case: Case, plan: SlicePlan) -> Timeline:
 def interval(case: Case, plan: SlicePlan) -> Confidence:
     """Return how sure the time of an iteration is."""
     found = played(case, plan)
-    timeline = record(found.plays, found.cost)
-    return confidence_of(timeline, found.cost, unsure_clocks(case, found))
+    return confidence_of(record(found.plays, found.cost), found.cost, unsure_clocks(case, found))
 
 
 def half_width(known: Confidence) -> float:

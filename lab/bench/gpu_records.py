@@ -42,8 +42,7 @@ def gpu_records() -> Iterator[Table]:
     given, some = os.environ.get(FOLDER), False
     folders = [Path(given)] if given else sorted(SOURCES.measurements.glob("*/"))
     for where in folders:
-        known = (SOURCES.measurements / where.name).exists()
-        profile = load_profile(where.name if known else NAME)
+        profile = load_profile(where.name if (SOURCES.measurements / where.name).exists() else NAME)
         for found in tables_of(where, profile):
             some = True
             yield replace(found, title=f"{profile.name}: {found.title}")

@@ -81,8 +81,7 @@ def _deepseek() -> list[Table]:
         assert run.gib is not None
         assert run.peer_ms is not None
         ms, gib = time_ms(run.case, run.plan), peak_bytes(run.case, run.plan) / GIB
-        off = gib / run.gib - 1
-        found.append((int(run.label), run.measured_ms, ms, run.error(ms), off))
+        found.append((int(run.label), run.measured_ms, ms, run.error(ms), gib / run.gib - 1))
         lines.append((
             run.label, run.row["measured_ms"], f"{ms:,.1f}", f"{run.error(ms):+.1%}",
             f"{run.error(run.peer_ms):+.1%}", run.row["measured_gib"], f"{gib:.1f}",

@@ -83,8 +83,7 @@ def model_file(model: ModelSpec) -> Path:
 def plans_of(case: Case, fields: WorkloadFields, kind: Kind) -> dict[str, Chosen]:
     """Return the plans of the report, the tuned plan and the plan without communication by name."""
     asked = {name: getattr(fields, name) for name in WorkloadFields.model_fields}
-    request = TuneRequest(**asked, search="bayes")
-    tuned = tune(request).best.plan_file
+    tuned = tune(TuneRequest(**asked, search="bayes")).best.plan_file
     bound = replace(NO_COMM, sequence_parallel=bool(kind.sequence_parallel))
     named = {name: Chosen.of(case, plan) for name, plan in {**kind.plans, BOUND: bound}.items()}
     return {**named, TUNED: Chosen(plan=tuned.plan, order=tuned.order)}
@@ -190,8 +189,7 @@ def _model(name: str, options: argparse.Namespace) -> tuple[ModelSpec, Workload]
     if name in known:
         return known[name]
     seq, batch = options.seq_length, options.micro_batch_size
-    workload = Workload(seq_length=seq, micro_batch_size=batch, dtype="fp32")
-    return load_model(name).spec, workload
+    return load_model(name).spec, Workload(seq_length=seq, micro_batch_size=batch, dtype="fp32")
 
 
 if __name__ == "__main__":

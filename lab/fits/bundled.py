@@ -45,8 +45,7 @@ def a100_profile(sources: Sources) -> Profile:
     )
     told = {"cells": overlapped.cells, "constant_us": f"{fit.constant_us:g}"}
     hopper = attention.h100_attention(sources, H100.machine)
-    h200 = measured.h200_ops(sources)
-    pointwise = measured.transferred(h200, machine, least_error=ASSUMED_ERROR)
+    pointwise = measured.transferred(measured.h200_ops(sources), machine, least_error=ASSUMED_ERROR)
     by_ctas = collectives_of(sources, "a100_all_reduce_by_ctas")
     nodes = (*collectives.node_collectives(A100, sources), *by_ctas)
     made = A100.profile(
@@ -187,14 +186,12 @@ def _gemms(gpu: Gpu, sources: Sources) -> tuple[GemmRow, ...]:
 def _h100_collectives(sources: Sources) -> Links:
     nodes = collectives_of(sources, "h100_nodes_all_reduce")
     own = (*collectives.node_collectives(H100, sources), *nodes)
-    fits = (*own, *collectives.multimem_collectives(sources))
-    return collectives.collective_section(H100, fits)
+    return collectives.collective_section(H100, (*own, *collectives.multimem_collectives(sources)))
 
 
 def _beside(sources: Sources) -> ContentionFit:
     attained, rows = measured.attained_gb_s(measured.h200_ops(sources)), sources.ours("contention")
-    sm_count = H200.machine.sm_count
-    return contention.beside_law(rows, sm_count=sm_count, attained_gb_s=attained)
+    return contention.beside_law(rows, sm_count=H200.machine.sm_count, attained_gb_s=attained)
 
 
 # Experts ------------------------------------------------------------------------------------------

@@ -47,8 +47,7 @@ def collective_section(gpu: Gpu, fits: Iterable[CollectiveFit]) -> CollectiveSec
 
 def node_collectives(gpu: Gpu, sources: Sources) -> tuple[CollectiveFit, ...]:
     """Return the laws of the table of a GPU's node."""
-    table = sources.table(gpu.told["collectives"]["table"])
-    return fit_collectives(collectives_csv(table).rows)
+    return fit_collectives(collectives_csv(sources.table(gpu.told["collectives"]["table"])).rows)
 
 
 def multimem_collectives(sources: Sources) -> tuple[CollectiveFit, ...]:

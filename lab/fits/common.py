@@ -89,8 +89,7 @@ def _rows(path: Path) -> list[Any]:
     with opened(path, "rt", encoding="utf-8", newline="") as file:
         names, *lines = csv.reader(line for line in file if not line.startswith("#"))
     made = namedtuple("made", names)  # type: ignore[misc]  # columns are the table's
-    columns = map(_typed, zip(*lines, strict=True))
-    return [made(*cells) for cells in zip(*columns, strict=True)]
+    return [made(*cells) for cells in zip(*map(_typed, zip(*lines, strict=True)), strict=True)]
 
 
 def _typed(cells: Sequence[str]) -> Sequence[Any]:

@@ -117,8 +117,7 @@ def fit_curves(rows: Rows, sm_count: int, *, dtype: str = "bf16") -> GemmFit:
     law = make_law(fit.law, fit.params, sm_count)
     m, n, k, us = _table(rows, MIN_ROWS).T
     curves = curves_of(m, n, k, us, law)
-    left_out = StoredCurves(curves, law).leave_out_error
-    return replace(fit, curves=curves, error=rounded(left_out, 3))
+    return replace(fit, curves=curves, error=rounded(StoredCurves(curves, law).leave_out_error, 3))
 
 
 def _whole_fit(rows: Rows, sm_count: int, layout: str, dtype: str, adds: bool) -> GemmFit:
@@ -251,8 +250,7 @@ def _sample(table: Floats, count: int) -> Floats:
     if len(table) <= count:
         return table
     weight, rng = np.where(_is_training(table), 1.0, _OTHER_WEIGHT), np.random.default_rng(0)
-    chosen = rng.choice(len(table), count, replace=False, p=weight / weight.sum())
-    return table[np.sort(chosen)]
+    return table[np.sort(rng.choice(len(table), count, replace=False, p=weight / weight.sum()))]
 
 
 def _is_training(table: Floats) -> Mask:

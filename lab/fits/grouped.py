@@ -161,8 +161,7 @@ def served(found: Sequence[Layer], dtype: str, sm_count: int) -> Served:
 
     jitter = np.random.default_rng(0).normal(0.0, _JITTER, (_STARTS - 1, len(start)))
     tries = [fit(whole, start + shift, _EFFORT[0]) for shift in (0.0, *jitter)]
-    best = min(tries, key=lambda one: mape(whole.times_us(one), whole.us))
-    point = fit(whole, best, _EFFORT[1])
+    point = fit(whole, min(tries, key=lambda x: mape(whole.times_us(x), whole.us)), _EFFORT[1])
     errors = withheld(found, lambda one: one.model, off, FOLDS)
     law = law_of(point[: -len(_MORE)], sm_count)
     law = replace(law, fixed_us=law.fixed_us / KERNELS)
@@ -235,8 +234,7 @@ def grouped_gemms(profile: Profile, sources: Sources, there: Trainer, words: Any
         if dtype == "bf16" and gpu in OWN:
             fits.append(_at(made, there, "fitted"))
         elif gpu in OWN and not machine.fp8_any_layout:
-            mine = _quantized(law, profile.name, there, sources)
-            fits.append(_at(made, mine, "fitted"))
+            fits.append(_at(made, _quantized(law, profile.name, there, sources), "fitted"))
         else:
             times = _carried(there, level(law, single, dtype))
             fits.append(_at(made, Trainer(times, there.error), "assumed"))

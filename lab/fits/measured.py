@@ -64,8 +64,7 @@ def rewritten_rows(gpu: Gpu, sources: Sources) -> tuple[PointwiseRow, ...]:
 def _with_ops(profile: Profile, rows: Iterable[Mapping[str, Any]]) -> Profile:
     best: dict[str, Mapping[str, Any]] = {}
     for row in rows:
-        known = best.setdefault(str(row["signature"]), row)
-        if known["samples"] <= row["samples"]:
+        if best.setdefault(str(row["signature"]), row)["samples"] <= row["samples"]:
             best[str(row["signature"])] = row
     return add_ops(profile, best.values())
 
@@ -129,8 +128,7 @@ def launch_section(gpu: Gpu | None = None, rows: Sequence[Mapping[str, Any]] = (
             costs["pointwise"] += [row["cost_us_by_role"][role] for role in roles]
     medians = {kind: rounded(statistics.median(found)) for kind, found in costs.items()}
     own = {**medians, "collective": eager["cost_us"]["collective"]}
-    words = gpu.words("launch")
-    return replace(usual, cost_us=own, assumed=("collective",), provenance=words)
+    return replace(usual, cost_us=own, assumed=("collective",), provenance=gpu.words("launch"))
 
 
 MB: Final = 1_000_000

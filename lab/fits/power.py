@@ -125,8 +125,7 @@ def stage_exponent(
 def with_collectives(law: PowerSection, case: Case, plan: SlicePlan, row: Row) -> PowerSection:
     """Return ``law`` with the draw of collectives by which a step draws its row's joules."""
     none, one = (_step_j(_drawing(law, watts), case, plan, row) for watts in (0.0, 1.0))
-    draw_w = max(0.0, (row["step_j"] - none) / (one - none))
-    return _drawing(law, rounded(draw_w), kind="fitted")
+    return _drawing(law, rounded(max(0.0, (row["step_j"] - none) / (one - none))), kind="fitted")
 
 
 def _step_j(law: PowerSection, case: Case, plan: SlicePlan, row: Row) -> float:
@@ -137,7 +136,6 @@ def _step_j(law: PowerSection, case: Case, plan: SlicePlan, row: Row) -> float:
 
 def _drawing(law: PowerSection, watts: float, **changed: Any) -> PowerSection:
     def of(one: FamilyPower) -> FamilyPower:
-        drawn = one.family == "collective"
-        return replace(one, draw_w=watts, **changed) if drawn else one
+        return replace(one, draw_w=watts, **changed) if one.family == "collective" else one
 
     return replace(law, families=tuple(map(of, law.families)))

@@ -93,8 +93,7 @@ def with_quantized(profile: Profile, sources: Sources) -> Profile:
     found = [_with_curves(gpu, sources, machine.sm_count, casts, *way) for way in ways.items()]
     if machine.fp8_any_layout:
         tensor = next(fit for fit in found if fit.dtype == "fp8_tensor")
-        error = max(0.1, tensor.error)
-        found.append(replace(tensor, dtype="mxfp8", kind="assumed", error=error))
+        found.append(replace(tensor, dtype="mxfp8", kind="assumed", error=max(0.1, tensor.error)))
     else:
         rows = sources.ours("fp8", profile.name)
         found = [with_backward(fit, machine, rows) for fit in found]

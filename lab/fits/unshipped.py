@@ -67,8 +67,7 @@ def fit_unshipped(tables: Path, data: Path) -> None:
         "h100_nodes_all_reduce": lambda: Collectives(fits=fit_collectives(_nodes_rows(tables))),
     }
     for name, fit in made.items():
-        text = json.dumps(to_plain(fit()), indent=1) + "\n"
-        write_whole(data / "fitted" / f"{name}.json", text)
+        write_whole(data / "fitted" / f"{name}.json", json.dumps(to_plain(fit()), indent=1) + "\n")
 
 
 def fitted_overlap(tables: Path) -> Overlapped:

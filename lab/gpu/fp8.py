@@ -100,8 +100,7 @@ def _scales(scaling: str, layout: str, sizes: Shape, device: torch.device) -> Te
     blocks = -(-inner // BLOCK)
     if layout == "wgrad":
         return ones(blocks, rows).t(), ones(blocks, columns)
-    padded = -(-blocks // 4) * 4
-    return ones(blocks, rows).t(), ones(-(-columns // BLOCK), padded)[:, :blocks].t()
+    return ones(blocks, rows).t(), ones(-(-columns // BLOCK), -(-blocks // 4) * 4)[:, :blocks].t()
 
 
 def _gemms(timed: Timed, device: torch.device, shape: Shape) -> Row:

@@ -139,8 +139,7 @@ def measured_profile(rows: Sequence[Row]) -> Profile:
     mine = Profile(name="mine", created=base.created, machine=base.machine)
     for row in rows:
         mine = joined(mine, row)
-    costs_us = [row["cost_us"] for row in rows if "cost_us" in row]
-    return laid_over(base, with_launch(mine, costs_us))
+    return laid_over(base, with_launch(mine, [row["cost_us"] for row in rows if "cost_us" in row]))
 
 
 def _plans(stage: Stage, proof: ProofCase, shapes: Sequence[str]) -> Row:

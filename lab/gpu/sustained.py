@@ -74,8 +74,7 @@ class MarkClock:
 
     def op_ns(self) -> list[float]:
         """Return what each op took in the last replay, which has ended."""
-        pairs = zip(self.events[::2], self.events[1::2], strict=True)
-        return [since_ns(a, b) for a, b in pairs]
+        return [since_ns(a, b) for a, b in zip(self.events[::2], self.events[1::2], strict=True)]
 
 
 class Step(NamedTuple):

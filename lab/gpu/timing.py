@@ -133,8 +133,7 @@ class Arena:
         """Return the median ns of one call, with calls back to back."""
         for call in range(3):
             work(call)
-        first = _median(self._play(work, 12, None, 0)[0])
-        calls = max(12, min(MOST_CALLS, round(OPS_NS / first)))
+        calls = max(12, min(MOST_CALLS, round(OPS_NS / _median(self._play(work, 12, None, 0)[0]))))
         return _median(self._play(work, calls, None, 0)[0])
 
     def traffic_alone(self, traffic: Traffic) -> float:

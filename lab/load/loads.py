@@ -152,9 +152,8 @@ def growth(samples: Sequence[int]) -> float:
 def memory_checks(samples: Sequence[int], duration: Duration) -> list[Check]:
     """Return the growth of resident memory, without a target where a load is too short to tell."""
     what, grown = f"growth of memory after the first {WARM_UP:.0%} of the time", growth(samples)
-    is_short = duration.mixed_s < 120.0
     return [
-        reported(what, f"{grown:.2%}") if is_short else at_most(what, 0.05, grown),
+        reported(what, f"{grown:.2%}") if duration.mixed_s < 120.0 else at_most(what, 0.05, grown),
         at_most("memory, with workers, at its peak", DEPLOYED_MIB, max(samples) / MIB, "MiB", 0),
     ]
 

@@ -241,5 +241,4 @@ def sample(texts: dict[str, str], count: int, seed: int) -> list[Fault]:
     for of_area in places.values():
         drawn = rng.sample(sorted(of_area), min(count, len(of_area)))
         chosen.append([rng.choice(of_area[place]) for place in drawn])
-    turns = [fault for turn in zip_longest(*chosen) for fault in turn if fault]
-    return turns[:count]
+    return [fault for turn in zip_longest(*chosen) for fault in turn if fault][:count]
