@@ -1,10 +1,9 @@
-"""Check: a measured number beside its target. A table of checks says ok or MISS in each row."""
+"""Tables of results, and checks: a measured number beside its target, ok or MISS in each row."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from domino_tune.base.tables import Table
 
@@ -18,12 +17,11 @@ MISS: Final = "MISS"
 NO_TARGET: Final = "-"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Check:
+class Check(NamedTuple):
     """One row: what was measured, its target and the number. ``ok`` is None without a target."""
 
     what: str
-    target: str = NO_TARGET
+    target: str
     measured: str
     ok: bool | None = None
 
@@ -35,39 +33,47 @@ def verdict(ok: bool | None) -> str:
 
 def at_most(what: str, limit: float, value: float, unit: str = "%", digits: int = 2) -> Check:
     """Return a check that ``value`` is at most ``limit``. For ``%`` both are fractions."""
-    scale = 100.0 if unit == "%" else 1.0
-    gap = "" if unit == "%" else " "
-    return Check(
-        what=what,
-        target=f"≤ {limit * scale:g}{gap}{unit}",
-        measured=f"{value * scale:.{digits}f}{gap}{unit}",
-        ok=value <= limit,
-    )
+    scale, gap = (100.0, "") if unit == "%" else (1.0, " ")
+    measured = f"{value * scale:.{digits}f}{gap}{unit}"
+    return Check(what, f"≤ {limit * scale:g}{gap}{unit}", measured, value <= limit)
 
 
 def at_least(what: str, limit: float, share: float) -> Check:
     """Return a check that a share is at least ``limit``."""
-    return Check(what=what, target=f"≥ {limit:.0%}", measured=f"{share:.1%}", ok=share >= limit)
+    return Check(what, f"≥ {limit:.0%}", f"{share:.1%}", share >= limit)
 
 
 def equal(what: str, target: int, value: int) -> Check:
     """Return a check that ``value`` is ``target``."""
-    return Check(what=what, target=str(target), measured=str(value), ok=value == target)
+    return Check(what, str(target), str(value), value == target)
 
 
 def reported(what: str, measured: str) -> Check:
     """Return a check without a target."""
-    return Check(what=what, measured=measured)
+    return Check(what, NO_TARGET, measured)
 
 
-def check_table(title: str, checks: Sequence[Check], notes: Sequence[str] = ()) -> Table:
+def table(title: str, columns: str, rows: Iterable[Sequence[object]], *notes: str) -> Table:
+    """Return a table. ``columns``: names with ``|`` between them, ``>`` before those of numbers."""
+    shown = [tuple(map(str, row)) for row in rows]
+    return Table(title=title, columns=columns.split("|"), rows=shown, notes=notes)
+
+
+def check_table(title: str, checks: Iterable[Check], *notes: str) -> Table:
     """Return the checks as a table, one row each."""
-    return Table(
-        title=title,
-        columns=("what", ">target", ">measured", "verdict"),
-        rows=[(c.what, c.target, c.measured, verdict(c.ok)) for c in checks],
-        notes=notes,
-    )
+    rows = ((*check[:3], verdict(check.ok)) for check in checks)
+    return table(title, "what|>target|>measured|verdict", rows, *notes)
+
+
+def shown(forms: Mapping[str, Any], name: str, rows: Iterable[Any], **facts: object) -> Table:
+    """Return checks, or rows, as the table of this name in ``forms``: title, columns (none: checks)
+    and notes, with ``facts`` in them, and perhaps ``cells``, the form of what is in a row."""
+    told = {"columns": "", "cells": "", "notes": (), **forms[name]}
+    if told["cells"]:
+        rows = [told["cells"].format(*row).split("|") for row in rows]
+    texts = (told["title"], told["columns"], *told["notes"])
+    title, columns, *notes = (text.format(**facts) for text in texts)
+    return table(title, columns, rows, *notes) if columns else check_table(title, rows, *notes)
 
 
 def missed(checks: Sequence[Check]) -> bool:
@@ -77,5 +83,14 @@ def missed(checks: Sequence[Check]) -> bool:
 
 def count_verdicts(tables: Sequence[Table]) -> tuple[int, int]:
     """Return how many rows end in ``ok``, and how many in ``MISS``."""
-    words = [row[-1] for table in tables for row in table.rows if row]
+    words = [row[-1] for each in tables for row in each.rows if row]
     return words.count(OK), words.count(MISS)
+
+
+def markdown_section(each: Table) -> str:
+    """Return a table as Markdown, after its title and before its notes."""
+    names = [column.lstrip(">") for column in each.columns]
+    rule = ["--:" if column.startswith(">") else "---" for column in each.columns]
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in each.rows]
+    rows = (f"| {' | '.join(row)} |" for row in (names, rule, *cells))
+    return "\n".join([f"## {each.title}", "", *rows, *(f"\n{note}" for note in each.notes), ""])

@@ -45,11 +45,11 @@ def facts_dir() -> Path:
     """Return the folder of tables that are not in the repository (data/NOTICE.md). Skip if it is
     not set.
     """
-    from lab.bench import facts
+    from lab.bench.common import facts_dir as folder
     from lab.verdict import SkippedError
 
     try:
-        return facts.facts_dir()
+        return folder()
     except SkippedError as reason:
         pytest.skip(str(reason))
 

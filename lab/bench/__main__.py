@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
+from typing import Any, Final
 
 from domino_tune.base.tables import Table, print_line, print_table
-from lab.bench import BENCHES, find
+from lab import told
 from lab.verdict import SkippedError, count_verdicts
 from simulator.errors import unknown_name
 
-EXTRAS: Final = ("torch", "transformers")
-"""Packages that an installation without the runtime lacks."""
+BENCHES: Final[dict[str, dict[str, Any]]] = told(__file__)
+EXTRAS: Final = ("torch", "transformers")  # Packages that an installation without the runtime lacks
+Part = Callable[[], Iterable[Table]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="print what each of them prints")
     options = parser.parse_args(argv)
     if options.list:
-        print("\n".join(f"{name:<13} {prints}" for name, (prints, *_) in BENCHES.items()))
+        print("\n".join(f"{name:<13} {one['prints']}" for name, one in BENCHES.items()))
         return 0
     for name in options.names:
         if name not in BENCHES:
@@ -36,21 +38,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(missed > 0)
 
 
+def find(part: str) -> Part:
+    """Import a part's module and return its function."""
+    module, _, function = part.partition(".")
+    found: Part = getattr(import_module(f"lab.bench.{module}"), function)
+    return found
+
+
 def run(name: str) -> list[Table]:
     """Print one benchmark's tables and times, and what was skipped. Return the tables."""
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall, cpu, tables = time.perf_counter(), time.process_time(), list[Table]()
     print_line(f"=== {name}")
-    tables: list[Table] = []
-    for part in BENCHES[name][1:]:
+    for part in BENCHES[name]["parts"]:
         try:
             found = list(find(part)())
-        except SkippedError as reason:
-            print_line(f"skipped: {part}: {reason}")
-            continue
-        except ModuleNotFoundError as missing:
-            if missing.name not in EXTRAS:
+        except (SkippedError, ModuleNotFoundError) as reason:
+            if isinstance(reason, ModuleNotFoundError) and reason.name not in EXTRAS:
                 raise
-            print_line(f"skipped: {part}: no {missing.name}")
+            print_line(f"skipped: {part}: {reason}")
             continue
         for table in found:
             print_table(table)

@@ -1,75 +1,64 @@
-"""What a GPU's records say, a table a stage: power and clock, admission, kernels, plans that
-ran.
-
+"""What a GPU's records say, a table a stage: power and clock, admission, plans that ran, kernels.
 They are read where the stages of ``scripts/gpu`` left them; measurements/README.md says which were
-kept.
-"""
+kept."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from domino_tune.base.tables import Table
 from domino_tune.store.profiles import load_profile
-from lab.bench.facts import REPOSITORY
-from lab.bench.gpu_kernels import first_table, fp8_tables, gap_tables, grouped_tables
-from lab.bench.gpu_proof import proof_tables
+from lab.bench.common import SOURCES, mean_off, shown
+from lab.fidelity.page import choice_checks, detail, errors_of, worst_errors
+from lab.fidelity.scores import KINDS, score, setting_from
 from lab.fits.common import records
-from lab.fits.contention import FULL_RATE
 from lab.fits.power import stage_exponent, stage_law, with_collectives
 from lab.gpu.cases import PLANS, PlayedPlan
-from lab.verdict import SkippedError, at_most, check_table, reported
+from lab.gpu.proof import SHAPES, WAYS, ProofCase, measured_profile, proof_case
+from lab.verdict import Check, SkippedError, at_least, at_most, check_table, reported, table
 from simulator.case import Case
+from simulator.plan import SlicePlan
 from simulator.power import PowerSection
 from simulator.predict import played
 from simulator.profile import Profile
+from simulator.units import MS_PER_NS
 
 Row = Mapping[str, Any]
 NAME: Final = "h200-sxm"
-MEASUREMENTS: Final = REPOSITORY / "measurements"
 FOLDER: Final = "DOMINO_TUNE_GPU_RECORDS"
 """Names a folder of records; default: all in measurements/."""
-CLOCK_LIMIT: Final = 0.03
-CTAS: Final = 16
 
 
 def gpu_records() -> Iterator[Table]:
-    """Yield the tables of all stages that have records, GPU by GPU. Raise SkippedError where none
-    has."""
+    """Yield the tables of all stages with records, by GPU. Raise SkippedError where none has."""
     given, some = os.environ.get(FOLDER), False
-    folders = [Path(given)] if given else sorted(MEASUREMENTS.glob("*/"))
+    folders = [Path(given)] if given else sorted(SOURCES.measurements.glob("*/"))
     for where in folders:
-        profile = load_profile(where.name if (MEASUREMENTS / where.name).exists() else NAME)
-        for table in tables_of(where, profile):
+        profile = load_profile(where.name if (SOURCES.measurements / where.name).exists() else NAME)
+        for found in tables_of(where, profile):
             some = True
-            yield replace(table, title=f"{profile.name}: {table.title}")
+            yield replace(found, title=f"{profile.name}: {found.title}")
     if not some:
         raise SkippedError(f"no records of these stages in {folders}: scripts/gpu")
 
 
-def tables_of(where: Path, profile: Profile) -> list[Table]:
-    """Return the tables of a folder of records."""
-    clocks, sustained, admission, queues, gaps, fp8, grouped, rehearsal, proof = (
-        rows_of(where, stage)
-        for stage in (
-            "clocks", "sustained", "admission", "queues", "gaps", "fp8", "grouped", "rehearsal",
-            "proof",
-        )
-    )  # fmt: skip
-    return [
-        *clock_tables(clocks, sustained, profile),
-        *([admission_table(admission), first_table(admission)] if admission else []),
-        *([queue_table(queues)] if queues else []),
-        *(gap_tables(gaps) if gaps else []),
-        *(fp8_tables(fp8) if fp8 else []),
-        *(grouped_tables(grouped) if grouped else []),
-        *([rehearsal_table(rehearsal)] if rehearsal else []),
-        *proof_tables(proof),
-    ]
+def tables_of(where: Path, profile: Profile) -> Iterator[Table]:
+    """Yield the tables of a folder of records."""
+    yield from clock_tables(rows_of(where, "clocks"), rows_of(where, "sustained"), profile)
+    for stage, tables in (
+        ("admission", first_tables), ("gaps", gap_tables), ("fp8", fp8_tables),
+        ("grouped", grouped_tables), ("rehearsal", rehearsal_tables), ("proof", proof_tables),
+    ):  # fmt: skip
+        if rows := rows_of(where, stage):
+            yield from tables(rows)
 
 
 def rows_of(where: Path, stage: str) -> list[dict[str, Any]]:
@@ -88,8 +77,7 @@ def clock_tables(clocks: Sequence[Row], sustained: Sequence[Row], profile: Profi
     if not clocks or profile.power is None:
         return []
     law = fitted_law(clocks, sustained, profile)
-    plans = {one.name: one for one in PLANS}
-    rows, checks = [], []
+    plans, lines, checks = {one.name: one for one in PLANS}, [], []
     for row in clocks:
         one, told = plans.get(row["case"]), "-"
         if one:
@@ -97,38 +85,25 @@ def clock_tables(clocks: Sequence[Row], sustained: Sequence[Row], profile: Profi
             assert power is not None
             told, off = str(power.clock_mhz), abs(power.clock_mhz / row["clock_mhz"] - 1)
             checks.append(
-                at_most(f"{one.name}, withheld", CLOCK_LIMIT, off) if one.withheld
+                at_most(f"{one.name}, withheld", 0.03, off) if one.withheld
                 else reported(f"{one.name}, fitted", f"{off:.2%}")
             )  # fmt: skip
-        step = (f"{row['step_ms']:.2f}", f"{row['step_j']:.2f}") if "step_ms" in row else ("-", "-")
-        rows.append((
-            row["case"], f"{row['clock_mhz']:.0f}", f"{row['power_w']:.0f}", *step, told,
-        ))  # fmt: skip
-    draws = (
-        f"{one.family} {one.draw_w:.0f} W, elasticity {one.elasticity:.2f}" for one in law.families
-    )
-    measured = Table(
-        title="Lasting loads: power and clock",
-        columns=("load", ">MHz", ">W", ">ms a step", ">J a step", ">MHz by the law"),
-        rows=rows,
-        notes=(f"Draws above idle at boost: {'; '.join(draws)}. Exponent: {law.exponent:g}.",),
-    )
+        step = "{step_ms:.2f}|{step_j:.2f}".format(**row) if "step_ms" in row else "-|-"
+        lines.append((row, step, told))
+    draws = (f"{x.family} {x.draw_w:.0f} W, elasticity {x.elasticity:.2f}" for x in law.families)
+    measured = shown("clocks", lines, draws="; ".join(draws), exponent=law.exponent)
     return [measured, check_table("Clocks by the law of the power cap", checks)]
 
 
 def fitted_law(clocks: Sequence[Row], sustained: Sequence[Row], profile: Profile) -> PowerSection:
-    """Return the law of these records, without the withheld plans: its exponent by the plan without
-    communication, what collectives draw by one with it."""
-    known = profile.power
-    assert known is not None
+    """Return the law of these records without withheld plans: the exponent by the plan that does
+    not communicate."""
+    known: PowerSection = profile.section("power")
     by_case = {row["case"]: row for row in clocks}
     fitted = [(one, by_case[one.name]) for one in PLANS if one.name in by_case and not one.withheld]
-    for one, row in fitted:
-        if not one.communicates:
-            case = case_of(one, profile)
-            exponent = stage_exponent(clocks, sustained, known, case, one.plan, row)
-            known = replace(known, exponent=exponent)
-            break
+    for one, row in (both for both in fitted if not both[0].communicates):
+        how = case_of(one, profile), one.plan, row
+        known = replace(known, exponent=stage_exponent(clocks, sustained, known, *how))
     law = stage_law(clocks, sustained, known)
     for one, row in fitted:
         if one.communicates:
@@ -142,60 +117,143 @@ def case_of(one: PlayedPlan, profile: Profile) -> Case:
     return Case(model=one.case.model, workload=one.case.workload, cluster=cluster, profile=profile)
 
 
-def admission_table(rows: Sequence[Row]) -> Table:
-    """Return when 16 CTAs that move bytes were in, and what both then took."""
-    made = []
-    for row in rows:
-        alone_ns, size = row["alone_ns"], " × ".join(f"{one:,}" for one in row["shape"])
-        for cell in row["cells"]:
-            if (cell["ctas"], cell["rate"]) == (CTAS, FULL_RATE):
-                in_ns, gemms_ns = cell["all_in_ns"], cell["gemms_ns"]
-                made.append((
-                    row["kind"], size, str(row["margin"]), f"{alone_ns / 1e3:.1f}",
-                    cell["arrival"], f"{in_ns / 1e3:.1f}", f"{in_ns / alone_ns:.2f}",
-                    f"{(cell['end_ns'] - in_ns) / row['collective_ns']:.2f}",
-                    f"{gemms_ns[0] / alone_ns:.2f}" if gemms_ns else "-",
-                ))  # fmt: skip
-    return Table(
-        title=f"Collectives of {CTAS} CTAs that meet a GEMM",
-        columns=(
-            "kernel", "tokens × out × in", ">spares", ">alone, µs", "arrives", ">all in, µs",
-            ">of the GEMM", ">collective", ">first GEMM",
-        ),
-        rows=made,
-        notes=("The last two: how much longer than alone.",),
-    )  # fmt: skip
-
-
-def queue_table(rows: Sequence[Row]) -> Table:
-    """Return what share of a row's collectives its GEMMs hid, by queues and way of launching."""
-    return Table(
-        title="Rows of GEMMs beside collectives that came before them",
-        columns=(
-            "queues", "launched", ">GEMMs, µs", ">collectives, µs", ">both, µs", ">overlapped",
-        ),
-        rows=[
-            (
-                row["queues"] or "usual", cell["name"],
-                *(
-                    f"{cell[key] / 1e3:,.0f}"
-                    for key in ("gemms_ns", "collectives_ns", "together_ns")
-                ),
-                f"{cell['overlapped']:.2f}",
-            )
-            for row in rows for cell in row["cells"]
-        ],
-        notes=("1 is all that can be hidden, 0.4 the first GEMM behind a collective alone.",),
-    )  # fmt: skip
-
-
-def rehearsal_table(rows: Sequence[Row]) -> Table:
+def rehearsal_tables(rows: Sequence[Row]) -> list[Table]:
     """Return what a user's loop does in two ways or more, each with its time."""
-    return Table(
-        title="What surrounds a plan in a user's loop",
-        columns=("what", "way", ">µs"),
-        rows=[
-            (row["case"], name.removesuffix("_ns"), f"{took / 1e3:,.0f}")
-            for row in rows for name, took in row.items() if name.endswith("_ns")
-        ],
+    took = ((row["case"], *of) for row in rows for of in row.items() if of[0].endswith("_ns"))
+    lines = ((case, name.removesuffix("_ns"), f"{ns / 1e3:,.0f}") for case, name, ns in took)
+    return [table("What surrounds a plan in a user's loop", "what|way|>µs", lines)]
+
+
+# Plans that ran ----------------------------------------------------------------------------------
+
+
+def proof_tables(rows: Sequence[Row]) -> list[Table]:
+    """Return targets, times and predictions of then and today, of ways to launch still in use."""
+    ways = [proof_case(*shape, *way) for shape in SHAPES for way in WAYS]
+    names = {f"plans {one.ops.name} {one.launch}" for one in ways}
+    settings = [setting_from(row["setting"]) for row in rows if row["case"] in names]
+    if not settings:
+        return []
+    total, ran, anew = score(settings), {row["case"]: row for row in rows}, list[Check]()
+    checks = [
+        reported("cells (plans of a model, batch and way to launch)", str(total.cells)),
+        *errors_of(total, "GPU"), *worst_errors(total), *choice_checks(total, 0.01),
+    ]  # fmt: skip
+    for way in WAYS:
+        cases = [proof_case(*shape, *way) for shape in SHAPES]
+        errors = [error for case in cases for error in _errors(ran, case)]
+        if errors:
+            name = f"{cases[0].launch}, {len(errors)} plans"
+            anew += [
+                at_most(f"{name}: mean error", 0.03, mean_off(errors)),
+                reported("  from, to", f"{min(errors):+.1%}, {max(errors):+.1%}"),
+            ]
+    return [shown("proof", checks), *detail(settings), shown("anew", anew)]
+
+
+def _errors(ran: Mapping[str, Row], proof: ProofCase) -> Iterator[float]:
+    name = proof.ops.name
+    row, ops = ran.get(f"plans {name} {proof.launch}"), ran.get(f"ops {name}")
+    if row is None or ops is None:
+        return
+    case = proof.predicted_by(measured_profile([ops]))
+    named = {plan.label: plan for plan in (*KINDS["plain"].plans.values(), SlicePlan())}
+    for cell in setting_from(row["setting"]).cells:
+        if cell.label in named:
+            ms = played(case, named[cell.label]).totals.makespan_ns * MS_PER_NS
+            yield ms / statistics.median(cell.first) - 1
+
+
+# Kernels by themselves ----------------------------------------------------------------------------
+
+COPY: Final = "copy bf16"
+GEMMS: Final = ("forward", "dgrad", "wgrad", "one forward", "one dgrad")
+
+
+def _size(shape: Iterable[int]) -> str:
+    return " × ".join(f"{one:,}" for one in shape)
+
+
+def gap_tables(rows: Sequence[Row]) -> list[Table]:
+    """Return chains of one kernel, then steps: whole, the sum of their ops, and the gaps."""
+    keys = ("kernel_ns", "graph_ns", "launch_ns")
+    chains = [
+        (name, *(f"{one[key] / 1e3:.2f}" for key in keys), f"{one['gap_ns']:.0f}")
+        for row in rows for name, one in row.get("chains", {}).items()
+    ]  # fmt: skip
+    steps = []
+    for row in rows:
+        if kernels := row.get("graph_kernels"):
+            gaps = [after[0] - before[0] - before[1] for before, after in pairwise(kernels)]
+            middle, long = statistics.median(gaps), sum(gap > 2000 for gap in gaps)
+            sums = sum(kernel[1] for kernel in kernels) / 1e3, sum(gaps) / 1e3
+            steps.append((row, len(kernels), *sums, middle, long, sum(row["by_kind_us"].values())))
+    return [shown("chains", chains), shown("steps", steps)]
+
+
+def fp8_tables(rows: Sequence[Row]) -> list[Table]:
+    """Return lasting loads, GEMMs by recipe, and casts against a copy."""
+    gemms = [row for row in rows if row["case"].startswith("gemms ")]
+    names = list(dict.fromkeys(name for row in gemms for name in row["ns"]))
+    lasting = [
+        (row["case"].removeprefix("lasting "), f"{row['clock_mhz']:,.0f}", f"{row['power_w']:.0f}",
+         *(_tflops(row["shape"], row[key] / row["calls"]) for key in ("lasting_ns", "first_ns")))
+        for row in rows if "lasting_ns" in row
+    ]  # fmt: skip
+    rates = [
+        (_size(row["shape"]), *(_tflops(row["shape"], row["ns"].get(name)) for name in names))
+        for row in gemms
+    ]
+    casts = _cast_tables([row for row in rows if "casts" in row])
+    return [shown("lasting", lasting), shown("recipes", rates, names="|>".join(names)), *casts]
+
+
+def _tflops(shape: Sequence[int], took_ns: float | None) -> str:
+    return f"{2 * math.prod(shape) / took_ns / 1e3:.0f}" if took_ns else "-"
+
+
+def _cast_tables(rows: Sequence[Row]) -> list[Table]:
+    names = list(dict.fromkeys(name for row in rows for name in row["casts"]))
+    shares: dict[str, list[float]] = defaultdict(list)
+    lines = []
+    for row in rows:
+        rates = {name: one["bytes"] / one["ns"] for name, one in row["casts"].items()}
+        lines.append((_size(row["shape"]), *(f"{rates[name]:,.0f}" for name in names)))
+        for name in names:
+            if row["casts"][COPY]["bytes"] > 100e6 and name != COPY:
+                shares[name].append(rates[name] / rates[COPY])
+    checks = (
+        at_least(name, 0.85, min(found)) if name.startswith("cast ") or name == "cast"
+        else reported(name, f"{min(found):.0%}") for name, found in shares.items()
     )  # fmt: skip
+    title = "Least share of a copy's bytes a second, above 100 MB"
+    return [shown("casts", lines, names="|>".join(names)), check_table(title, checks)]
+
+
+def grouped_tables(rows: Iterable[Row]) -> list[Table]:
+    """Return grouped GEMMs by rows an expert, and permutations."""
+    cells, ways = [], []
+    for row in rows:
+        for cell in row.get("cells", ()):
+            each, shape = cell["rows"], (sum(cell["rows"]), cell["out"], cell["in"])
+            cells.append((
+                row["model"], cell["layer"], len(each), f"{shape[0] / len(each):,.0f}",
+                "alike" if cell["even"] else f"{min(each):,}–{max(each):,}",
+                *(_tflops(shape, cell["ns"].get(name)) for name in GEMMS),
+            ))  # fmt: skip
+        for name, one in row.get("ways", {}).items():
+            rate = f"{one['bytes'] / one['ns']:,.0f}" if one["bytes"] else "-"
+            ways.append((row["model"], name, f"{one['ns'] / 1e3:.1f}", rate))
+    return [shown("grouped", cells), shown("permutations", ways)]
+
+
+def first_tables(rows: Iterable[Row]) -> list[Table]:
+    """Return by how much a GEMM is longer whose SMs a collective already has, by its CTAs."""
+    lines = []
+    for row in rows:
+        cells = [cell for cell in row["cells"] if cell["arrival"] == "before"]
+        if row["kind"] == "library" and cells:
+            longer = (cell["gemms_ns"][0] - row["alone_ns"] for cell in cells)
+            times = (f"{one / 1e3:.1f}" for one in (row["alone_ns"], *longer))
+            lines.append((_size(row["shape"]), *times))
+    return [shown("after", lines)]

@@ -2,60 +2,49 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from statistics import geometric_mean, mean, median
-from typing import Final, NamedTuple
+from dataclasses import dataclass, replace
+from statistics import geometric_mean, mean, median, stdev
+from typing import Final
 
 from domino_tune.base.tables import Table
-from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.simulate import shortened
-from lab.bench.cases import GPT3_13B, interval, paper_case, recorded, time_ms
-from lab.bench.runs import TABLES, Run, megatron, rows, runs
-from lab.verdict import Check, at_least, at_most, check_table, equal, verdict
-from simulator.case import Case
-from simulator.implementation import IMPLEMENTATIONS
+from lab.bench import common
+from lab.bench.common import (
+    GPT3_13B,
+    TABLES,
+    Run,
+    mean_off,
+    recorded,
+    rows,
+    run_of,
+    runs,
+    shown,
+    time_ms,
+)
+from lab.verdict import Check, at_least, at_most, check_table, equal, reported, verdict
 from simulator.peak import peak_bytes
-from simulator.plan import MEGATRON, SlicePlan
+from simulator.plan import MEGATRON
 from simulator.predict import predict
-from simulator.presets import MODELS
-from simulator.specs import ClusterSpec, Workload
 from simulator.units import GIB, MS_PER_NS
 from simulator.unknowns import highest, wider
+from simulator.usable import FRAGMENTS, PREDICTED_SD, SURE, percent
 
 DENSE: Final = ("simumax", "ci", "korthikanti-full", "korthikanti-selective")
 VTRAIN: Final = ("vtrain-single", "vtrain-multi")
 QUANTIZED: Final = ("dgxc", "mbridge")
-LARGE: Final = 3072
-"""Models of this hidden size and more are large."""
+LARGE: Final = 3072  # Models of this hidden size and more are large
 HALF_WIDTH: Final = {"machine": 0.15, "b200-sxm": 0.25, "quantized": 0.25}
 """Largest half-width of an interval that is still useful; sources of a B200's GEMMs differ."""
-BLACKWELL: Final = 0.12
-RATIO: Final = 0.10
-LEAST: Final = 0.8
-"""Share of the runs with software or networks that a profile does not know, in their interval."""
-SHARES: Final = {8: 0.16, 16: 0.29, 32: 0.43}
-"""Published by TP degree."""
+SHARES: Final = {8: 0.16, 16: 0.29, 32: 0.43}  # Published by TP degree
 POINTS: Final = 0.05
-UPSTREAM: Final = SlicePlan(row_slices=2, order="inter", wgrad="eager")
-UPSTREAM_MS: Final = (521.0, 529.0)
-NOTES: Final = (
-    "SimuMax's iterations on the B200 are too short by the same share, 8 to 11 %, at each TP: what "
-    "is missing grows with compute, not with communication. Its GEMM rows are loops on one GPU "
-    "while seven idle, its steps the better of the second and third of a cold process. Bursts of "
-    "another source are faster, and so are NVIDIA's published jobs: the interval holds both.",
-    "Of Megatron-LM's CI run these have no source: which attention kernels ran in deterministic "
-    "mode (cuDNN's or FlashAttention's); what an H100's and an A100's ops draw: assumed to be as "
-    "our H200's; whether biases exist (assumed: Megatron's default, yes).",
-    "vTrain's runs of small models wait for their hosts. A recomputed layer of Megatron-LM of 2022 "
-    "is counted with 1.8 ms at TP 1 and 2.4 ms at TP 8; Megatron-DeepSpeed took 3.4 ms and more, "
-    "the same at each TP. Nobody has published what its host spends.",
-)
 
 
-class Held(NamedTuple):
-    """A run beside its prediction. ``low``, ``high``: its interval, over the prediction; ``plain``:
-    the upper end without what the profile does not know."""
+@dataclass(frozen=True)
+class Held:
+    """A run beside its prediction; ``low``, ``high``: its interval over ``ms``; ``plain``: the
+    upper end without what the profile does not know."""
 
     run: Run
     ms: float
@@ -63,26 +52,22 @@ class Held(NamedTuple):
     plain: float
     high: float
 
-    @property
-    def error(self) -> float:
-        """Relative error of the iteration."""
-        return self.run.error(self.ms)
+    @classmethod
+    def of(cls, run: Run) -> Held:
+        """Return a run's prediction and its interval."""
+        shown = shortened(run.case)
+        found, middle_ns = common.interval(shown, run.plan), recorded(shown, run.plan).makespan_ns
+        ms, high = time_ms(run.case, run.plan), found.high_ns / middle_ns
+        more = (one.more_ns * MS_PER_NS / ms for one in wider(run.case, run.plan))
+        return cls(run, ms, found.low_ns / middle_ns, high, highest(1.0, high, more))
 
-    @property
-    def ratio(self) -> float:
-        """Measured over predicted."""
-        return self.run.measured_ms / self.ms
-
-    @property
-    def inside(self) -> bool:
-        """Whether the run lies in its interval."""
-        return self.low <= self.ratio <= self.high
-
-    @property
-    def memory_error(self) -> float:
-        """Relative error of the peak memory."""
-        assert self.run.gib is not None
-        return peak_bytes(self.run.case, self.run.plan) / GIB / self.run.gib - 1
+    error = property(lambda self: self.run.error(self.ms))
+    low_ms = property(lambda self: self.low * self.ms)
+    high_ms = property(lambda self: self.high * self.ms)
+    ratio = property(lambda self: self.run.measured_ms / self.ms)
+    inside = property(lambda self: self.low <= self.ratio <= self.high)
+    memory_error = property(lambda self: _peak_gib(self.run) / self.run.gib - 1)
+    group = property(lambda self: f"{self.run.table.partition('-')[0]}, {self.kind}")
 
     @property
     def kind(self) -> str:
@@ -94,82 +79,42 @@ class Held(NamedTuple):
             return "PP or CP"
         return row.get("precision") or (row["gpu"] if self.run.table == "ci" else "plain")
 
-    @property
-    def group(self) -> str:
-        """Its table and kind."""
-        return f"{self.run.table.partition('-')[0]}, {self.kind}"
-
-
-def held(run: Run) -> Held:
-    """Return a run's prediction and its interval."""
-    shown = shortened(run.case)
-    found, middle_ns = interval(shown, run.plan), recorded(shown, run.plan).makespan_ns
-    ms, high = time_ms(run.case, run.plan), found.high_ns / middle_ns
-    more = (one.more_ns * MS_PER_NS / ms for one in wider(run.case, run.plan))
-    return Held(run, ms, found.low_ns / middle_ns, high, highest(1.0, high, more))
-
 
 def published() -> list[Table]:
     """Return each run, the runs by group, their checks, and what no whole job tells."""
-    found = [held(run) for run in runs(*DENSE, *VTRAIN, "nemo", "torchtitan", *QUANTIZED)]
+    found = [Held.of(run) for run in runs(*DENSE, *VTRAIN, "nemo", "torchtitan", *QUANTIZED)]
     some = [one for one in found if one.kind != "small models"]
     return [
-        _each(some), _groups(found), limits(found), _machines(found), _vtrain(found),
-        _eras(found), *_fp8(found), _forward(), *_domino(),
+        _each(some), _groups(found), limits(found), _coverage(found), *_fp8(found), _forward(),
+        _domino(),
     ]  # fmt: skip
 
 
 def _each(found: Sequence[Held]) -> Table:
-    return Table(
-        title="Published runs, ms; nothing fitted",
-        columns=(
-            "group", "run, micro-batches", ">measured", ">predicted", ">error", ">interval",
-            ">SimuMax",
-        ),
-        rows=[
-            (
-                one.group, one.run.label, f"{one.run.measured_ms:,.1f}", f"{one.ms:,.1f}",
-                f"{one.error:+.1%}", f"{one.ms * one.low:,.0f}–{one.ms * one.high:,.0f}",
-                f"{one.run.error(one.run.peer_ms):+.1%}" if one.run.peer_ms else "",
-            )
-            for one in found
-        ],
-    )  # fmt: skip
+    peers = ((one.run.error(ms) if (ms := one.run.peer_ms) else None) for one in found)
+    told = ("" if error is None else f"{error:+.1%}" for error in peers)
+    return shown("published", zip(found, told, strict=True))
 
 
 def _groups(found: Sequence[Held]) -> Table:
-    """Return errors and intervals, group by group, with and without what widens intervals."""
     lines = []
     for name, some in _by_group(found).items():
         errors, ratios = [one.error for one in some], [one.ratio for one in some]
+        ends = zip(*((one.plain, one.high, one.low) for one in some), strict=True)
         lines.append((
-            name, str(len(some)), f"{_mean(errors):.1%}", f"{mean(errors):+.1%}",
-            f"{median(errors):+.1%}", f"{min(errors):+.1%}", f"{max(errors):+.1%}",
-            str(sum(one.low <= one.ratio <= one.plain for one in some)),
-            str(sum(one.inside for one in some)), str(sum(one.ratio > one.high for one in some)),
-            f"{min(ratios):.2f}–{max(ratios):.2f}",
-            *(f"{mean(ends) - 1:+.1%}" for ends in (
-                [one.plain for one in some], [one.high for one in some], [one.low for one in some]
-            )),
+            name, len(some), f"{mean_off(errors):.1%}",
+            *(f"{of(errors):+.1%}" for of in (mean, median, min, max)),
+            sum(one.low <= one.ratio <= one.plain for one in some),
+            sum(one.inside for one in some), sum(one.ratio > one.high for one in some),
+            f"{min(ratios):.2f}–{max(ratios):.2f}", *(f"{mean(each) - 1:+.1%}" for each in ends),
         ))  # fmt: skip
-    return Table(
-        title="Published runs by group, and in their intervals",
-        columns=(
-            "group", ">runs", ">mean |error|", ">mean", ">median", ">least", ">most",
-            ">in without", ">in", ">longer", ">measured / predicted", ">up without", ">up", ">down",
-        ),
-        rows=lines,
-        notes=(
-            "Without: without what the profile does not know about implementation and network "
-            "(simulator/unknowns.py). Up, down: mean ends of the intervals.", *NOTES,
-        ),
-    )  # fmt: skip
+    return shown("groups", lines)
 
 
 LIMITED: Final[dict[str, tuple[str, Callable[[Sequence[Held]], float]]]] = {
-    "mean": ("mean error", lambda some: _mean(one.error for one in some)),
+    "mean": ("mean error", lambda some: mean_off(one.error for one in some)),
     "worst": ("worst error", lambda some: max(abs(one.error) for one in some)),
-    "memory": ("mean error of memory", lambda some: _mean(one.memory_error for one in some)),
+    "memory": ("mean error of memory", lambda some: mean_off(one.memory_error for one in some)),
 }
 
 
@@ -177,8 +122,8 @@ def limits(found: Sequence[Held]) -> Table:
     """Return the groups that have limits beside these."""
     checks = []
     for name, some in _by_group(found).items():
-        told = TABLES[some[0].run.table].get("limits", {})
-        wanted: Mapping[str, float] = told.get(some[0].kind, {})
+        every = TABLES[some[0].run.table].get("limits", {})
+        wanted: Mapping[str, float] = every.get(some[0].kind, {})
         checks += [
             at_most(f"{name}: {words}", wanted[key], value(some))
             for key, (words, value) in LIMITED.items() if key in wanted
@@ -186,146 +131,78 @@ def limits(found: Sequence[Held]) -> Table:
     return check_table("Published runs against their limits", checks)
 
 
-def _machines(found: Sequence[Held]) -> Table:
-    """Return whether each machine's mean factor lies in the interval that is stated for it.
-
-    All rows of a table come from one machine, whose factor moves them together.
-    """
-    checks = []
-    dense = [one for one in found if one.run.table in DENSE]
+def _coverage(found: Sequence[Held]) -> Table:
+    """Return whether each machine's mean factor lies in its stated interval, as all rows of a table
+    come from one machine; and whether only what is not known widens intervals."""
+    checks, dense = [], [one for one in found if one.run.table in DENSE]
     for name in dict.fromkeys(one.run.case.profile.name for one in dense):
         some = [one for one in dense if one.run.case.profile.name == name]
         factor = geometric_mean(one.ratio for one in some)
         low, high = mean(one.low for one in some), mean(one.high for one in some)
+        what, target = f"{name}, {len(some)} rows: measured / predicted", f"{low:.2f}–{high:.2f}"
+        most = HALF_WIDTH.get(name, HALF_WIDTH["machine"])
         checks += [
-            Check(
-                what=f"{name}, {len(some)} rows: measured / predicted",
-                target=f"{low:.2f}–{high:.2f}", measured=f"{factor:.3f}",
-                ok=low <= factor <= high,
-            ),
-            at_most(
-                f"{name}: half-width", HALF_WIDTH.get(name, HALF_WIDTH["machine"]), (high - low) / 2
-            ),
-        ]  # fmt: skip
-    return check_table("Coverage: one factor a machine", checks)
-
-
-def _vtrain(found: Sequence[Held]) -> Table:
-    mine = [one for one in found if one.run.table in VTRAIN]
-    return check_table(
-        "vTrain's pipelines",
-        [
-            at_most(f"{len(mine)} runs: mean error", 0.18, _mean(one.error for one in mine)),
-        ],
-    )
-
-
-def _eras(found: Sequence[Held]) -> Table:
+            Check(what, target, f"{factor:.3f}", low <= factor <= high),
+            at_most(f"{name}: half-width", most, (high - low) / 2),
+        ]
+    pipelines = [one.error for one in found if one.run.table in VTRAIN]
     old, today = (
         [one for one in found if TABLES[one.run.table]["era"] == era] for era in ("2022", "today")
     )
-    what = f"of {len(old)} runs of 2022, in their interval"
-    widened = sum(one.high != one.plain for one in today)
-    return check_table(
-        "Coverage: what is not known widens, what is known does not",
-        [
-            at_least(what, LEAST, mean(one.inside for one in old)),
-            equal(f"of {len(today)} runs of today, widened", 0, widened),
-        ],
-    )
+    held = mean(one.inside for one in old)
+    checks += [
+        at_most(f"vTrain, {len(pipelines)} runs: mean error", 0.18, mean_off(pipelines)),
+        at_least(f"of {len(old)} runs of 2022, in their interval", 0.8, held),
+        equal(f"of {len(today)} runs of today, widened", 0, sum(o.high != o.plain for o in today)),
+    ]
+    return check_table("Coverage: one factor a machine; what is not known widens", checks)
 
 
 def _fp8(found: Sequence[Held]) -> list[Table]:
-    """Return the ratio of BF16's time over FP8's of the same job on as many GPUs, and checks."""
     every = [one for one in found if one.run.table in QUANTIZED]
     racks = [one.error for one in every if one.run.table == "mbridge"]
     mine = [one for one in every if one.run.table == "dgxc"]
     halves = {one.run.label: one for one in mine if one.kind == "bf16"}
     pairs = [
-        (name, halves[name].run.measured_ms / one.run.measured_ms, halves[name].ms / one.ms)
-        for one in mine
-        for name in (one.run.label,)
-        if one.kind == "fp8" and name in halves
-    ]
-    widths = [(one.high - one.low) / 2 for one in every]
+        (one.run.label, half.run.measured_ms / one.run.measured_ms, half.ms / one.ms)
+        for one in mine if one.kind == "fp8" and (half := halves.get(one.run.label))
+    ]  # fmt: skip
     off = max(abs(told - measured) for _, measured, told in pairs)
-    return [
-        Table(
-            title="NVIDIA's dense jobs on H100s: the same job's time in BF16 over that in FP8",
-            columns=("job", ">measured", ">predicted"),
-            rows=[(name, f"{measured:.2f}", f"{told:.2f}") for name, measured, told in pairs],
-        ),
-        check_table(
-            "FP8: checks",
-            [
-                at_most("largest difference of a ratio", RATIO, off, unit="", digits=3),
-                at_most("mean error of steps on GB200 and GB300", BLACKWELL, _mean(racks)),
-                equal("steps inside their interval", len(every), sum(one.inside for one in every)),
-                at_most("largest half-width of an interval", HALF_WIDTH["quantized"], max(widths)),
-            ],
-        ),
+    widest = max((one.high - one.low) / 2 for one in every)
+    checks = [
+        at_most("largest difference of a ratio", 0.10, off, unit="", digits=3),
+        at_most("mean error of steps on GB200 and GB300", 0.12, mean_off(racks)),
+        equal("steps inside their interval", len(every), sum(one.inside for one in every)),
+        at_most("largest half-width of an interval", HALF_WIDTH["quantized"], widest),
     ]
+    lines = [(name, f"{measured:.2f}", f"{told:.2f}") for name, measured, told in pairs]
+    return [shown("ratios", lines), check_table("FP8: checks", checks)]
 
 
 def _forward() -> Table:
-    """Return forward passes of a prompt through Llama 70B over eight H100s with multimem
-    all-reduces, by vLLM's eager kernels. Nobody timed vLLM's Python, so hosts are left out."""
+    """Return forwards of Llama 70B on eight H100s by vLLM, whose Python nobody timed: no hosts."""
     lines = []
-    for row in rows("tokenweave_forward_tp8.csv"):
-        tokens, measured_ms = int(row["tokens"]), float(row["baseline_ms"])
-        case = Case(
-            model=MODELS["llama3-70b"], cluster=ClusterSpec(tp=int(row["tp"]), cuda_graph=True),
-            profile=load_profile("h100-dgx"),
-            workload=Workload(
-                seq_length=tokens, micro_batch_size=1, tp_collectives="multimem",
-                implementation=replace(IMPLEMENTATIONS["megatron-te"], zero_grads=False),
-            ),
-        )  # fmt: skip
-        timeline = recorded(case, megatron(sequence_parallel=False))
+    for run in runs("tokenweave"):
+        case = replace(run.case, cluster=replace(run.case.cluster, cuda_graph=True))
+        timeline = recorded(case, run.plan)
         ops = zip(timeline.ops, timeline.start_ns, strict=True)
         ms = next(start for op, start in ops if op.role.startswith("head.")) * MS_PER_NS
-        lines.append(
-            (f"{tokens:,}", f"{measured_ms:,.1f}", f"{ms:,.1f}", f"{ms / measured_ms - 1:+.1%}")
-        )
-    return Table(
-        title="Forward of Llama 70B at TP 8 on H100s, ms, until the last layer ends",
-        columns=("tokens", ">measured", ">predicted", ">error"),
-        rows=lines,
-    )
+        tokens, off = f"{int(run.label):,}", f"{run.error(ms):+.1%}"
+        lines.append((tokens, f"{run.measured_ms:,.1f}", f"{ms:,.1f}", off))
+    return shown("forward", lines)
 
 
-def _domino() -> list[Table]:
-    """Return communication's share under Megatron-LM by TP degree, and upstream's run of Domino.
-
-    That run (deepspeedai/DeepSpeed @54a1421, runtime/domino) has more to do than ours: SDPA with
-    dropout, contiguous copies, fp16 with Megatron's optimizer. Its GPU, H200 or MI300, is not
-    stated.
-    """
+def _domino() -> Table:
+    """Return communication's share under Megatron-LM by TP degree, beside Domino's paper."""
     lines = []
     for tp, target in SHARES.items():
-        found = predict(paper_case(GPT3_13B, tp), MEGATRON)
+        found = predict(common.paper_case(GPT3_13B, tp), MEGATRON)
         share = found.exposed_ns / found.makespan_ns
         lines.append((
-            str(tp), f"{100 * target:.0f}%", f"{100 * share:.1f}%",
+            tp, f"{100 * target:.0f}%", f"{100 * share:.1f}%",
             f"{100 * (share - target):+.1f} points", verdict(abs(share - target) <= POINTS),
         ))  # fmt: skip
-    ours = time_ms(paper_case(GPT3_13B, 8), UPSTREAM)
-    return [
-        Table(
-            title="Megatron, GPT-3 13B, seq 1024, micro-batch 16: exposed share of an iteration",
-            columns=("tp", ">published", ">simulated", ">gap", "within 5 points"),
-            rows=lines,
-        ),
-        Table(
-            title="Upstream Domino: the same on 8 GPUs, two slices (inter), ms an iteration",
-            columns=(">simulated on h100-dgx", ">published", ">error"),
-            rows=[(f"{ours:.1f}", f"{run:g}", f"{ours / run - 1:+.0%}") for run in UPSTREAM_MS],
-        ),
-    ]
-
-
-def _mean(errors: Iterable[float]) -> float:
-    return mean(map(abs, errors))
+    return shown("shares", lines)
 
 
 def _by_group(found: Iterable[Held]) -> dict[str, list[Held]]:
@@ -333,3 +210,71 @@ def _by_group(found: Iterable[Held]) -> dict[str, list[Held]]:
     for one in found:
         groups.setdefault(one.group, []).append(one)
     return groups
+
+
+# Memory: peaks, what allocators reserve for them, and chances to fit ------------------------------
+
+STATED: Final = {"megatron": "megatron-te", "torch": "torch"}
+"""Family of jobs in the table of reserved memory -> an implementation of that family."""
+
+
+def memory() -> list[Table]:
+    """Return published peaks and their chances, their checks, and torchtitan's figures."""
+    ran = runs("simumax", "ci")
+    return [shown("peaks", map(_peak, ran)), _checks(ran), _torchtitan()]
+
+
+def _peak_gib(run: Run) -> float:
+    return peak_bytes(run.case, run.plan) / GIB
+
+
+def _peak(run: Run) -> tuple[str, ...]:
+    assert run.gib is not None
+    known, peak = run.case.memory, peak_bytes(run.case, run.plan)
+    return (
+        run.case.profile.name, run.label, f"{run.gib:.2f}", f"{peak / GIB:.2f}",
+        f"{peak / GIB / run.gib - 1:+.2%}", f"{known.reserved_bytes(peak) / GIB:.1f}",
+        f"{known.usable_bytes / GIB:.1f}", percent(known.chance(peak)),
+    )  # fmt: skip
+
+
+def _checks(ran: Sequence[Run]) -> Table:
+    """Return whether stated distributions are those of the tables, and chances of jobs that ran."""
+    checks, reserved = [], rows("reserved_memory.csv")
+    for family, name in STATED.items():
+        logs = [
+            math.log(float(one["reserved_gib"]) / float(one["allocated_gib"]))
+            for one in reserved if one["family"] == family and one["when"] in ("free", "full")
+        ]  # fmt: skip
+        told, found = (FRAGMENTS[name].mean, FRAGMENTS[name].sd), (mean(logs), stdev(logs))
+        near = all(abs(a - b) < 0.001 for a, b in zip(told, found, strict=True))
+        what = f"{family}: mean and deviation of log(reserved / allocated)"
+        stated, measured = ("{:.3f} ± {:.3f}".format(*one) for one in (told, found))
+        checks.append(Check(what, stated, measured, near))
+    peaks = [(run, peak_bytes(run.case, run.plan)) for run in ran]
+    off = {round(math.log(run.gib * GIB / peak), 4) for run, peak in peaks if run.gib}
+    spread = math.sqrt(mean(one * one for one in sorted(off)))
+    what = f"log(published / predicted peak), {len(off)} layouts: root mean square"
+    near = abs(spread - PREDICTED_SD) < 0.001
+    least = min(run.case.memory.chance(peak) for run, peak in peaks)
+    flaky = next(run_of("flaky", one) for one in reserved if one["when"] == "fails")
+    said = flaky.case.memory.chance(round(float(flaky.row["allocated_gib"]) * GIB))
+    checks += [
+        Check(what, f"{PREDICTED_SD:.4f}", f"{spread:.4f}", near),
+        at_least("runs that ran: least chance to fit", SURE, least),
+        reported("a recipe that runs in 40 to 70 % of tries", percent(said)),
+    ]
+    return shown("chances", checks)
+
+
+def _torchtitan() -> Table:
+    lines = []
+    for run in runs("torchtitan-memory"):
+        assert run.gib is not None
+        peak = peak_bytes(run.case, run.plan)
+        reserved = run.case.memory.reserved_bytes(peak) / GIB
+        lines.append((
+            run.label + ", AsyncTP" * (run.row["async_tp"] == "yes"), f"{run.gib:.1f}",
+            f"{peak / GIB:.1f}", f"{reserved:.1f}", f"{reserved / run.gib - 1:+.0%}",
+        ))  # fmt: skip
+    return shown("torchtitan", lines)

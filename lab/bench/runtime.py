@@ -1,49 +1,47 @@
-"""Real torch on this machine's CPU: a plan applied to a Hugging Face model beside the runtime's own
-loop and DTensors, and what an eager host spends on a kernel.
-
-A slow baseline would make every speedup look too good. Each round runs all that is compared.
-"""
+"""Real torch on this machine's CPU: a plan applied to a Hugging Face model, beside the same plan in
+the runtime's own loop, the unsliced plan, and torch's DTensor: in turn, within one launch. A slow
+baseline would make every speedup look too good. Each round runs all that is compared."""
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
 
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, parallel
+from transformers import LlamaConfig, LlamaForCausalLM
+
 from domino_tune.base.tables import Table
-from domino_tune.measure.machine import cpu_name
+from domino_tune.runtime import apply
+from domino_tune.runtime.launch.context import RankContext
 from domino_tune.runtime.launch.launch import LaunchSpec, run_job
-from domino_tune.store.plans import PlanFile, Predicted, ProfileRef
+from domino_tune.runtime.rounds import round_order
+from domino_tune.runtime.session import Session
+from domino_tune.store.plans import PlanFile, Predicted, ProfileRef, plan_from_json
 from domino_tune.store.profiles import load_profile
-from lab.fidelity.settings import MODELS
-from lab.verdict import Check, SkippedError, at_most, check_table, reported
+from lab.fidelity.scores import MODELS
+from lab.verdict import Check, at_most, check_table, reported
 from simulator.case import Case
 from simulator.ordering import order_of
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
-RUNTIME_LIMIT: Final = 1.03
-DTENSOR_LIMIT: Final = 1.05
 ROUNDS: Final = 40
 LAYERS: Final = 4
 PLAN: Final = SlicePlan(row_slices=2, merge_wgrad=True)
 RESAMPLES: Final = 2000
+WARM_UP: Final = 3
 ZERO: Final = Predicted(iteration_ms=1.0, baseline_ms=1.0, no_comm_ms=1.0, peak_memory_gib=1.0)
-
-
-def need(*modules: str) -> None:
-    """Raise SkippedError where one of ``modules`` is not installed."""
-    for name in modules:
-        if importlib.util.find_spec(name) is None:
-            raise SkippedError(f"no {name}; pip install 'domino_tune[runtime]' transformers")
+Step = Callable[[], object]
 
 
 def applied() -> list[Table]:
     """Return time ratios of steps of a user's loop at TP 2."""
-    need("torch", "transformers")
     model, workload = MODELS["llama-small"]
     model = replace(model, num_hidden_layers=LAYERS)
     payload = {
@@ -55,43 +53,34 @@ def applied() -> list[Table]:
     for link, bits_per_s in {"loopback": None, "500 Mbit/s": 5 * 10**8}.items():
         rounds: list[dict[str, Any]] = []
         spec = LaunchSpec(tp=2, emulate_link_bits_per_s=bits_per_s)
-        run_job("lab.bench.applied_job:compare", payload, spec, on_message=rounds.append)
-        checks += [
-            *_compared(f"{link}, the plan: applied / in the runtime's own loop", rounds,
-                       "applied", "runtime", RUNTIME_LIMIT),
-            *_compared(f"{link}, unsliced: applied / DTensor", rounds, "unsliced", "dtensor",
-                       DTENSOR_LIMIT),
-            *_compared(f"{link}, the plan, applied / DTensor", rounds, "applied", "dtensor",
-                       1.0 if bits_per_s else None),
-        ]  # fmt: skip
+        run_job("lab.bench.runtime:compare", payload, spec, on_message=rounds.append)
+        for what, one, other, limit in (
+            ("the plan: applied / in the runtime's own loop", "applied", "runtime", 1.03),
+            ("unsliced: applied / DTensor", "unsliced", "dtensor", 1.05),
+            ("the plan, applied / DTensor", "applied", "dtensor", 1.0 if bits_per_s else None),
+        ):
+            ratios = [found[one] / found[other] for found in rounds]
+            checks += _compared(f"{link}, {what}", ratios, limit)
     what = f"Steps of llama-small with {LAYERS} layers, {PLAN.label}, {ROUNDS} rounds"
     return [check_table(what, checks)]
 
 
 def _file(model: ModelSpec, workload: Workload, plan: SlicePlan) -> Mapping[str, Any]:
-    """Return a plan file of ``plan``, ordered by the bundled H100 profile."""
     profile, cluster = load_profile("h100-dgx"), ClusterSpec(tp=2)
-    case = Case(
-        model=model, workload=replace(workload, dtype="bf16"), cluster=cluster, profile=profile
-    )
+    half = replace(workload, dtype="bf16")
+    order = order_of(Case(model=model, workload=half, cluster=cluster, profile=profile), plan)
     return PlanFile(
-        model=model, workload=workload, cluster=cluster, plan=plan, order=order_of(case, plan),
+        model=model, workload=workload, cluster=cluster, plan=plan, order=order,
         profile=ProfileRef.of(profile), predicted=ZERO,
     ).to_json()  # fmt: skip
 
 
-def _compared(
-    what: str, rounds: Sequence[Mapping[str, int]], one: str, other: str, limit: float | None
-) -> list[Check]:
-    """Return the median ratio of pairs from the same round, and where it lies in 95 of 100 draws
-    of as many rounds."""
-    ratios = [found[one] / found[other] for found in rounds]
-    rng = random.Random(0)
-    medians = sorted(
-        statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES)
-    )
+def _compared(what: str, ratios: Sequence[float], limit: float | None) -> list[Check]:
+    """Return the median ratio within rounds, and where it lies in 95 of 100 resampled draws."""
+    rng, middle = random.Random(0), statistics.median(ratios)
+    draws = (rng.choices(ratios, k=len(ratios)) for _ in range(RESAMPLES))
+    medians = sorted(map(statistics.median, draws))
     low, high = (medians[round(share * (RESAMPLES - 1))] for share in (0.025, 0.975))
-    middle = statistics.median(ratios)
     return [
         at_most(what, limit, middle, unit="×", digits=3) if limit
         else reported(what, f"{middle:.3f} ×"),
@@ -99,32 +88,89 @@ def _compared(
     ]  # fmt: skip
 
 
-def host() -> list[Table]:
-    """Return the host's time of Megatron-LM's layer of 2022, and a kernel's share of it."""
-    need("torch")
-    from lab.bench.host_job import measure
+# On the ranks ------------------------------------------------------------------------------------
 
-    passes = measure()
-    launch = load_profile("a100-sxm").launch
-    assert launch is not None
-    driver_us = launch.cost_us["pointwise"]
-    spent_us, kernels = map(sum, zip(*passes.values(), strict=True))
-    return [
-        Table(
-            title=f"Host time of a checkpointed layer in eager PyTorch, on {cpu_name()}",
-            columns=("pass", ">us a layer", ">kernels", ">us a kernel"),
-            rows=[
-                *(
-                    (what, f"{us:,.0f}", str(count), f"{us / count:.1f}")
-                    for what, (us, count) in passes.items()
-                ),
-                ("both", f"{spent_us:,.0f}", "", f"{spent_us / kernels:.1f}"),
-            ],
-            notes=[
-                "Tensors have a few elements, so this is Python, PyTorch's dispatcher and "
-                "autograd. A GPU's driver comes on top of it: the profile's "
-                f"{driver_us:g} us a kernel, so {(spent_us + kernels * driver_us) * 1e-3:.1f} ms "
-                "a layer in all."
-            ],
-        )
-    ]
+
+def compare(context: RankContext, payload: Mapping[str, Any]) -> None:
+    """Report each round's step times on the slowest rank, ns, by name. The payload has the
+    runtime's session, the plans ``plan`` and ``unsliced``, and rounds."""
+    session = Session.of(context, payload)
+    files = (payload["plan"], payload["unsliced"])
+    plan, unsliced = (plan_from_json(file, source="the payload") for file in files)
+    batch, executor = session.batch[0], session.executor(plan.plan, plan.order)
+    mesh = init_device_mesh(context.device.type, (context.world_size,), mesh_dim_names=("tp",))
+    steps: dict[str, Step] = {
+        "applied": _training(apply(_model(plan), plan), batch),
+        "runtime": lambda: executor.run_step(*session.batch),
+        "unsliced": _training(apply(_model(plan), unsliced), batch),
+        "dtensor": _training(_parallelized(_model(plan), mesh), batch),
+    }
+    names = list(steps)
+    for number in range(WARM_UP + int(payload["rounds"])):
+        took = {}
+        for place in round_order(range(len(names)), number):
+            context.barrier()
+            began = time.perf_counter_ns()
+            steps[names[place]]()
+            took[names[place]] = time.perf_counter_ns() - began
+        ranks = context.all_gather_objects(took)
+        if number >= WARM_UP:
+            slowest = {name: max(rank[name] for rank in ranks) for name in names}
+            context.report({"kind": "round", **slowest})
+
+
+def _model(plan: PlanFile) -> Any:
+    spec = plan.model
+    torch.manual_seed(0)
+    alike = (
+        "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "head_dim",
+        "num_key_value_heads", "intermediate_size", "max_position_embeddings",
+    )  # fmt: skip
+    config: dict[str, Any] = {name: getattr(spec, name) for name in alike}
+    config |= {"rms_norm_eps": spec.norm_eps, "bos_token_id": None, "eos_token_id": None}
+    return LlamaForCausalLM(LlamaConfig(**config))
+
+
+def _parallelized(model: Any, mesh: DeviceMesh) -> Any:
+    columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj",
+               "mlp.up_proj")  # fmt: skip
+    layer = {
+        **{name: parallel.ColwiseParallel() for name in columns},
+        **{name: parallel.RowwiseParallel() for name in ("self_attn.o_proj", "mlp.down_proj")},
+    }
+    for one in model.model.layers:
+        parallel.parallelize_module(one, mesh, layer)
+    ends = {
+        "model.embed_tokens": parallel.RowwiseParallel(input_layouts=Replicate()),
+        "lm_head": parallel.ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
+    }
+    parallel.parallelize_module(model, mesh, ends)
+    return model
+
+
+def _training(model: Any, tokens: torch.Tensor) -> Step:
+    kinds: list[list[torch.nn.Parameter]] = [[], []]  # torch does not mix DTensors and tensors
+    for parameter in model.parameters():
+        kinds[isinstance(parameter, DTensor)].append(parameter)
+    held = [kind for kind in kinds if kind]
+    optimizers = [torch.optim.AdamW(kind, lr=1e-4, fused=True) for kind in held]
+
+    def step() -> None:
+        with parallel.loss_parallel():
+            logits = model(input_ids=tokens).logits
+            loss = model.loss_function(
+                logits, tokens, vocab_size=model.config.vocab_size
+            ) if len(held) == 1 else _loss(logits, tokens)  # fmt: skip
+            loss.backward()
+        for kind, optimizer in zip(held, optimizers, strict=True):
+            torch.nn.utils.clip_grad_norm_(kind, 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
+
+
+def _loss(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the loss of logits that are cut along the vocabulary, by torch's loss_parallel."""
+    targets = torch.nn.functional.pad(tokens, (0, 1), value=-100)[:, 1:]
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())

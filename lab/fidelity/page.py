@@ -6,105 +6,87 @@ import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Final
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
 
 from domino_tune.base.tables import Table
-from lab.fidelity.scores import MIN_SPREAD, Score, Setting, score
-from lab.fidelity.settings import ALWAYS_TWO, TUNED
-from lab.markdown import markdown_section
-from lab.verdict import Check, at_least, at_most, check_table, reported
+from lab import told
+from lab.fidelity.scores import ALWAYS_TWO, MIN_SPREAD, TUNED, Setting, score
+from lab.verdict import Check, at_least, at_most, check_table, markdown_section, reported, shown
 
-ERROR: Final = 0.03
+FORMS: Final[dict[str, Any]] = told(__file__)
 LEAN: Final = 0.015
-REGRET: Final = 0.02
-CONCORDANCE: Final = 0.95
-INTERVAL: Final = 0.80
-"""Part of the draws that the verdict's interval holds."""
+INTERVAL: Final = 0.80  # Part of the draws that the verdict's interval holds
 OFF: Final = 0.08
-HIDDEN: Final = 0.80
-HIDDEN_LINK: Final = "1gbit"
 NO_SETTING: Final = "no such setting"
-NO_PAIR: Final = "no such pair"
 
 
 def checks(settings: Sequence[Setting]) -> list[Check]:
-    """Return the targets of the report beside the measured numbers."""
+    """Return the targets beside the numbers; the mean error's sign says which way they lean."""
     total = score(settings)
-    found = [
+    lean = statistics.fmean(cell.error for setting in settings for cell in setting.cells)
+    at_speed = [setting for setting in settings if setting.link == "1gbit"]
+    *errors, steady = errors_of(total, "machine")
+    hidden = "communication hidden by the tuned plan"
+    return [
         reported("cells (plans of a model on a link)", str(total.cells)),
-        reported("noise floor: the same plan in two launches", f"{total.noise:.2%}"),
-        at_most("iteration time, mean absolute error", ERROR, total.error),
-        _lean(settings),
-        reported("the same at the machine's speed while plans ran", f"{total.steady_error:.2%}"),
+        *errors, Check("the same with its sign", f"within ±{LEAN:.1%}", f"{lean:+.2%}",
+                       abs(lean) <= LEAN), steady,
         reported("the same on one rank with emulated collectives", f"{total.emulated_error:.2%}"),
-        *worst_errors(total),
-        *choice_checks(total, REGRET),
-        *_coverage(settings),
-    ]
-    return found + [
-        at_least(
-            f"communication hidden by the tuned plan, {setting.name}", HIDDEN,
-            setting.cell(TUNED).hidden,
-        )
-        for setting in settings
-        if setting.link == HIDDEN_LINK
+        *worst_errors(total), *choice_checks(total, 0.02), *_coverage(settings),
+        *(at_least(f"{hidden}, {one.name}", 0.80, one.cell(TUNED).hidden) for one in at_speed),
     ]  # fmt: skip
 
 
-def _lean(settings: Sequence[Setting]) -> Check:
-    """Return the mean error of all cells, with its sign: which way predictions lean."""
-    error = statistics.fmean(cell.error for setting in settings for cell in setting.cells)
-    return Check(
-        what="the same with its sign", target=f"within ±{LEAN:.1%}", measured=f"{error:+.2%}",
-        ok=abs(error) <= LEAN,
-    )  # fmt: skip
+def errors_of(total: SimpleNamespace, what: str) -> list[Check]:
+    """Return the noise and the mean errors, at last that at the speed of ``what`` ran plans."""
+    return [
+        reported("noise floor: the same plan in two launches", f"{total.noise:.2%}"),
+        at_most("iteration time, mean absolute error", 0.03, total.error),
+        reported(f"the same at the {what}'s speed while plans ran", f"{total.steady_error:.2%}"),
+    ]
 
 
 def _coverage(settings: Sequence[Setting]) -> list[Check]:
-    """Return the check that the verdict's intervals hold as many speed-ups as they say."""
     held = [found for setting in settings for found in setting.covered()]
     if not held:
         return []
-    share = statistics.fmean(held)
-    check = Check(
-        what=f"speed-ups over the baseline within the verdict's interval, of {len(held)}",
-        target=f"{INTERVAL:.0%} ± {OFF:.0%}",
-        measured=f"{share:.1%}",
-        ok=abs(share - INTERVAL) <= OFF,
-    )
-    return [check]
+    what = f"speed-ups over the baseline within the verdict's interval, of {len(held)}"
+    share, target = statistics.fmean(held), f"{INTERVAL:.0%} ± {OFF:.0%}"
+    return [Check(what, target, f"{share:.1%}", abs(share - INTERVAL) <= OFF)]
 
 
-def worst_errors(total: Score) -> list[Check]:
+def worst_errors(total: SimpleNamespace) -> list[Check]:
     """Return the largest errors beside the mean."""
+    setting = f"mean absolute error of the worst setting, {total.worst_setting}"
     return [
-        reported(f"mean absolute error of the worst setting, {total.worst_setting}",
-                 f"{total.worst_setting_error:.2%}"),
+        reported(setting, f"{total.worst_setting_error:.2%}"),
         reported(f"largest error of a cell, {total.worst_cell}", f"{total.worst_cell_error:+.2%}"),
-    ]  # fmt: skip
+    ]
 
 
-def choice_checks(total: Score, regret: float) -> list[Check]:
+def choice_checks(total: SimpleNamespace, regret: float) -> list[Check]:
     """Return the checks of choosing by predictions: order of pairs, and regret of the choice."""
     worst = (
         f"worst regret of `tune` in the {total.spread_settings} of {total.settings} settings whose "
         f"plans spread by > {MIN_SPREAD:.0%}"
     )
     ordered = f"pairs of plans in the right order, of {total.pairs} that differ by more than noise"
+    left_out = f"{total.left_out} of {total.pairs + total.left_out}"
+    two, anyhow = (
+        NO_SETTING if one is None else f"{one:.1%}"
+        for one in (total.two_regret, total.random_regret)
+    )
     return [
-        reported(ordered, NO_PAIR) if total.concordance is None
-        else at_least(ordered, CONCORDANCE, total.concordance),
-        reported("pairs left out: they differ by no more than noise",
-                 f"{total.left_out} of {total.pairs + total.left_out}"),
+        reported(ordered, "no such pair") if total.concordance is None
+        else at_least(ordered, 0.95, total.concordance),
+        reported("pairs left out: they differ by no more than noise", left_out),
         reported(worst, NO_SETTING) if total.tuned_regret is None
         else at_most(worst, regret, total.tuned_regret),
-        reported("worst regret of always two row slices", _regret(total.two_regret)),
-        reported("worst regret of a random plan, on average", _regret(total.random_regret)),
+        reported("worst regret of always two row slices", two),
+        reported("worst regret of a random plan, on average", anyhow),
     ]  # fmt: skip
-
-
-def _regret(worst: float | None) -> str:
-    return NO_SETTING if worst is None else f"{worst:.1%}"
 
 
 def tables(settings: Sequence[Setting], title: str) -> list[Table]:
@@ -114,85 +96,25 @@ def tables(settings: Sequence[Setting], title: str) -> list[Table]:
 
 def detail(settings: Sequence[Setting]) -> list[Table]:
     """Return the tables of settings, of cells and of drawn speed-ups."""
-    return [_settings(settings), _cells(settings), *_speedups(settings)]
-
-
-def _settings(settings: Sequence[Setting]) -> Table:
-    rows = [
-        (
-            s.model, s.link, f"{s.profile_s:.0f}", f"{s.speed:.2f}", f"{s.spread:.1%}",
-            f"{s.regret(TUNED):.1%}", f"{s.regret(ALWAYS_TWO):.1%}", f"{s.random_regret:.1%}",
-            f"{s.pair_noise:.1%}", s.profile_id.removeprefix("sha256:")[:12],
-        )
-        for s in settings
-    ]  # fmt: skip
-    columns = (
-        "model", "link", ">profile s", ">speed", ">spread", ">regret tune", ">regret two",
-        ">regret random", ">pair noise", "profile",
-    )  # fmt: skip
-    return Table(title="Settings", columns=columns, rows=rows)
-
-
-def _cells(settings: Sequence[Setting]) -> Table:
-    rows = [
-        (
-            s.model, s.link, c.plan, f"{c.predicted_ms:.1f}", f"{c.first_ms:.1f}",
-            f"{c.error:+.1%}", f"{c.steady_error:+.1%}", f"{c.second_ms:.1f}", f"{c.noise:+.1%}",
-            f"{c.predicted_emulated_ms:.1f}", f"{c.emulated_ms:.1f}", f"{c.emulated_error:+.1%}",
-            f"{c.predicted_exposed_ms:.1f}", f"{c.exposed_ms:.1f}", f"{c.hidden:.0%}",
-            c.label,
-        )
-        for s in settings
-        for c in s.cells
-    ]  # fmt: skip
-    columns = (
-        "model", "link", "plan", ">predicted ms", ">measured ms", ">error", ">at its speed",
-        ">again ms", ">noise", ">alone, predicted", ">alone ms", ">its error",
-        ">exposed, predicted", ">measured", ">hidden", "cut",
-    )  # fmt: skip
-    return Table(title="Cells", columns=columns, rows=rows)
-
-
-def _speedups(settings: Sequence[Setting]) -> list[Table]:
-    """Return the table of speed-ups beside the verdict's intervals, if it was asked."""
-    rows = [
-        (s.model, s.link, c.plan, f"{s.speedup(c.plan):.3f}", "{:.3f}–{:.3f}".format(*c.drawn))
-        for s in settings
-        for c in s.cells
-        if c.drawn is not None
+    every = [
+        (one, one.regret(TUNED), one.regret(ALWAYS_TWO), one.profile_id.removeprefix("sha256:"))
+        for one in settings
     ]
-    columns = ("model", "link", "plan", ">speed-up", ">drawn before it ran")
-    return [Table(title="Speed-ups over the baseline", columns=columns, rows=rows)] if rows else []
+    cells = [(setting, cell) for setting in settings for cell in setting.cells]
+    drawn = [(one, cell, one.speedup(cell.plan)) for one, cell in cells if cell.drawn]
+    found = [shown(FORMS, "settings", every), shown(FORMS, "cells", cells)]
+    return [*found, shown(FORMS, "speed-ups", drawn)] if drawn else found
 
 
 def markdown(settings: Sequence[Setting], machine: str, title: str) -> str:
     """Return the report as a Markdown page."""
-    head = _HEAD.format(machine=machine, title=title)
+    form = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
+    head = form.format(machine=machine, title=title)
     return "\n".join([head, *map(markdown_section, tables(settings, title))])
 
 
 def to_json(settings: Sequence[Setting], machine: str) -> str:
     """Return the score and all settings as JSON."""
-    plain = {
-        "machine": machine,
-        "score": asdict(score(settings)),
-        "settings": [asdict(setting) for setting in settings],
-    }
+    every = [asdict(setting) for setting in settings]
+    plain = {"machine": machine, "score": vars(score(settings)), "settings": every}
     return json.dumps(plain, indent=1, allow_nan=False) + "\n"
-
-
-_HEAD: Final = """# {title}
-
-Written by `scripts/fidelity`. Machine: {machine}, two ranks on two emulated hosts.
-
-For each model and link, `profile` measures the machine, and the content id of the profile is taken
-before any plan runs. `tune` chooses a plan. Then all plans run in turn, in two launches with the
-same number of rounds. `error` is predicted / measured in the first launch − 1; `noise` is second
-launch / first launch − 1. Nothing is fitted to the runs. `speed` is the compute speed while the
-plans ran, relative to the profile; it comes from a run without communication. `at its speed` is the
-error of the prediction at that speed. `regret` is how much slower a plan is than the best plan of
-the setting: one launch picks the best plan, the other gives both times, and then the other way
-round. Pairs, spread and regret compare plans within rounds. `alone` is the same plan on one rank
-with emulated collectives, which take the durations of the profile. The difference from real ranks
-is the cost of waiting for each other and of sharing cores.
-"""

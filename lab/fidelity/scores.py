@@ -1,32 +1,31 @@
-"""Scores: errors of predictions, and the cost of choosing a plan by them.
-
-All functions are pure functions of times. A ``Setting`` is a model on a link. Its plans are
-measured in two launches with the same number of rounds: the difference between the launches is the
-noise of measuring.
-"""
+"""Scores: errors of predictions, and the cost of choosing a plan by them. A ``Setting`` is a model
+on a link. Its plans are measured in two launches with the same number of rounds: the difference
+between the launches is the noise of measuring."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any, Final
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple
 
 from domino_tune.store.parsing import parse
-from lab.fidelity.settings import ALWAYS_TWO, BASELINE, TUNED
+from lab import told
 from simulator.errors import InputError
+from simulator.plan import MEGATRON, SlicePlan
+from simulator.presets import llama_model
+from simulator.specs import ModelSpec, Workload
 
 MIN_SPREAD: Final = 0.05
 """Settings whose plans spread by less do not count for regret: there any choice is good."""
 
 
 def within_rounds(times: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return the log of each plan's time minus the mean of the logs of all plans in that round.
-
-    ``times[plan][round]``. A round is short, so a slow machine slows all of its plans alike.
-    """
+    """Return the log of each plan's time less the mean log of its round. A round is short, so a
+    slow machine slows all of ``times[plan][round]`` alike."""
     rounds = [[math.log(time) for time in together] for together in zip(*times, strict=True)]
     relative = [[log - statistics.fmean(logs) for log in logs] for logs in rounds]
     return [list(logs) for logs in zip(*relative, strict=True)]
@@ -35,15 +34,14 @@ def within_rounds(times: Sequence[Sequence[float]]) -> list[list[float]]:
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     """One plan of a model on a link. Times are in ms; ``first`` and ``second`` are the rounds of
-    the two launches.
+    the two launches. Errors are predicted / measured − 1, ``noise`` second / first launch − 1.
 
     ``steady_ms``: the prediction at the compute speed that the machine had while the plans ran.
     ``emulated``: rounds on one rank whose collectives take the durations of the profile.
     ``predicted_emulated_ms``: the prediction for these, without waits for other ranks. ``hidden``:
     the measured share of communication that compute hides. ``drawn``: low and high end of the
     verdict's speed-up over the setting's baseline; None if the plan is the baseline or no verdict
-    was asked for.
-    """
+    was asked for."""
 
     plan: str
     label: str
@@ -58,47 +56,18 @@ class Cell:
     hidden: float
     drawn: tuple[float, float] | None = None
 
-    @property
-    def first_ms(self) -> float:
-        """Return the median of the first launch, in ms."""
-        return statistics.median(self.first)
-
-    @property
-    def second_ms(self) -> float:
-        """Return the median of the second launch, in ms."""
-        return statistics.median(self.second)
-
-    @property
-    def emulated_ms(self) -> float:
-        """Return the median on one rank with emulated collectives, in ms."""
-        return statistics.median(self.emulated)
-
-    @property
-    def emulated_error(self) -> float:
-        """Return predicted / measured − 1 on one rank with emulated collectives."""
-        return self.predicted_emulated_ms / self.emulated_ms - 1
-
-    @property
-    def error(self) -> float:
-        """Return predicted / measured − 1, with the first launch."""
-        return self.predicted_ms / self.first_ms - 1
-
-    @property
-    def steady_error(self) -> float:
-        """Return the error of the prediction at the speed that the machine had then."""
-        return self.steady_ms / self.first_ms - 1
-
-    @property
-    def noise(self) -> float:
-        """Return second launch / first launch − 1."""
-        return self.second_ms / self.first_ms - 1
+    first_ms = property(lambda self: statistics.median(self.first))
+    second_ms = property(lambda self: statistics.median(self.second))
+    emulated_ms = property(lambda self: statistics.median(self.emulated))
+    error = property(lambda self: self.predicted_ms / self.first_ms - 1)
+    steady_error = property(lambda self: self.steady_ms / self.first_ms - 1)
+    noise = property(lambda self: self.second_ms / self.first_ms - 1)
+    emulated_error = property(lambda self: self.predicted_emulated_ms / self.emulated_ms - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One model on one link. ``speed``: that of compute while plans ran, relative to the
-    profile.
-    """
+    """One model on one link. ``speed``: that of compute while plans ran, over the profile's."""
 
     model: str
     link: str
@@ -111,15 +80,9 @@ class Setting:
         """Return the cell of the plan with this name."""
         return next(cell for cell in self.cells if cell.plan == plan)
 
-    @property
-    def name(self) -> str:
-        """Return model and link."""
-        return f"{self.model}, {self.link}"
-
-    @property
-    def error(self) -> float:
-        """Return the mean absolute error of its plans."""
-        return statistics.fmean(abs(cell.error) for cell in self.cells)
+    name = property(lambda self: f"{self.model}, {self.link}")
+    error = property(lambda self: statistics.fmean(abs(cell.error) for cell in self.cells))
+    all_pairs = property(lambda self: math.comb(len(self.cells), 2))
 
     @property
     def spread(self) -> float:
@@ -140,12 +103,10 @@ class Setting:
                 yield low <= self.speedup(cell.plan) <= high
 
     def regret(self, plan: str) -> float:
-        """Return how much slower a plan is than the best measured one, as a fraction.
-
-        The best of several noisy times looks better than it is. So one launch picks the best plan
-        and the other launch gives both times, then the other way round. The mean of both can be
-        below 0 if all plans take the same time.
-        """
+        """Return how much slower a plan is than the best measured one, as a fraction. The best of
+        several noisy times looks better than it is. So one launch picks the best plan and the other
+        launch gives both times, then the other way round. The mean of both can be below 0 if all
+        plans take the same time."""
         first, second = self._relative_logs(0), self._relative_logs(1)
         costs = [
             judge[plan] - judge[min(pick, key=pick.__getitem__)]
@@ -167,15 +128,8 @@ class Setting:
             for a, b in combinations(self.cells, 2)
         )
 
-    @property
-    def all_pairs(self) -> int:
-        """Return the number of pairs of plans."""
-        return math.comb(len(self.cells), 2)
-
     def pairs(self) -> Iterator[bool]:
-        """Yield for each pair of plans that differ by more than the noise whether its order is
-        right.
-        """
+        """Yield for each pair that differs by more than the noise whether its order is right."""
         first, second = self._relative_logs(0), self._relative_logs(1)
         noise = self.pair_noise
         for a, b in combinations(self.cells, 2):
@@ -200,38 +154,10 @@ def setting_from(plain: Mapping[str, Any]) -> Setting:
     return parse(Setting, plain, source="a setting", error=InputError)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Score:
-    """The numbers of all settings. Errors and noise are means of absolute relative values.
-
-    ``worst_setting`` and ``worst_cell`` name the largest errors; a cell's error has a sign.
-    ``pairs`` are those that ``Setting.pairs`` judges, ``left_out`` the others; ``concordance`` is
-    None without a judged pair. ``spread_settings`` are those that count for regret.
-    """
-
-    cells: int
-    error: float
-    worst_setting: str
-    worst_setting_error: float
-    worst_cell: str
-    worst_cell_error: float
-    steady_error: float
-    noise: float
-    emulated_error: float
-    pairs: int
-    left_out: int
-    concordance: float | None
-    settings: int
-    spread_settings: int
-    tuned_regret: float | None
-    two_regret: float | None
-    random_regret: float | None
-
-
-def score(settings: Sequence[Setting]) -> Score:
-    """Return the numbers of a report. A regret is the worst of all settings whose plans spread by
-    more than ``MIN_SPREAD``, or None without such a setting.
-    """
+def score(settings: Sequence[Setting]) -> SimpleNamespace:
+    """Return a report's numbers: errors and noise are means of absolute relative values, but for
+    ``worst_cell``'s, which has its sign; ``concordance``, of the pairs that ``Setting.pairs``
+    judges, is None without any; regrets are the worst of settings that spread by > MIN_SPREAD."""
     cells = [cell for setting in settings for cell in setting.cells]
     worst_setting = max(settings, key=lambda setting: setting.error)
     in_setting, worst_cell = max(
@@ -240,22 +166,69 @@ def score(settings: Sequence[Setting]) -> Score:
     )
     pairs = [right for setting in settings for right in setting.pairs()]
     spread = [setting for setting in settings if setting.spread > MIN_SPREAD]
-    return Score(
-        cells=len(cells),
-        error=statistics.fmean(abs(cell.error) for cell in cells),
-        worst_setting=worst_setting.name,
-        worst_setting_error=worst_setting.error,
-        worst_cell=f"{in_setting.name}, {worst_cell.plan}",
-        worst_cell_error=worst_cell.error,
+    return SimpleNamespace(
+        cells=len(cells), error=statistics.fmean(abs(cell.error) for cell in cells),
+        worst_setting=worst_setting.name, worst_setting_error=worst_setting.error,
+        worst_cell=f"{in_setting.name}, {worst_cell.plan}", worst_cell_error=worst_cell.error,
         steady_error=statistics.fmean(abs(cell.steady_error) for cell in cells),
         noise=statistics.fmean(abs(cell.noise) for cell in cells),
         emulated_error=statistics.fmean(abs(cell.emulated_error) for cell in cells),
-        pairs=len(pairs),
-        left_out=sum(setting.all_pairs for setting in settings) - len(pairs),
-        concordance=statistics.fmean(pairs) if pairs else None,
-        settings=len(settings),
+        pairs=len(pairs), left_out=sum(setting.all_pairs for setting in settings) - len(pairs),
+        concordance=statistics.fmean(pairs) if pairs else None, settings=len(settings),
         spread_settings=len(spread),
         tuned_regret=max((setting.regret(TUNED) for setting in spread), default=None),
         two_regret=max((setting.regret(ALWAYS_TWO) for setting in spread), default=None),
         random_regret=max((setting.random_regret for setting in spread), default=None),
-    )
+    )  # fmt: skip
+
+
+# Settings: the models, links and plans that a report covers by default (scores.toml) --------------
+
+TOLD: Final[dict[str, Any]] = told(__file__)
+LINKS: Final[list[str]] = TOLD["links"]
+ALWAYS_TWO: Final = "inter"  # The plan of DeepSpeed's Domino on every machine
+TUNED: Final = "tuned"
+BASELINE: Final = "baseline"
+Job = tuple[ModelSpec, Workload]
+
+
+class Kind(NamedTuple):
+    """One report. ``sequence_parallel``: what `tune` is asked for; None leaves it the choice."""
+
+    title: str
+    models: dict[str, Job]
+    plans: dict[str, SlicePlan]
+    sequence_parallel: bool | None
+
+    @classmethod
+    def of(cls, name: str) -> Kind:
+        """Return a kind of the file."""
+        one = TOLD[name]
+        mode, plans = one.get("sequence_parallel"), {BASELINE: MEGATRON}
+        plans |= {plan: SlicePlan(**fields) for plan, fields in one["plans"].items()}
+        if mode:
+            plans = {plan: replace(x, sequence_parallel=True) for plan, x in plans.items()}
+        jobs = dict(MODELS)
+        for model, (spec, work) in MODELS.items() if name == "sequences" else ():
+            length = work.seq_length * work.micro_batch_size
+            jobs[model] = spec, replace(work, seq_length=length, micro_batch_size=1)
+        return cls(one["title"], jobs, plans, mode)
+
+
+def _model(name: str, hidden: int, layers: int) -> ModelSpec:
+    heads = hidden // 64
+    if name.startswith("llama"):
+        return llama_model(name, layers, hidden, heads, heads // 2, hidden * 11 // 4,
+                           vocab=2048, positions=1024)  # fmt: skip
+    return ModelSpec(
+        name=name, num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads,
+        num_key_value_heads=heads, head_dim=64, intermediate_size=4 * hidden, vocab_size=2048,
+        max_position_embeddings=1024,
+    )  # fmt: skip
+
+
+MODELS: Final[dict[str, Job]] = {
+    name: (_model(name, *size), Workload(seq_length=seq, micro_batch_size=batch, dtype="fp32"))
+    for name, *size, seq, batch in TOLD["models"]
+}
+KINDS: Final[dict[str, Kind]] = {name: Kind.of(name) for name in ("plain", "sharded", "sequences")}

@@ -1,9 +1,6 @@
-"""Fit the bundled profiles: ``python -m lab.fits``.
-
-Of published tables, profiles hold fitted numbers; of the B200's, the rows of GEMMs, too, as 514
-rows are too few for a law. Of our own measurements they hold each row. The same input gives the
-same bytes.
-"""
+"""Fit the bundled profiles: ``python -m lab.fits``. Of published tables, profiles hold fitted
+numbers; of the B200's, the rows of GEMMs, too, as 514 rows are too few for a law. Of our own
+measurements they hold each row. The same input gives the same bytes."""
 
 from __future__ import annotations
 

@@ -1,146 +1,96 @@
-"""Blackwell GPUs of today's racks and nodes, from tables of an inference planner's collectors.
-
-GEMMs and attention forward are the GPU's own, backward is taken from a B200; so are kernels that
-stream, since the memory is the same. Collectives: NCCL of a node or a tray, and of GB200's rack
-beyond it, which stands for GB300's.
-"""
+"""Blackwell: GEMMs and memory-bound rates of a B200 node by SimuMax; of today's racks and nodes the
+GEMMs of an inference planner's collectors, and how far bursts of these are above lasting loads.
+Kernels that stream are as on a B200, since the memory is the same."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from lab.fits.attention import fit_attention
-from lab.fits.collectives import fit_group
-from lab.fits.common import Floats, Gpu, Sources, rounded
+from lab.fits.common import ASSUMED_ERROR, Floats, Gpu, Sources, rounded
 from lab.fits.gemm import fit_curves
+from lab.fits.measured import transferred
 from lab.fits.power import burst_over_lasting
 from lab.fits.quantized import Casts
-from lab.fits.simumax import attention_rows
-from simulator.lookup.attention import AttentionFit, AttentionRow
-from simulator.lookup.collective_fit import MIB, CollectiveFit
-from simulator.lookup.collectives import CollectiveRow
-from simulator.lookup.gemm import GemmFit
+from simulator.lookup.expected import POINTWISE_DEFAULT
+from simulator.lookup.gemm import GemmRow
+from simulator.lookup.pointwise import PointwiseFit as Law
 from simulator.power import PowerSection
+from simulator.profile import Disagreement, GemmSection, Profile
 
-OPS: Final = {
-    "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-}  # fmt: skip
-KERNEL: Final = "sgl"
-"""Whose attention: TensorRT-LLM's rows write the cache, too."""
-LEAST_ROWS: Final = 16384
-"""Query rows of all heads, below which a launch is most of the time."""
-LEAST_BACKWARD_US: Final = 300.0
-"""Of timings that show the kernel, not gaps on the host."""
-EXCHANGE_US: Final = (8, 12.0)
-"""Ranks, and what a small all-to-all takes there with NCCL 2.29.2. The rack's rows are of a version
-that took 66 us."""
-EXCHANGE_ERROR: Final = 0.2
-NEIGHBOUR: Final = 0.1
-"""Error of a rack's law on the GPUs of another one, behind the same NVLink."""
-COLLECTORS: Final = ("bf16_trt_us", "bf16_sgl_us")
+GIB: Final = 1 << 30
+GEMM_SCATTER: Final = 0.04
+"""Spread of SimuMax's GEMM rows. The table has 82 weight gradients twice, adding to fp32 and to
+bf16: their ratios scatter by 5.5 % (robust) around the median, which is 3.9 % for each of the
+two."""
+RUNS: Final = 2  # A GEMM row is the mean of several runs; how many is not published
+ADDS_TO: Final = {"fp32": True, "bf16": False}
+"""Type of a weight gradient's C -> whether we count it as adding. One that adds to bf16 reads and
+writes as many bytes as one that writes fp32 once: it stands for those that overwrite."""
+LIKE: Final = "copy"  # Op whose fixed cost and range on our H200 those of RATES get
 
 
-class Gemms(NamedTuple):
-    """The law of ``rows`` timings with their curves, and by how much collectors differ."""
-
-    fit: GemmFit
-    rows: int
-    apart: float
-
-
-def gemms(gpu: str, sources: Sources, sm_count: int) -> Gemms:
-    """Return the law of the GPU's BF16 rows."""
-    rows, apart = [], []
-    for row in sources.rows(f"fp8/{gpu}_gemm_fp8.csv.gz"):
-        rows.append((int(row["m"]), int(row["n"]), int(row["k"]), float(row["bf16_us"])))
-        a, b = (float(row[name] or "nan") for name in COLLECTORS)
-        apart.append(abs(a / b - 1))
-    return Gemms(fit_curves(rows, sm_count), len(rows), rounded(float(np.nanmedian(apart)), 2))
-
-
-def attention(gpu: str, sources: Sources, sm_count: int) -> AttentionFit:
-    """Return the forward law of the GPU's rows; backward takes what TransformerEngine's took on a
-    B200 over the same law there."""
-    there = fit_attention(_attention("b200", sources), attention_rows(sources), sm_count=148)
-    backward = [
-        row for row in attention_rows(sources)
-        if row.direction == "backward" and row.median_us > LEAST_BACKWARD_US
-    ]  # fmt: skip
-    forward = [
-        replace(
-            row, direction="forward",
-            median_us=sum(there.shares_us(row.signature._replace(direction="forward"))),
-        )
-        for row in backward
-    ]  # fmt: skip
-    return fit_attention(_attention(gpu, sources), [*forward, *backward], sm_count=sm_count)
-
-
-def _attention(gpu: str, sources: Sources) -> list[AttentionRow]:
-    table = "fp8" if gpu == "b200" else "blackwell"
+def gemm_rows(sources: Sources) -> tuple[GemmRow, ...]:
+    """Return SimuMax's GEMMs, sorted by signature; each has a batch of 1."""
     rows = [
-        AttentionRow(
-            batch=int(row["batch"]), heads=int(row["heads"]), kv_heads=int(row["kv_heads"]),
-            seq=int(row["seq"]), head_dim=128, median_us=float(row["bf16_us"]),
-        )
-        for row in sources.rows(f"{table}/attention_forward.csv.gz")
-        if (row["gpu"], row["kernel"]) == (gpu, KERNEL) and row["bf16_us"]
+        GemmRow(
+            m=row.batch * row.m, n=row.n, k=row.k, layout=row.layout, dtype="bf16",
+            accumulate=row.layout == "wgrad" and ADDS_TO[row.out_dtype], strides=(0, 0, 0),
+            median_us=row.us, spread_us=rounded(GEMM_SCATTER * row.us), samples=RUNS,
+        ) for row in sources.rows("b200/gemm_bf16.csv")
     ]  # fmt: skip
-    return [row for row in rows if row.batch * row.heads * row.seq >= LEAST_ROWS]
+    return tuple(sorted(rows, key=lambda row: row.signature))
 
 
-def collectives(gpu: Gpu, sources: Sources) -> Iterator[CollectiveFit]:
-    """Yield the laws of a node or tray, and of a rack where the GPU is in one."""
-    name = gpu.name.partition("-")[0]
-    yield from _collectives(sources, "nccl_nvlink", name)
-    if gpu.machine.gpus_per_domain:
-        rack = map(_exchange, _collectives(sources, "gb200_nccl_nvl72"))
-        yield from rack if name == "gb200" else map(_neighbour, rack)
+def b200_gemms(gpu: Gpu, sources: Sources) -> GemmSection:
+    """Return SimuMax's rows, and by how much those of another source differ from them."""
+    rows = gemm_rows(sources)
+    faster, clock = sources_differ(sources, rows)
+    apart = rounded(faster / clock - 1, 2)
+    between = gpu.told["gemm"]["between"].format(faster=faster, clock=clock)
+    words = gpu.words("gemm", rows=len(rows), faster=faster, clock=clock, apart=apart)
+    differ = Disagreement(error=apart, between=between)
+    return GemmSection(rows=rows, disagreement=differ, looped=True, provenance=words)
 
 
-def _collectives(sources: Sources, table: str, gpu: str = "") -> Iterator[CollectiveFit]:
-    """Yield the law of each op and number of ranks; int8 cannot use NVLink SHARP."""
-    groups: dict[tuple[str, int], list[CollectiveRow]] = {}
-    for row in sources.rows(f"blackwell/{table}.csv.gz"):
-        if row["dtype"] == "int8" or row.get("gpu", "") != gpu:
-            continue
-        made = CollectiveRow(
-            op=OPS[row["op"]],  # type: ignore[arg-type]  # a table of them
-            nodes=1, per_node=int(row["ranks"]), bytes=int(row["bytes"]),
-            median_us=float(row["us"]),
-        )  # fmt: skip
-        groups.setdefault((made.op, made.per_node), []).append(made)
-    for rows in groups.values():
-        yield fit_group(rows)
+def served_gemms(gpu: Gpu, sources: Sources) -> GemmSection:
+    """Return the law of a GPU's BF16 rows with their curves, and by how much collectors differ."""
+    table = sources.rows(f"fp8/{gpu.short}_gemm_fp8.csv.gz")
+    rows = [(row.m, row.n, row.k, row.bf16_us) for row in table]
+    off = np.nanmedian([abs(row.bf16_trt_us / row.bf16_sgl_us - 1) for row in table])
+    fit, apart = fit_curves(rows, gpu.machine.sm_count), rounded(float(off), 2)
+    differ = Disagreement(error=apart, between=gpu.told["gemm"]["between"])
+    words = gpu.words("gemm", fit.error, rows=len(rows), apart=apart)
+    return GemmSection(fits=(fit,), disagreement=differ, provenance=words)
 
 
-def _exchange(fit: CollectiveFit) -> CollectiveFit:
-    """Return an all-to-all's law with the latency of a current one, which grows with the steps, and
-    the rate of the largest message, which no latency hides."""
-    if fit.op != "all_to_all":
-        return fit
-    ranks, latency_us = EXCHANGE_US
-    latency_us *= math.log2(fit.per_node) / math.log2(ranks)
-    most_us = fit.latency_us + fit.transfer_us(fit.max_bytes)
-    return replace(
-        fit, latency_us=rounded(latency_us), knots_bytes=(), kind="assumed", error=EXCHANGE_ERROR,
-        us_per_mib=(rounded(most_us * MIB / fit.max_bytes),),
-    )  # fmt: skip
+def rates_gb_s(sources: Sources) -> dict[str, float]:
+    """Return the rate of each kind of memory-bound op, in 1e9 bytes a second."""
+    rows = sources.rows("b200/memory_bound.csv")
+    return {row.op: rounded(row.gbps * GIB * row.efficiency / 1e9) for row in rows}
 
 
-def _neighbour(fit: CollectiveFit) -> CollectiveFit:
-    return replace(fit, kind="assumed", error=max(NEIGHBOUR, fit.error))
+def pointwise_fits(gpu: Gpu, sources: Sources, h200: Profile) -> tuple[list[Law], Law]:
+    """Return laws of the table's rates and our H200's of others, and that of their fixed cost."""
+    rates, assumed = rates_gb_s(sources), transferred(h200, gpu.machine, least_error=ASSUMED_ERROR)
+    laws = {law.names[0]: law for law in assumed}
+    like = laws[LIKE]
+    own = [
+        replace(
+            like, names=tuple(names), kind="fitted", small_gb_s=rates[rate], knee_bytes=1,
+            large_gb_s=rates[rate], error=POINTWISE_DEFAULT.error,
+        ) for rate, names in gpu.told["pointwise"]["rates"].items()
+    ]  # fmt: skip
+    known = {name for law in own for name in law.names}
+    others = [law for name, law in laws.items() if name not in known]
+    return sorted((*own, *others), key=lambda law: law.names), like
 
 
-def power(gpu: Gpu, sources: Sources, section: PowerSection) -> PowerSection:
-    """Return the section with the clock of the timings, bursts, by what calls that were repeated
-    for a second took longer."""
+def with_bursts(gpu: Gpu, sources: Sources, section: PowerSection) -> PowerSection:
+    """Return the section with the clocks of bursts, by what repeated calls took longer."""
     clock = _burst_mhz(gpu, sources, BF16)
     rows = [
         row._replace(clock_mhz=clock) if row.family in ("gemm", "attention") else row
@@ -155,15 +105,8 @@ def gemm_mhz(gpu: Gpu, sources: Sources) -> dict[str, float]:
     return {"fp8_tensor": tensor, "fp8_block": tensor, "mxfp8": tensor, "nvfp4": fp4}
 
 
-def _burst_mhz(gpu: Gpu, sources: Sources, how: Repeated) -> float:
-    told = gpu.told["power"]
-    slower = burst_over_lasting(_repeated(told["like"], sources, how))
-    return rounded(told["cap"]["lasting_mhz"] * slower)
-
-
 class Repeated(NamedTuple):
-    """TensorRT-LLM's GEMMs that were timed in bursts and repeated: the column of the first, the
-    dtype of the second, and the math of their casts."""
+    """TensorRT-LLM's GEMMs in bursts and repeated: column, dtype, and the math of their casts."""
 
     column: str
     dtype: str
@@ -175,31 +118,30 @@ FP8: Final = Repeated("fp8_tensor_us", "fp8", "fp8_tensor")
 NVFP4: Final = Repeated("nvfp4_trt_us", "nvfp4", "nvfp4")
 
 
+def _burst_mhz(gpu: Gpu, sources: Sources, how: Repeated) -> float:
+    told = gpu.told["power"]
+    slower = burst_over_lasting(_repeated(told["like"], sources, how))
+    return rounded(told["cap"]["lasting_mhz"] * slower)
+
+
 def _repeated(gpu: str, sources: Sources, how: Repeated) -> Iterator[tuple[float, float]]:
-    """Yield (us in a burst, us repeated) of the GPU's GEMMs, without casts, which the clock does
-    not change."""
-    casts = Casts(gpu, sources)
+    """Yield (us in a burst, us repeated), without casts, which the clock does not change."""
+    casts, told = Casts(gpu, sources), {"gpu": gpu, "kernel": "trt", "dtype": how.dtype}
     bursts = {
-        (row["m"], row["n"], row["k"]): float(row[how.column])
+        (row.m, row.n, row.k): getattr(row, how.column)
         for row in sources.rows(f"fp8/{gpu}_gemm_fp8.csv.gz")
-        if row[how.column]
     }
-    for row in sources.rows("blackwell/gemm_power.csv.gz"):
-        shape = (row["m"], row["n"], row["k"])
-        if (row["gpu"], row["kernel"], row["dtype"]) != (gpu, "trt", how.dtype):
-            continue
-        if shape in bursts:
-            cast_us = casts.us(how.math, int(row["m"]), int(row["k"])) if how.math else 0.0
-            yield bursts[shape] - cast_us, float(row["us"]) - cast_us
+    for row in sources.rows("blackwell/gemm_power.csv.gz", **told):
+        burst_us = bursts.get((row.m, row.n, row.k), 0.0)
+        if burst_us > 0:
+            cast_us = casts.us(how.math, row.m, row.k) if how.math else 0.0
+            yield burst_us - cast_us, row.us - cast_us
 
 
 def sources_differ(sources: Sources, rows: Sequence[Any]) -> tuple[float, float]:
-    """Return how many times as long a B200's looped GEMMs take as bursts of the same shapes, and
-    what of that bursts' higher clock explains."""
-    bursts = {
-        (int(row["m"]), int(row["n"]), int(row["k"])): float(row["bf16_us"])
-        for row in sources.rows("fp8/b200_gemm_fp8.csv.gz")
-    }
+    """Return how many times as long looped GEMMs take as bursts, and what the clock explains."""
+    table = sources.rows("fp8/b200_gemm_fp8.csv.gz")
+    bursts = {(row.m, row.n, row.k): row.bf16_us for row in table}
     ratios: Floats = np.array([
         row.median_us / bursts[row[:3]] for row in rows
         if row.layout == "forward" and row[:3] in bursts

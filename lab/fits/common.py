@@ -1,4 +1,4 @@
-"""What all fits share: sources, rounding, errors, and robust least squares."""
+"""What all fits share: sources, descriptions of GPUs, rounding, errors, and least squares."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import csv
 import gzip
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -19,30 +22,25 @@ from simulator.profile import Machine, Profile
 from simulator.provenance import Provenance
 
 Floats = NDArray[np.float64]
+Bounds = tuple[tuple[float, ...], tuple[float, ...]]
 Cell = TypeVar("Cell")
 
-CREATED: Final = "2026-11-20"
-"""The newest date in the sources."""
+CREATED: Final = "2026-11-20"  # The newest date in the sources
 ASSUMED_ERROR: Final = 0.25
 TRANSFER_ERROR: Final = 0.05
 """Expected error of an H200's ratio or rate on an H100: forward GEMMs of the same shape differ by
 4 % on average (309 shapes, ``scripts/bench h200``)."""
 
 
-def _described(name: str) -> dict[str, dict[str, Any]]:
-    """Return a description; what it does not tell is that of the GPU that ``like`` names."""
-    path = Path(__file__).parent / "gpus" / f"{name}.toml"
-    told = tomllib.loads(path.read_text(encoding="utf-8"))
-    like = told.pop("like", "")
-    return {**_described(like), **told} if like else told
-
-
 class Description:
-    """A description: ``gpus/NAME.toml``, a table a section."""
+    """A description: ``gpus/NAME.toml``, a table a section, over that of the GPU ``like`` it."""
 
     def __init__(self, name: str) -> None:
+        path = Path(__file__).parent / "gpus" / f"{name}.toml"
+        told: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        like = told.pop("like", "")
         self.name = name
-        self.told = _described(name)
+        self.told: dict[str, dict[str, Any]] = {**(Description(like).told if like else {}), **told}
 
     def words(self, section: str, error: float | None = None, **facts: object) -> Provenance:
         """Return a section's provenance, with ``facts`` in the places that its texts leave."""
@@ -53,11 +51,11 @@ class Description:
 
 
 class Gpu(Description):
-    """The description of a bundled profile's GPU."""
+    """The description of a bundled profile's GPU; ``short``: its name in the tables."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self.machine = Machine(**self.told["machine"])
+        self.machine, self.short = Machine(**self.told["machine"]), name.partition("-")[0]
 
     def profile(self, **sections: Any) -> Profile:
         """Return the profile of these sections."""
@@ -74,21 +72,36 @@ class Sources(NamedTuple):
         """Return a published table."""
         return (self.data / "measured" / name).read_bytes()
 
-    def rows(self, name: str) -> Iterator[dict[str, str]]:
-        """Yield the rows of a published table, gzipped or not, as text."""
-        data = self.table(name)
-        text = (gzip.decompress(data) if name.endswith(".gz") else data).decode("utf-8")
-        lines = (line for line in text.splitlines() if not line.startswith("#"))
-        yield from csv.DictReader(lines)
+    def rows(self, name: str, **alike: object) -> list[Any]:
+        """Return a table's rows that have these values; numbers as such, NaN where one lacks."""
+        wanted = alike.items()
+        rows = _rows(self.data / "measured" / name)
+        return [row for row in rows if all(getattr(row, key) == value for key, value in wanted)]
 
     def ours(self, stage: str, gpu: str = "h200-sxm") -> list[dict[str, Any]]:
         """Return what a stage recorded on our GPU that has this profile."""
         return records(self.measurements / gpu / f"{stage}.jsonl.gz")
 
 
+@cache
+def _rows(path: Path) -> list[Any]:
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8", newline="") as file:
+        names, *lines = csv.reader(line for line in file if not line.startswith("#"))
+    made = namedtuple("made", names)  # type: ignore[misc]  # columns are the table's
+    return [made(*cells) for cells in zip(*map(_typed, zip(*lines, strict=True)), strict=True)]
+
+
+def _typed(cells: Sequence[str]) -> Sequence[Any]:
+    with suppress(ValueError):
+        return [int(cell) for cell in cells]
+    with suppress(ValueError):
+        return [float(cell or "nan") for cell in cells]
+    return cells
+
+
 def records(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a JSON-lines file, gzipped or not, without those that only record an
-    error."""
+    """Return the objects of a JSON-lines file, gzipped or not, without those of errors."""
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", encoding="utf-8") as file:
         found = [json.loads(line) for line in file]
@@ -106,8 +119,7 @@ def mape(predicted: Floats, measured: Floats) -> float:
 
 
 def nonnegative(design: Floats, times: Floats, weights: Floats) -> tuple[Floats, float]:
-    """Return the coefficients of least squares of weighted ``times``, none negative, and what is
-    left."""
+    """Return coefficients ≥ 0 of least squares of weighted ``times``, and what is left."""
     weighted = design * weights[:, None]
     scale = weighted.max(axis=0)
     scale[scale == 0] = 1.0
@@ -116,15 +128,10 @@ def nonnegative(design: Floats, times: Floats, weights: Floats) -> tuple[Floats,
 
 
 def robust(
-    off: Callable[[Floats], Floats],
-    start: tuple[float, ...],
-    bounds: tuple[tuple[float, ...], tuple[float, ...]],
-    *,
-    linear_above: float,
-    scaled: bool = False,
-) -> Floats:
-    """Return the parameters of least ``off``, log errors; larger ones than ``linear_above`` count
-    linearly. ``scaled``: steps are in proportion to ``start``."""
+    off: Callable[[Floats], Floats], start: tuple[float, ...], bounds: Bounds,
+    *, linear_above: float, scaled: bool = False,
+) -> Floats:  # fmt: skip
+    """Return parameters of least ``off``, log errors, linear above a size; ``scaled`` by start."""
     found = least_squares(
         off, start, bounds=bounds, x_scale=start if scaled else 1.0, jac="3-point",
         loss="soft_l1", f_scale=linear_above, ftol=1e-14, xtol=1e-14, gtol=1e-14, max_nfev=500,
@@ -136,20 +143,15 @@ def withheld(
     cells: Sequence[Cell],
     key: Callable[[Cell], Any],
     errors: Callable[[list[Cell], list[Cell]], Iterable[float]],
-    *,
     folds: int | None = None,
 ) -> list[float]:
-    """Return the ``errors`` of cells by a fit of the others: each key's, or those of ``folds``.
-
-    Raise InputError for fewer than two keys.
-    """
+    """Return ``errors`` by fits of the others, by key or ``folds``. InputError: only one key."""
     keys = sorted({key(cell) for cell in cells})
     if len(keys) < 2:
         raise InputError(f"A law needs at least two ops of different shapes, got {keys}.")
     found: list[float] = []
-    count = folds or len(keys)
-    for fold in range(count):
-        out = set(keys[fold::count])
+    for fold in range(folds or len(keys)):
+        out = set(keys[fold :: folds or len(keys)])
         mine = [cell for cell in cells if key(cell) in out]
         found += errors([cell for cell in cells if key(cell) not in out], mine)
     return found

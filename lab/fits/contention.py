@@ -1,10 +1,8 @@
-"""Contention: from iterations of a GEMM and an all-reduce, or from ops beside collectives.
-
-An iteration is two jobs that start together and slow each other until one ends. It also has a
-constant time that belongs to the experiment (launches, events), not to the law. Our H200's records
-have ops that run while emulated collectives do, by family, and what these wait for memory beside
-ops that stream.
-"""
+"""Contention: from iterations of a GEMM and an all-reduce, or from ops beside collectives. An
+iteration is two jobs that start together and slow each other until one ends. It also has a constant
+time that belongs to the experiment (launches, events), not to the law. Our H200's records have ops
+that run while emulated collectives do, by family, and what these wait for memory beside ops that
+stream."""
 
 from __future__ import annotations
 
@@ -13,6 +11,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -21,15 +20,14 @@ from domino_tune.measure.contention_law import SHARED_LINKS
 from domino_tune.measure.importers.imported import text_of
 from domino_tune.measure.importers.tables import count, microseconds
 from domino_tune.measure.importers.tables import records as lines
-from lab.fits.common import ASSUMED_ERROR, Cell, Floats, mape, robust, rounded, withheld
+from lab.fits.common import ASSUMED_ERROR, Bounds, Cell, Floats, robust, rounded, withheld
 from simulator.contention import ComputeContention, ContentionFit, Slowdown
 from simulator.errors import InputError
 from simulator.lookup import FitKind
 from simulator.memory_queue import MemoryQueue
 
 Row = Mapping[str, Any]
-ASSUMED_SLOWDOWN: Final = 0.15
-"""Expected error of a slowdown that nobody timed on that GPU."""
+ASSUMED_SLOWDOWN: Final = 0.15  # Expected error of a slowdown that nobody timed on that GPU
 POINTWISE_SLOWDOWN: Final = ComputeContention(
     family="pointwise", sms_per_cta=0.0, factor=1.15, kind="assumed", error=ASSUMED_SLOWDOWN
 )
@@ -51,38 +49,27 @@ STREAMS: Final[dict[str, int]] = {"layernorm": 2, "gelu": 2, "add": 3}
 """Tensors that a pointwise op of the records reads or writes."""
 _ELEMENT_BYTES: Final = 2
 _LINEAR_ABOVE: Final = 0.02
-_NOTHING: Final = 1e-9
-"""A parameter at its lower bound comes back as 1e-20."""
+_NOTHING: Final = 1e-9  # A parameter at its lower bound comes back as 1e-20
 
 
 def fit_withheld(
-    cells: Sequence[Cell],
-    key: Callable[[Cell], Any],
+    cells: Sequence[Cell], key: Callable[[Cell], Any],
     shares: Callable[[Floats, Sequence[Cell], Sequence[Cell]], Floats],
-    start: tuple[float, ...],
-    bounds: tuple[tuple[float, ...], tuple[float, ...]],
-    *,
-    scaled: bool = False,
-) -> tuple[Floats, float]:
+    start: tuple[float, ...], bounds: Bounds, *, scaled: bool = False,
+) -> tuple[Floats, float]:  # fmt: skip
     """Return the parameters of least error, and the MAPE of each key's cells by the others' law.
-
     ``shares`` returns what a law of ``known`` cells with these parameters predicts of ``asked``
-    cells, over what was measured. Raise InputError for fewer than two keys.
-    """
+    cells, over what was measured. Raise InputError for fewer than two keys."""
 
     def solve(some: Sequence[Cell]) -> Floats:
-        found = robust(
-            lambda p: np.log(shares(p, some, some)),
-            start, bounds, linear_above=_LINEAR_ABOVE, scaled=scaled,
-        )  # fmt: skip
+        how: dict[str, Any] = {"linear_above": _LINEAR_ABOVE, "scaled": scaled}
+        found = robust(lambda p: np.log(shares(p, some, some)), start, bounds, **how)
         return np.where(found < _NOTHING, 0.0, found)
 
     def off(others: list[Cell], mine: list[Cell]) -> list[float]:
-        errors: list[float] = np.abs(shares(solve(others), others, mine) - 1.0).tolist()
-        return errors
+        return list(map(float, np.abs(shares(solve(others), others, mine) - 1.0)))
 
-    left_out = withheld(cells, key, off)
-    return solve(cells), rounded(float(np.mean(left_out)), 3)
+    return solve(cells), rounded(float(np.mean(withheld(cells, key, off))), 3)
 
 
 # A GEMM and an all-reduce that start together ----------------------------------------------------
@@ -125,9 +112,7 @@ def read_overlap(data: bytes) -> tuple[Overlap, ...]:
             (count(i, row, "m"), count(i, row, "n"), count(i, row, "k")), ctas,
             1e3 * microseconds(i, row, "gemm_only"), comm_us,
             1e3 * microseconds(i, row, f"c{ctas}"),
-        )
-        for i, row in lines(data, ("m", "n", "k", "gemm_only"))
-        for ctas, comm_us in alone.items()
+        ) for i, row in lines(data, ("m", "n", "k", "gemm_only")) for ctas, comm_us in alone.items()
         if row.get(f"c{ctas}", "").strip()
     )  # fmt: skip
 
@@ -136,21 +121,18 @@ def fit_overlap(cells: Sequence[Overlap], *, sm_count: int) -> OverlapFit:
     """Fit the law to all cells; ``leave_shape_out_error`` predicts each shape from the others."""
 
     def shares(p: Floats, _: Sequence[Overlap], asked: Sequence[Overlap]) -> Floats:
-        return np.asarray(predict(p, asked, sm_count) / _together(asked))
+        together = np.array([cell.together_us for cell in asked])
+        return np.asarray(predict(p, asked, sm_count) / together)
 
     found, left_out = fit_withheld(
         cells, lambda cell: cell.shape, shares, _OVERLAP_START, _OVERLAP_BOUNDS, scaled=True
     )
     sms_per_cta, compute, collective, constant = (rounded(float(p)) for p in found)
+    error = rounded(float(np.mean(np.abs(shares(found, cells, cells) - 1.0))), 3)
     return OverlapFit(
         sms_per_cta=sms_per_cta, compute_factor=compute, collective_factor=collective,
-        constant_us=constant, leave_shape_out_error=left_out,
-        error=rounded(mape(predict(found, cells, sm_count), _together(cells)), 3),
+        constant_us=constant, leave_shape_out_error=left_out, error=error,
     )  # fmt: skip
-
-
-def _together(cells: Sequence[Overlap]) -> Floats:
-    return np.array([cell.together_us for cell in cells])
 
 
 def predict(parameters: Floats, cells: Sequence[Overlap], sm_count: int) -> Floats:
@@ -167,19 +149,17 @@ def predict(parameters: Floats, cells: Sequence[Overlap], sm_count: int) -> Floa
 
 
 def overlap_law(
-    fit: OverlapFit, *, sm_count: int, default_ctas: int, kind: FitKind, error: float
+    fit: OverlapFit, sm_count: int, ctas: int, kind: FitKind, error: float
 ) -> ContentionFit:
-    """Return the law of GEMMs. Assumed: attention loses SMs as they do, pointwise ops bandwidth;
-    both let no collective in before they end, as on our H200."""
+    """Return the law of GEMMs; assumed: attention loses SMs likewise, pointwise ops bandwidth."""
     gemm = ComputeContention(
         family="gemm", sms_per_cta=fit.sms_per_cta, factor=fit.compute_factor, fills=True,
         kind=kind, error=error,
     )  # fmt: skip
-    attention = replace(
-        gemm, family="attention", kind="assumed", error=max(error, ASSUMED_SLOWDOWN)
-    )  # fmt: skip
+    less_sure = max(error, ASSUMED_SLOWDOWN)
+    attention = replace(gemm, family="attention", kind="assumed", error=less_sure)
     return ContentionFit(
-        sm_count=sm_count, default_ctas=default_ctas, compute=(gemm, attention, POINTWISE_SLOWDOWN),
+        sm_count=sm_count, default_ctas=ctas, compute=(gemm, attention, POINTWISE_SLOWDOWN),
         collective=Slowdown(factor=fit.collective_factor, kind=kind, error=error),
         same_links=SHARED_LINKS, other_links=OTHER_LINKS,
     )  # fmt: skip
@@ -187,8 +167,7 @@ def overlap_law(
 
 # Ops while collectives follow each other ---------------------------------------------------------
 
-_BESIDE_START: Final = (0.5, 1.0)
-_BESIDE_BOUNDS: Final = ((0.0, 1.0), (3.0, 2.0))
+CASE: Final = attrgetter("case")
 
 
 class Beside(NamedTuple):
@@ -211,36 +190,26 @@ class Beside(NamedTuple):
 
 
 def fit_beside(cells: Sequence[Beside], *, sm_count: int) -> ComputeContention:
-    """Fit the law to all cells of a family; ``error`` is the MAPE of each case predicted from the
-    others. Raise InputError for fewer than two cases."""
+    """Fit a family's law; ``error``: MAPE of withheld cases. Raise InputError for one case."""
     family = cells[0].family
 
-    def law_of(parameters: Sequence[float], error: float = 0.0) -> ComputeContention:
-        per_cta, factor = (float(value) for value in parameters)
-        return ComputeContention(
-            family=family, sms_per_cta=per_cta, factor=factor, error=error
-        )  # fmt: skip
+    def law_of(p: Sequence[float], error: float = 0.0) -> ComputeContention:
+        return ComputeContention(family=family, sms_per_cta=p[0], factor=p[1], error=error)
 
     def shares(p: Floats, _: Sequence[Beside], asked: Sequence[Beside]) -> Floats:
         law = law_of(p.tolist())
         predicted = np.array([one.by(law.slowdown(one.ctas, sm_count)) for one in asked])
         return np.asarray(predicted / np.array([one.slowdown for one in asked]))
 
-    found, left_out = fit_withheld(
-        cells, lambda cell: cell.case, shares, _BESIDE_START, _BESIDE_BOUNDS
-    )
+    found, left_out = fit_withheld(cells, CASE, shares, (0.5, 1.0), ((0.0, 1.0), (3.0, 2.0)))
     return law_of([rounded(float(value)) for value in found], left_out)
 
 
 # Collectives while ops stream --------------------------------------------------------------------
 
-_QUEUE_START: Final = (1.02, 0.02, 0.04)
-_QUEUE_BOUNDS: Final = ((1.0, 0.0, 0.0), (1.2, 5.0, 1.0))
-
 
 class Streamed(NamedTuple):
-    """One cell: a collective of ``ctas`` CTAs takes ``slowdown`` times as long beside an op of
-    ``case``, which moves ``gb_s`` alone."""
+    """One cell: a collective's slowdown beside an op that moves ``gb_s`` alone."""
 
     case: str
     ctas: int
@@ -248,16 +217,9 @@ class Streamed(NamedTuple):
     slowdown: float
 
 
-class MemoryFit(NamedTuple):
-    """The law, and the factor that collectives have beside any op. ``law.error`` is the MAPE with
-    each case left out."""
-
-    law: MemoryQueue
-    factor: float
-
-
-def fit_memory(cells: Sequence[Streamed], attained_gb_s: float) -> MemoryFit:
-    """Fit the law to all cells. Raise InputError for fewer than two cases."""
+def fit_memory(cells: Sequence[Streamed], attained_gb_s: float) -> tuple[MemoryQueue, float]:
+    """Fit the law to all cells, its error of withheld cases; return it and the factor that
+    collectives have beside any op. Raise InputError for fewer than two cases."""
 
     def law_of(p: Sequence[float], known: Sequence[Streamed]) -> MemoryQueue:
         busiest = max(cell.gb_s for cell in known) / attained_gb_s
@@ -270,25 +232,19 @@ def fit_memory(cells: Sequence[Streamed], attained_gb_s: float) -> MemoryFit:
         waits = [float(p[0]) * law.slowdown(cell.gb_s, cell.ctas) for cell in asked]
         return np.asarray(np.array(waits) / np.array([cell.slowdown for cell in asked]))
 
-    found, left_out = fit_withheld(
-        cells, lambda cell: cell.case, shares, _QUEUE_START, _QUEUE_BOUNDS
-    )
+    start, bounds = (1.02, 0.02, 0.04), ((1.0, 0.0, 0.0), (1.2, 5.0, 1.0))
+    found, left_out = fit_withheld(cells, CASE, shares, start, bounds)
     law = law_of([rounded(float(value), 3) for value in found], cells)
-    return MemoryFit(
-        replace(
-            law, attained_gb_s=rounded(attained_gb_s, 4), busiest=rounded(law.busiest, 3),
-            error=left_out,
-        ),
-        rounded(float(found[0])),
-    )  # fmt: skip
+    attained, busiest = rounded(attained_gb_s, 4), rounded(law.busiest, 3)
+    law = replace(law, attained_gb_s=attained, busiest=busiest, error=left_out)
+    return law, rounded(float(found[0]))
 
 
 # Our H200's records ------------------------------------------------------------------------------
 
 
 def full_cells(rows: Iterable[Row], rate: float = FULL_RATE) -> Iterator[tuple[Row, Row]]:
-    """Yield (op, cell) of the cells whose collective was first, had the higher priority and moved
-    ``rate`` bytes/ns by CTA."""
+    """Yield (op, cell) where the collective was first, had priority and moved ``rate`` by CTA."""
     for row in rows:
         for cell in row["cells"]:
             if cell["rate"] == rate and cell["collective_first"] and cell["priority"] < 0:
@@ -303,8 +259,7 @@ def beside_cells(rows: Iterable[Row], rate: float = FULL_RATE) -> list[Beside]:
             cell["op_mean_ns"] / row["alone_again_ns"],
             cell["collective_alone_ns"] / 1000 * cell["collectives"] / cell["ops"]
             if row["family"] in FILLING else math.inf,
-        )
-        for row, cell in full_cells(rows, rate)
+        ) for row, cell in full_cells(rows, rate)
     ]  # fmt: skip
 
 
@@ -314,9 +269,7 @@ def streamed_cells(rows: Iterable[Row]) -> list[Streamed]:
         Streamed(
             row["case"], cell["ctas"], gb_s_of(row),
             cell["collective_ns"] / cell["collective_alone_ns"],
-        )
-        for row, cell in full_cells(rows)
-        if row["family"] not in FILLING
+        ) for row, cell in full_cells(rows) if row["family"] not in FILLING
     ]  # fmt: skip
 
 
@@ -327,38 +280,31 @@ def gb_s_of(row: Row) -> int:
 
 
 def collective_slowdown(rows: Iterable[Row], memory: MemoryQueue | None = None) -> Slowdown:
-    """Return A100's factor of NCCL's collectives, with its mean error on emulated ones, beside
-    what ``memory`` explains of these."""
+    """Return A100's factor of NCCL's collectives; ``error``: beside what ``memory`` explains."""
     errors = [
-        abs(COLLECTIVE_FACTOR * waits / cell.slowdown - 1)
-        for cell in streamed_cells(rows)
+        abs(COLLECTIVE_FACTOR * waits / cell.slowdown - 1) for cell in streamed_cells(rows)
         for waits in (memory.slowdown(cell.gb_s, cell.ctas) if memory else 1.0,)
-    ]
+    ]  # fmt: skip
     error = rounded(statistics.fmean(errors), 2)
     return Slowdown(factor=COLLECTIVE_FACTOR, kind="assumed", error=error)
 
 
 def beside_law(rows: Sequence[Row], *, sm_count: int, attained_gb_s: float) -> ContentionFit:
-    """Return the law of ops beside emulated collectives, fitted to these records of a GPU whose
-    memory gives long ops at most ``attained_gb_s``."""
-    cells = beside_cells(rows)
-    memory = fit_memory(streamed_cells(rows), attained_gb_s).law
-    laws = (
-        fit_beside([cell for cell in cells if cell.family == family], sm_count=sm_count)
-        for family in FAMILIES
-    )
+    """Return the law fitted to records of a GPU whose memory gives at most ``attained_gb_s``."""
+    (memory, _), cells = fit_memory(streamed_cells(rows), attained_gb_s), beside_cells(rows)
+    by_family = ([cell for cell in cells if cell.family == family] for family in FAMILIES)
+    laws = (fit_beside(some, sm_count=sm_count) for some in by_family)
     return ContentionFit(
         sm_count=sm_count, default_ctas=NVLS_CTAS, memory=memory,
         compute=tuple(replace(law, fills=law.family in FILLING) for law in laws),
-        collective=collective_slowdown(rows, memory),
-        same_links=SHARED_LINKS, other_links=OTHER_LINKS,
+        collective=collective_slowdown(rows, memory), same_links=SHARED_LINKS,
+        other_links=OTHER_LINKS,
     )  # fmt: skip
 
 
 def assumed_law(law: ContentionFit, *, sm_count: int, attained_gb_s: float) -> ContentionFit:
     """Return the law as one of a GPU that was not timed, and what its memory gives."""
-    queue = law.memory and replace(
-        law.memory, attained_gb_s=rounded(attained_gb_s), kind="assumed", error=ASSUMED_ERROR
-    )
-    compute = (replace(one, kind="assumed", error=ASSUMED_ERROR) for one in law.compute)
-    return replace(law, sm_count=sm_count, compute=tuple(compute), memory=queue)
+    unsure: dict[str, Any] = {"kind": "assumed", "error": ASSUMED_ERROR}
+    queue = law.memory and replace(law.memory, attained_gb_s=rounded(attained_gb_s), **unsure)
+    compute = tuple(replace(one, **unsure) for one in law.compute)
+    return replace(law, sm_count=sm_count, compute=compute, memory=queue)

@@ -1,8 +1,6 @@
-"""GEMMs: the tiled law, fitted to measured rows, and its error on withheld (n, k) pairs.
-
-Least squares on log(time) with a soft L1 loss, so that a few odd kernels do not change the law.
-Samples are seeded and numbers rounded: the same rows give the same fit.
-"""
+"""GEMMs: the tiled law, fitted to measured rows, and its error on withheld (n, k) pairs. Least
+squares on log(time) with a soft L1 loss, so that a few odd kernels do not change the law. Samples
+are seeded and numbers rounded: the same rows give the same fit."""
 
 from __future__ import annotations
 
@@ -12,69 +10,57 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import least_squares
 
 from domino_tune.measure.importers.tables import gemm_csv
 from lab.fits.common import TRANSFER_ERROR, Floats, Gpu, Sources, rounded
 from simulator.errors import InputError
 from simulator.lookup.gemm import GemmFit, GemmRow
 from simulator.lookup.gemm_bytes import ACCUMULATE_BYTES
-from simulator.lookup.gemm_law import (
-    TILE_CLASSES,
-    Law,
-    RooflineLaw,
-    TiledLaw,
-    fit_roofline,
-    make_law,
-)  # fmt: skip
+from simulator.lookup.gemm_law import TILE_CLASSES, TiledLaw, make_law
 from simulator.lookup.gemm_stored import StoredCurves, curves_of
 from simulator.lookup.gemm_table import GemmCurves
 from simulator.ops import Gemm
 from simulator.profile import GemmSection, Machine, Profile
 
 Shape = tuple[int, int, int, float]
+Rows = Sequence[Shape]
 Mask = NDArray[np.bool_]
+Bound = tuple[float, float, float]  # Start, least and most
+Started = tuple[Floats, Floats, Floats]
 
 MIN_ROWS: Final = 200
-_SAMPLED_ROWS: Final = 6000
-_LOOKED_UP_ROWS: Final = 20_000
 _DIGITS: Final = 6
 _STARTS: Final = 8
 _JITTER: Final = 0.4
-_TRIED_ROWS: Final = 1500
 _TRIED: Final = (15, 1e-3)
-_REFINED: Final = (60, 1e-5)
 # Probability of drawing a row outside the training shapes, relative to one inside.
 _OTHER_WEIGHT: Final = 0.3
 # Larger residuals count linearly: published rows differ from run to run.
 _LINEAR_ABOVE: Final = 0.03
 
 # Scalars of TiledLaw: start and bounds. Those with a lower bound > 0 are fitted as logarithms.
-_SCALARS: Final[dict[str, tuple[float, float, float]]] = {
-    "fixed_us": (1.5, 0.05, 100.0),
-    "mb_us": (2.0, 0.01, 100.0),
-    "norm": (4.0, 1.0, 20.0),
-    "reduce_us": (2.0, 0.01, 100.0),
-    "reduce_mb_us": (1.5, 0.01, 1000.0),
-    "throttle_gflop": (300.0, 1.0, 100_000.0),
-    "bandwidth_bend": (0.0, -2.0, 2.0),
-    "ceil_share": (0.4, 0.0, 1.0),
-    "idle_gain": (0.5, 0.0, 0.95),
-    "repeat_share": (0.5, 0.0, 1.0),
+_SCALARS: Final[dict[str, Bound]] = {
+    "fixed_us": (1.5, 0.05, 100.0), "mb_us": (2.0, 0.01, 100.0), "norm": (4.0, 1.0, 20.0),
+    "reduce_us": (2.0, 0.01, 100.0), "reduce_mb_us": (1.5, 0.01, 1000.0),
+    "throttle_gflop": (300.0, 1.0, 100_000.0), "bandwidth_bend": (0.0, -2.0, 2.0),
+    "ceil_share": (0.4, 0.0, 1.0), "idle_gain": (0.5, 0.0, 0.95), "repeat_share": (0.5, 0.0, 1.0),
     "throttle": (0.1, 0.0, 1.0),
-}
-_TILE_US: Final = (2.5, 0.01, 100.0)
+}  # fmt: skip
+_TILE_US: Final[Bound] = (2.5, 0.01, 100.0)
+_LOGARITHMIC: Final[Mask] = np.array(
+    [least > 0 for _, least, _ in _SCALARS.values()] + [True] * 2 * TILE_CLASSES
+)
 # Start rates of the tile classes, largest tile first, as shares of the best measured rate.
 _RATE_STARTS: Final = (1.15, 1.1, 1.1, 0.9, 0.7)
 _RATE_RANGE: Final = 10.0
 _HOPPERS_SMS: Final = 132
-_USUAL_TFLOPS: Final = (1600.0, 3200.0)
-"""Of a byte-wide GEMM on Hopper and on Blackwell."""
+_USUAL_TFLOPS: Final = (1600.0, 3200.0)  # Of a byte-wide GEMM on Hopper and on Blackwell
 _BACKWARD: Final = (("dgrad", False), ("wgrad", False), ("wgrad", True))
 
 
 def gemm_section(gpu: Gpu, sources: Sources, other: Profile | None = None) -> GemmSection:
-    """Return the law of the GPU's table of forward GEMMs; of backward ones, by the ratios that
-    another GPU's rows have."""
+    """Return the table's law of forward GEMMs; of backward by another GPU's ratios."""
     rows = gemm_csv(sources.table(gpu.told["gemm"]["table"])).rows
     machine = gpu.machine
     fit = fit_gemm([(row.m, row.n, row.k, row.median_us) for row in rows], machine.sm_count)
@@ -89,19 +75,16 @@ def layout_fit(rows: Sequence[GemmRow], layout: str, sm_count: int) -> GemmFit:
     """Return the tiled law of a layout's rows. Most weight gradients accumulate."""
     accumulate = layout == "wgrad"
     shapes = [
-        (row.m, row.n, row.k, row.median_us)
-        for row in rows
-        if row.layout == layout and row.accumulate == accumulate
-    ]
+        (row.m, row.n, row.k, row.median_us) for row in rows
+        if (row.layout, row.accumulate) == (layout, accumulate)
+    ]  # fmt: skip
     return fit_gemm(shapes, sm_count, layout=layout, accumulate=accumulate)
 
 
 def _backward_fits(other: Profile, forward: GemmFit, machine: Machine) -> list[GemmFit]:
-    """Return laws of dgrad and wgrad on ``machine``, by layout and way to write C.
-
-    A row of the other GPU gives one timing: the forward law of the shape, times what the row takes
-    over its GPU's forward GEMM of that shape, plus what fp32 sums cost more behind slower memory.
-    """
+    """Return laws of dgrad and wgrad on ``machine``, by layout and way to write C. A row of the
+    other GPU gives one timing: the forward law of the shape, times what the row takes over its
+    GPU's forward GEMM of that shape, plus what fp32 sums cost more behind slower memory."""
     law, table = make_law(forward.law, forward.params, machine.sm_count), other.gemm_table()
     slower_us = 1 / (1e3 * machine.memory_bandwidth_gb_s)
     slower_us -= 1 / (1e3 * other.machine.memory_bandwidth_gb_s)
@@ -120,119 +103,76 @@ def _backward_fits(other: Profile, forward: GemmFit, machine: Machine) -> list[G
 
 
 def fit_gemm(
-    rows: Sequence[Shape],
-    sm_count: int,
-    *,
-    layout: str = "forward",
-    dtype: str = "bf16",
+    rows: Rows, sm_count: int, *, layout: str = "forward", dtype: str = "bf16",
     accumulate: bool = False,
-) -> GemmFit:
-    """Fit rows of (m, n, k, microseconds) on a GPU of ``sm_count`` SMs; takes some seconds.
-
-    ``error`` is the error on training shapes for a fifth of the (n, k) pairs, withheld from a fit
-    of the others. Raise InputError below 200 rows: too few for the law's 21 numbers.
-    """
-    made = _whole_fit(rows, sm_count, layout=layout, dtype=dtype, accumulate=accumulate)
-    error = heldout_error(rows, sm_count, rounds=1)["training"]
-    return replace(made, error=rounded(error, 3))
+) -> GemmFit:  # fmt: skip
+    """Fit rows of (m, n, k, us). Raise InputError below 200 rows: the law has 21 numbers."""
+    made = _whole_fit(rows, sm_count, layout, dtype, accumulate)
+    return replace(made, error=rounded(heldout_error(rows, sm_count), 3))
 
 
-def fit_curves(rows: Sequence[Shape], sm_count: int, *, dtype: str = "bf16") -> GemmFit:
+def fit_curves(rows: Rows, sm_count: int, *, dtype: str = "bf16") -> GemmFit:
     """Return the law of forward rows with their curves; ``error`` is that of curves left out."""
-    fit = _whole_fit(rows, sm_count, layout="forward", dtype=dtype, accumulate=False)
+    fit = _whole_fit(rows, sm_count, "forward", dtype, False)
     law = make_law(fit.law, fit.params, sm_count)
     m, n, k, us = _table(rows, MIN_ROWS).T
     curves = curves_of(m, n, k, us, law)
-    left_out = StoredCurves(curves, law).leave_out_error
-    return replace(fit, curves=curves, error=rounded(left_out, 3))
+    return replace(fit, curves=curves, error=rounded(StoredCurves(curves, law).leave_out_error, 3))
 
 
-def _whole_fit(
-    rows: Sequence[Shape], sm_count: int, *, layout: str, dtype: str, accumulate: bool
-) -> GemmFit:
-    """Return the law of all rows; its error is not known yet."""
+def _whole_fit(rows: Rows, sm_count: int, layout: str, dtype: str, adds: bool) -> GemmFit:
     table = _table(rows, MIN_ROWS)
     ranges = {
         name: (int(table[:, column].min()), int(table[:, column].max()))
         for column, name in enumerate("mnk")
     }
     return GemmFit(
-        law="tiled", layout=layout, dtype=dtype, accumulate=accumulate,
+        law="tiled", layout=layout, dtype=dtype, accumulate=adds,
         params=params_of(_fit(table, sm_count)), error=0.0, ranges=ranges,
     )  # fmt: skip
 
 
-def heldout_error(
-    rows: Sequence[Shape], sm_count: int, *, folds: int = 5, rounds: int = 5
-) -> dict[str, float]:
-    """Return the law's mean relative error on withheld (n, k) pairs, in ``rounds`` of the folds.
-
-    Keys: ``training`` (m ≥ 256 in multiples of 8, n and k ≥ 512), ``all``. Without such rows the
-    first is that of all.
-    """
+def heldout_error(rows: Rows, sm_count: int) -> float:
+    """Return the error on a fifth of the (n, k) pairs, withheld: of training shapes, if any."""
     table = _table(rows, MIN_ROWS)
-    tested, errors = [], []
-    for out in _folds(table, folds)[:rounds]:
-        law = _fit(table[~out], sm_count)
-        tested.append(table[out])
-        errors.append(np.abs(law.times_us(*table[out].T[:3]) / table[out, 3] - 1))
-    shapes, error = np.concatenate(tested), np.concatenate(errors)
-    return {
-        "training": _mean(error, _is_training(shapes)),
-        "all": float(error.mean()),
-    }
+    out = _folds(table, 5)[0]
+    law, tested = _fit(table[~out], sm_count), table[out]
+    error = np.abs(law.times_us(*tested.T[:3]) / tested[:, 3] - 1)
+    chosen = _is_training(tested)
+    return float(error[chosen].mean() if chosen.any() else error.mean())
 
 
-def leave_out_error(
-    rows: Sequence[Shape], *, fit: GemmFit | None = None, sm_count: int = 1, folds: int = 10
-) -> float:
-    """Return the mean relative error of a dense table's interpolation on withheld (n, k) pairs.
-
-    The trend is ``fit``'s law (on a GPU of ``sm_count`` SMs), else a roofline fitted to the other
-    rows. At most about 20,000 withheld rows are looked up. Raise InputError below two pairs.
-    """
-    table = _table(rows, 2)
-    stride = max(1, -(-len(table) // _LOOKED_UP_ROWS))
+def leave_out_error(rows: Rows, *, fit: GemmFit, sm_count: int) -> float:
+    """Return a dense table's interpolation error on (n, k) pairs withheld in ten folds, around the
+    law of ``fit``, of about 20,000 rows at most."""
+    table, trend = _table(rows, 2), make_law(fit.law, fit.params, sm_count)
+    stride = max(1, -(-len(table) // 20_000))
     errors: list[float] = []
-    for out in _folds(table, folds):
-        known = table[~out]
-        m, n, k, us = known.T
-        curves = GemmCurves(m, n, k, us, _trend(known, fit, sm_count))
+    for out in _folds(table, 10):
+        m, n, k, us = table[~out].T
+        curves = GemmCurves(m, n, k, us, trend)
         for *shape, measured_us in table[out][::stride].tolist():
             errors.append(abs(curves.predict(*map(int, shape))[0] / measured_us - 1))
     return float(np.mean(errors))
 
 
-def _trend(table: Floats, fit: GemmFit | None, sm_count: int) -> Law:
-    if fit is not None:
-        return make_law(fit.law, fit.params, sm_count)
-    return fit_roofline(*table.T) or RooflineLaw(fixed_us=0.0, flops_per_us=1.0, bytes_per_us=1.0)
-
-
 def _fit(table: Floats, sm_count: int) -> TiledLaw:
-    """Fit from many starts, as the fastest tile wins and makes local optima; refine the best."""
     start, low, high = _start(table, sm_count)
     tiles = np.arange(len(start)) >= len(_SCALARS)
     jitter = np.random.default_rng(0).normal(0.0, _JITTER, (_STARTS, len(start))) * tiles
-    few, many = _sample(table, _TRIED_ROWS), _sample(table, _SAMPLED_ROWS)
+    few, many = _sample(table, 1500), _sample(table, 6000)
     tries = [
         _descend(few, sm_count, np.clip(start + shift, low, high), (low, high), _TRIED)
         for shift in jitter
     ]
     best = min(tries, key=lambda attempt: attempt[0])
-    return law_of(_descend(many, sm_count, best[1], (low, high), _REFINED)[1], sm_count)
+    return law_of(_descend(many, sm_count, best[1], (low, high), (60, 1e-5))[1], sm_count)
 
 
 def _descend(
-    table: Floats,
-    sm_count: int,
-    start: Floats,
-    bounds: tuple[Floats, Floats],
-    effort: tuple[int, float],
-) -> tuple[float, Floats]:
+    table: Floats, sm_count: int, start: Floats, bounds: Any, effort: tuple[int, float]
+) -> tuple[float, Floats]:  # fmt: skip
     """Return (cost, point) of least squares from ``start``; ``effort`` is (steps, tolerance)."""
-    from scipy.optimize import least_squares  # late: the import takes half a second
-
     shapes, target = table.T[:3], np.log(table[:, 3])
 
     def residual(point: Floats) -> Floats:
@@ -246,62 +186,46 @@ def _descend(
     return float(found.cost), found.x
 
 
-def _start(table: Floats, sm_count: int) -> tuple[Floats, Floats, Floats]:
-    """Return start and bounds; rates and bandwidth start from the best of the rows."""
+def _start(table: Floats, sm_count: int) -> Started:
     m, n, k, us = table.T
     rate = float(np.quantile(2e-6 * m * n * k / us, 0.99)) / sm_count
     best_mb_us = float(np.quantile(2e-6 * (m * k + n * k + m * n) / us, 0.8))
-    bounds = list(_SCALARS.values())
-    bounds[1] = (min(max(best_mb_us, 0.02), 99.0), *bounds[1][1:])
-    bounds += [(rate * x, rate / _RATE_RANGE, rate * _RATE_RANGE) for x in _RATE_STARTS]
-    bounds += [_TILE_US] * TILE_CLASSES
-    columns = np.array(bounds)
-    columns[_logarithmic()] = np.log(columns[_logarithmic()])
-    return columns[:, 0], columns[:, 1], columns[:, 2]
+    return _started(rate, (), mb_us=min(max(best_mb_us, 0.02), 99.0))
 
 
-def _logarithmic() -> Mask:
-    scalars = [least > 0 for _, least, _ in _SCALARS.values()]
-    return np.array(scalars + [True] * 2 * TILE_CLASSES)
-
-
-def starts(
-    element_bytes: float, sm_count: int, more: Sequence[tuple[float, float, float]]
-) -> tuple[Floats, Floats, Floats]:
+def starts(element_bytes: float, sm_count: int, more: Sequence[Bound]) -> Started:
     """Return start and bounds of a law beside ``more`` numbers, from a GPU's usual rates."""
-    rate = _USUAL_TFLOPS[sm_count > _HOPPERS_SMS] / (element_bytes * sm_count)
-    bounds = [(start, low, high) for start, low, high in _SCALARS.values()]
-    bounds += [(rate * x, rate / _RATE_RANGE, rate * _RATE_RANGE) for x in _RATE_STARTS]
-    bounds += [_TILE_US] * TILE_CLASSES
-    columns = np.array([*bounds, *more])
-    logs = np.concatenate([_logarithmic(), np.ones(len(more), np.bool_)])
+    return _started(_USUAL_TFLOPS[sm_count > _HOPPERS_SMS] / (element_bytes * sm_count), more)
+
+
+def _started(rate: float, more: Sequence[Bound], **known: float) -> Started:
+    scalars = ((known.get(name, one[0]), *one[1:]) for name, one in _SCALARS.items())
+    rates = ((rate * x, rate / _RATE_RANGE, rate * _RATE_RANGE) for x in _RATE_STARTS)
+    columns = np.array([*scalars, *rates, *[_TILE_US] * TILE_CLASSES, *more])
+    logs = np.concatenate([_LOGARITHMIC, np.ones(len(more), np.bool_)])
     columns[logs] = np.log(columns[logs])
     return columns[:, 0], columns[:, 1], columns[:, 2]
 
 
 def law_of(point: Floats, sm_count: int) -> TiledLaw:
     """Return the law of a fit's point."""
-    values = np.where(_logarithmic(), np.exp(point), point).tolist()
+    values = np.where(_LOGARITHMIC, np.exp(point), point).tolist()
     scalars, tiles = values[: len(_SCALARS)], values[len(_SCALARS) :]
     return TiledLaw(
-        sm_count=sm_count,
-        tile_mflop_us=tuple(tiles[:TILE_CLASSES]),
-        tile_us=tuple(tiles[TILE_CLASSES:]),
-        **dict(zip(_SCALARS, scalars, strict=True)),
-    )
+        sm_count=sm_count, tile_mflop_us=tuple(tiles[:TILE_CLASSES]),
+        tile_us=tuple(tiles[TILE_CLASSES:]), **dict(zip(_SCALARS, scalars, strict=True)),
+    )  # fmt: skip
 
 
 def params_of(law: TiledLaw) -> dict[str, Any]:
     """Return the law's numbers as a profile holds them."""
     scalars = {name: rounded(getattr(law, name), _DIGITS) for name in _SCALARS}
-    tiles = {
-        name: tuple(rounded(x, _DIGITS) for x in getattr(law, name))
-        for name in ("tile_mflop_us", "tile_us")
-    }
-    return scalars | tiles
+    tiles = {"tile_mflop_us": law.tile_mflop_us, "tile_us": law.tile_us}
+    many = {name: tuple(rounded(x, _DIGITS) for x in each) for name, each in tiles.items()}
+    return scalars | many
 
 
-def _table(rows: Sequence[Shape], least: int) -> Floats:
+def _table(rows: Rows, least: int) -> Floats:
     """Return rows sorted by (n, k, m), so that their first order has no effect."""
     table = np.array(rows, dtype=float).reshape(-1, 4)
     if len(table) < least or not (np.isfinite(table).all() and (table > 0).all()):
@@ -313,7 +237,7 @@ def _table(rows: Sequence[Shape], least: int) -> Floats:
 
 
 def _folds(table: Floats, folds: int) -> list[Mask]:
-    """Return row masks of whole (n, k) pairs: every pair in one fold, by a seeded shuffle."""
+    """Return row masks of whole (n, k) pairs, each in one fold, by a seeded shuffle."""
     pairs, owner = np.unique(table[:, 1:3], axis=0, return_inverse=True)
     if len(pairs) < 2:
         raise InputError("Leaving pairs out needs at least two different (n, k); got one.")
@@ -325,11 +249,8 @@ def _folds(table: Floats, folds: int) -> list[Mask]:
 def _sample(table: Floats, count: int) -> Floats:
     if len(table) <= count:
         return table
-    weight = np.where(_is_training(table), 1.0, _OTHER_WEIGHT)
-    chosen = np.random.default_rng(0).choice(
-        len(table), count, replace=False, p=weight / weight.sum()
-    )
-    return table[np.sort(chosen)]
+    weight, rng = np.where(_is_training(table), 1.0, _OTHER_WEIGHT), np.random.default_rng(0)
+    return table[np.sort(rng.choice(len(table), count, replace=False, p=weight / weight.sum()))]
 
 
 def _is_training(table: Floats) -> Mask:
@@ -337,7 +258,3 @@ def _is_training(table: Floats) -> Mask:
     m, n, k, _ = table.T
     mask: Mask = (m >= 256) & (m % 8 == 0) & (n >= 512) & (k >= 512)
     return mask
-
-
-def _mean(error: Floats, chosen: Mask) -> float:
-    return float(error[chosen].mean() if chosen.any() else error.mean())

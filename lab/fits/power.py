@@ -5,8 +5,7 @@ One state is known for each GPU: GEMMs without a pause, at the cap. Our H200 was
 B200 are assumed to be like the H200. This state determines the draw of GEMMs and the clock at which
 timings were taken: the GEMM that ran at 666 TFLOP/s in it had run at 790 in the first 20 ms after
 rest, like our bursts. If a table has many GEMMs, long ones, which heat the GPU while they are
-timed, show how far its clock had fallen.
-"""
+timed, show how far its clock had fallen."""
 
 from __future__ import annotations
 
@@ -26,10 +25,12 @@ from simulator.predict import scheduled
 from simulator.provenance import ProvenanceKind
 
 Row = Mapping[str, Any]
+Rows = Sequence[Row]
+Clocks = list[tuple[float, float]]  # Durations, and the clock of timings from there on
 EXPONENTS: Final = (1.0, 3.0)
 """Of a voltage that does not change with the clock, and of one in proportion to it."""
-FASTEST: Final = 0.9
-"""Quantile of GEMMs' FLOP/s that is assumed to be limited only by the clock."""
+FASTEST: Final = 0.9  # Quantile of GEMMs' FLOP/s that is assumed to be limited only by the clock
+LONG_US: Final = 100.0  # Calls that last longer show the power limit, and no launch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +38,7 @@ class Cap:
     """A GPU at its power cap. ``lasting_mhz``: clock of GEMMs without a pause; None: as far below
     boost as on our H200. ``seen``: it is our H200; others are like it in proportion to the cap.
     ``from_us``: durations from which GEMMs run at another clock. ``heats``: the longest ran at the
-    clock of a lasting load; otherwise the shortest ran at that of a burst.
-    """
+    clock of a lasting load; otherwise the shortest ran at that of a burst."""
 
     boost_mhz: int
     cap_w: float
@@ -49,114 +49,67 @@ class Cap:
     heats: bool = False
 
 
-class Lasting:
-    """GEMMs without a pause on an H200: clock, watts, FLOP/s in that state and in the
-    first 20 ms.
-    """
-
-    def __init__(self, sources: Sources) -> None:
-        ours = [row for row in sources.rows("power_points.csv") if row["gpu"] == "H200 SXM"]
-        lasting, burst, rest = ours
-        self.clock_mhz = int(lasting["clock_mhz"])
-        self.watts = float(_number_before(lasting["what"], " W"))
-        self.cap_w = float(lasting["cap_w"])
-        self.idle_w = float(_number_before(rest["what"], " W"))
-        self.burst_mhz = self.clock_mhz * float(burst["tflops"]) / float(lasting["tflops"])
-
-
-def _number_before(text: str, unit: str) -> str:
-    return text.split(unit)[0].split()[-1]
-
-
 def capped_section(gpu: Gpu, sources: Sources, rows: Sequence[GemmRow] = ()) -> PowerSection:
     """Return the section of a GPU; ``rows``: the table of its GEMMs."""
-    ours, cap = Lasting(sources), Cap(**gpu.told["power"]["cap"])
-    lasting_mhz = cap.lasting_mhz or ours.clock_mhz
-    clocks = [(0.0, ours.burst_mhz)]
-    if rows and cap.heats:
-        clocks = _from_long(rows, lasting_mhz, cap.from_us)
-    elif rows:
-        clocks = _from_short(rows, ours.burst_mhz, cap.from_us)
+    lasting, burst, rest = sources.rows("power_points.csv", gpu="H200 SXM")
+    watts, idle_w = (float(row.what.split(" W")[0].split()[-1]) for row in (lasting, rest))
+    burst_mhz = int(lasting.clock_mhz) * float(burst.tflops) / float(lasting.tflops)
+    cap = Cap(**gpu.told["power"]["cap"])
+    lasting_mhz, clocks = cap.lasting_mhz or int(lasting.clock_mhz), [(0.0, burst_mhz)]
+    if rows:
+        clocks = _clocks(rows, cap, lasting_mhz if cap.heats else burst_mhz)
+    if cap.cap_w != float(lasting.cap_w):
+        watts, idle_w = cap.cap_w, rounded(idle_w * cap.cap_w / float(lasting.cap_w), 3)
     known: ProvenanceKind = "measured" if cap.seen else "assumed"
-    kind: ProvenanceKind = "fitted" if cap.seen else "assumed"
     return power_section(
-        boost_mhz=cap.boost_mhz, cap_w=cap.cap_w,
-        idle_w=ours.idle_w if cap.cap_w == ours.cap_w
-        else rounded(ours.idle_w * cap.cap_w / ours.cap_w, 3),
-        lasting=(lasting_mhz, ours.watts if cap.cap_w == ours.cap_w else cap.cap_w),
-        clocks=clocks, gemm_kind=kind,
+        boost_mhz=cap.boost_mhz, cap_w=cap.cap_w, idle_w=idle_w, lasting=(lasting_mhz, watts),
+        clocks=clocks, gemm_kind="fitted" if cap.seen else "assumed",
         kinds={"boost_mhz": cap.boost_kind, "cap_w": "imported", "idle_w": known},
         provenance=gpu.words("power"),
     )  # fmt: skip
 
 
-def _from_short(
-    rows: Sequence[GemmRow], clock_mhz: float, from_us: Sequence[float]
-) -> list[tuple[float, float]]:
-    """Return (duration, clock) of timings; short ones ran at ``clock_mhz``."""
-    rates = _rates(rows, from_us)
-    return [(0.0, clock_mhz), (from_us[0], clock_mhz), *(
-        (at, clock_mhz * rate / rates[0]) for at, rate in zip(from_us[1:], rates[1:], strict=True)
-    )]  # fmt: skip
-
-
-def _from_long(
-    rows: Sequence[GemmRow], clock_mhz: float, from_us: Sequence[float]
-) -> list[tuple[float, float]]:
-    """Return (duration, clock) of timings; the longest ran at ``clock_mhz``."""
-    rates = _rates(rows, from_us)
-    short_mhz = clock_mhz * rates[0] / rates[-1]
-    return [(0.0, short_mhz), (from_us[0], short_mhz), (from_us[-1], clock_mhz)]
-
-
-def _rates(rows: Iterable[GemmRow], from_us: Sequence[float]) -> list[float]:
-    """Return the rates of the fastest GEMMs: those below ``from_us[0]`` that fill the GPU, and
-    those from each other duration up to the next.
-    """
-    bounds = [*from_us[1:], float("inf")]
-    spans = [(from_us[0] / 4, from_us[0]), *zip(from_us[1:], bounds[1:], strict=True)]
+def _clocks(rows: Sequence[GemmRow], cap: Cap, clock_mhz: float) -> Clocks:
+    """Return the clocks of timings, of which short ones ran at ``clock_mhz``, or on a GPU that
+    heats the longest: by the rates of the fastest GEMMs below ``from_us[0]`` that fill the GPU, and
+    of those from each other duration up to the next."""
+    at = cap.from_us
+    spans = [(at[0] / 4, at[0]), *zip(at[1:], [*at[2:], float("inf")], strict=True)]
     rates = []
     for low, high in spans:
-        found = [2 * row.m * row.n * row.k / row.median_us for row in rows
-                 if low <= row.median_us < high]  # fmt: skip
+        mine = (row for row in rows if low <= row.median_us < high)
+        found = [2 * row.m * row.n * row.k / row.median_us for row in mine]
         rates.append(statistics.quantiles(found, n=10)[round(FASTEST * 10) - 1])
-    return rates
-
-
-LONG_US: Final = 100.0
-"""Calls that last longer show the power limit, and no launch."""
+    if cap.heats:
+        short_mhz = clock_mhz * rates[0] / rates[-1]
+        return [(0.0, short_mhz), (at[0], short_mhz), (at[-1], clock_mhz)]
+    slower = ((us, clock_mhz * x / rates[0]) for us, x in zip(at[1:], rates[1:], strict=True))
+    return [(0.0, clock_mhz), (at[0], clock_mhz), *slower]
 
 
 def burst_over_lasting(timings: Iterable[tuple[float, float]]) -> float:
-    """Return how many times faster long calls run in a burst than repeated for a second, by the
-    median of (us in a burst, us repeated)."""
+    """Return how many times faster long calls are in bursts, by (us in a burst, us repeated)."""
     return statistics.median(lasting / burst for burst, lasting in timings if burst > LONG_US)
 
 
+# The law of a GPU's records ----------------------------------------------------------------------
+
+
 def stage_law(clocks: Sequence[Row], sustained: Iterable[Row], known: PowerSection) -> PowerSection:
-    """Return ``known`` updated by the records of stages ``clocks`` and ``sustained``; elasticities
-    are medians over layers.
-    """
+    """Return ``known`` updated by stages ``clocks`` and ``sustained``; elasticities are medians."""
     found: dict[str, list[float]] = {}
     for row in sustained:
         for family, value in row["elasticity"].items():
             found.setdefault(family, []).append(value)
-    law = power_law(
-        {row["case"].removesuffix(" alone"): row for row in clocks},
-        {family: statistics.median(values) for family, values in found.items()}, known,
-    )  # fmt: skip
+    medians = {family: statistics.median(values) for family, values in found.items()}
+    law = power_law({row["case"].removesuffix(" alone"): row for row in clocks}, medians, known)
     source = "scripts/gpu --stage clocks and sustained: lasting loads on one GPU"
     return replace(law, provenance=replace(law.provenance, source=source))
 
 
 def stage_exponent(
-    clocks: Sequence[Row],
-    sustained: Sequence[Row],
-    known: PowerSection,
-    case: Case,
-    plan: SlicePlan,
-    row: Row,
-) -> float:
+    clocks: Rows, sustained: Rows, known: PowerSection, case: Case, plan: SlicePlan, row: Row
+) -> float:  # fmt: skip
     """Return the exponent with which a lasting step of ``plan``, without communication, draws the
     joules of its row: families alone are at other clocks than the step. Between 1 and 3, see
     ``power_law.EXPONENT``."""
@@ -164,23 +117,18 @@ def stage_exponent(
     while high - low > 0.01:
         middle = (low + high) / 2
         law = stage_law(clocks, sustained, replace(known, exponent=middle))
-        low, high = (
-            (low, middle) if _step_j(law, case, plan, row) > row["step_j"] else (middle, high)
-        )
+        too_much = _step_j(law, case, plan, row) > row["step_j"]
+        low, high = (low, middle) if too_much else (middle, high)
     return rounded(low, 3)
 
 
 def with_collectives(law: PowerSection, case: Case, plan: SlicePlan, row: Row) -> PowerSection:
-    """Return ``law`` with the draw of collectives that gives a lasting step of ``plan`` the joules
-    of its row; 0 if its other ops draw them all.
-    """
+    """Return ``law`` with the draw of collectives by which a step draws its row's joules."""
     none, one = (_step_j(_drawing(law, watts), case, plan, row) for watts in (0.0, 1.0))
-    draw_w = max(0.0, (row["step_j"] - none) / (one - none))
-    return _drawing(law, rounded(draw_w), kind="fitted")
+    return _drawing(law, rounded(max(0.0, (row["step_j"] - none) / (one - none))), kind="fitted")
 
 
 def _step_j(law: PowerSection, case: Case, plan: SlicePlan, row: Row) -> float:
-    """Return the joules of a step at the row's clock and duration."""
     held = replace(case, profile=replace(case.profile, power=law))
     burden = burden_of(scheduled(held, plan), held.cost, law)
     return burden.power(round(row["clock_mhz"]), round(1e6 * row["step_ms"])).energy_j
@@ -188,7 +136,6 @@ def _step_j(law: PowerSection, case: Case, plan: SlicePlan, row: Row) -> float:
 
 def _drawing(law: PowerSection, watts: float, **changed: Any) -> PowerSection:
     def of(one: FamilyPower) -> FamilyPower:
-        drawn = one.family == "collective"
-        return replace(one, draw_w=watts, **changed) if drawn else one
+        return replace(one, draw_w=watts, **changed) if one.family == "collective" else one
 
     return replace(law, families=tuple(map(of, law.families)))

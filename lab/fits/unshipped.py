@@ -1,7 +1,5 @@
 """Laws fitted to tables that the repository may not hold: data/fitted has only the numbers.
-
-data/NOTICE.md says which tables these are and why they are not shipped.
-"""
+data/NOTICE.md says which tables these are and why they are not shipped."""
 
 from __future__ import annotations
 
@@ -29,7 +27,6 @@ NODES_TABLES: Final = tuple(
     f"nccl-tests/nccltests309_{name}_default.csv" for name in ("A_2n16", "B_4n32", "C_8n64")
 )
 A100_SMS: Final = 108
-LARGEST_BYTES: Final = 4 << 30
 SMALL_BYTES: Final = 64 << 10  # up to this size NCCL uses few CTAs, whatever the limit
 
 Kind = TypeVar("Kind")
@@ -56,8 +53,7 @@ def a100_overlap(sources: Sources) -> Overlapped:
 
 
 def collectives_of(sources: Sources, name: str) -> tuple[CollectiveFit, ...]:
-    """Return laws of collectives: ``a100_all_reduce_by_ctas``, of 4 GPUs by NCCL's CTAs, or
-    ``h100_nodes_all_reduce``, of 2, 4 and 8 nodes with 8 GPUs each."""
+    """Return the laws ``a100_all_reduce_by_ctas`` (4 GPUs) or ``h100_nodes_all_reduce``."""
     return _read(Collectives, sources, name).fits
 
 
@@ -71,8 +67,7 @@ def fit_unshipped(tables: Path, data: Path) -> None:
         "h100_nodes_all_reduce": lambda: Collectives(fits=fit_collectives(_nodes_rows(tables))),
     }
     for name, fit in made.items():
-        text = json.dumps(to_plain(fit()), indent=1) + "\n"
-        write_whole(data / "fitted" / f"{name}.json", text)
+        write_whole(data / "fitted" / f"{name}.json", json.dumps(to_plain(fit()), indent=1) + "\n")
 
 
 def fitted_overlap(tables: Path) -> Overlapped:
@@ -92,20 +87,13 @@ def _rows_by_ctas(tables: Path, measured: Path) -> list[CollectiveRow]:
 
 def _nodes_rows(tables: Path) -> list[CollectiveRow]:
     """Return rows of 2, 4 and 8 nodes; small sizes on 8 nodes are extrapolated from 2 and 4."""
-    two, four, eight = (
-        [
-            r
-            for r in nccl_table((tables / name).read_bytes()).rows
-            if 512 <= r.bytes <= LARGEST_BYTES
-        ]
-        for name in NODES_TABLES
-    )
+    every = (nccl_table((tables / name).read_bytes()).rows for name in NODES_TABLES)
+    two, four, eight = ([r for r in rows if 512 <= r.bytes <= 4 << 30] for rows in every)
     on_two = {row.bytes: row.median_us for row in two}
     extrapolated = [
         replace(row, nodes=8, median_us=2 * row.median_us - on_two[row.bytes])
-        for row in four
-        if row.bytes < eight[0].bytes
-    ]
+        for row in four if row.bytes < eight[0].bytes
+    ]  # fmt: skip
     return [*two, *four, *extrapolated, *eight]
 
 

@@ -1,9 +1,7 @@
-"""Measure what is still unknown of one GPU, in the minutes that it is lent.
-
-Each stage leaves valid files and continues where measurements/ or its last run ended. Stages run in
-this order, each in its own process for its share of the minutes; the next run does what does not
-fit. At the end come each stage's findings and one archive of all records.
-"""
+"""Measure what is still unknown of one GPU, in the minutes that it is lent. Each stage leaves valid
+files and continues where measurements/ or its last run ended. Stages run in this order, each in its
+own process for its share of the minutes; the next run does what does not fit. At the end come each
+stage's findings and one archive of all records."""
 
 from __future__ import annotations
 
@@ -18,25 +16,19 @@ from typing import Final, NamedTuple
 
 import torch
 
-from lab.gpu.admission import admission_cases
-from lab.gpu.attention import attention_cases
-from lab.gpu.beside import contention_cases
-from lab.gpu.clocks import clock_cases
+from lab.gpu.admission import admission_cases, contention_cases, queue_cases
 from lab.gpu.cuda_tests import test_cases
-from lab.gpu.fp8 import fp8_cases
-from lab.gpu.gaps import gap_cases
+from lab.gpu.fp8 import attention_cases, fp8_cases
+from lab.gpu.gaps import gap_cases, rehearsal_cases
 from lab.gpu.grouped import grouped_cases
 from lab.gpu.ops import op_cases, training_cases
 from lab.gpu.proof import proof_cases
-from lab.gpu.queues import queue_cases
-from lab.gpu.rehearsal import rehearsal_cases
 from lab.gpu.stage import GpuCase, Stage, smi
-from lab.gpu.sustained import sustained_cases
+from lab.gpu.sustained import clock_cases, sustained_cases
 
 KEPT: Final = Path(__file__).resolve().parents[2] / "measurements"
 PROFILES: Final = {"H100": "h100-dgx", "H200": "h200-sxm", "B200": "b200-sxm", "A100": "a100-sxm"}
 """What NVML calls a GPU -> the profile, and the folder in measurements/, of its records."""
-LEAST_MINUTES: Final = 0.3
 GRACE_S: Final = 30.0
 
 
@@ -48,21 +40,14 @@ class Planned(NamedTuple):
 
 
 STAGES: Final[dict[str, Planned]] = {
-    "tests": Planned(test_cases, 2.0),
-    "clocks": Planned(clock_cases, 2.6),
-    "admission": Planned(admission_cases, 1.2),
-    "queues": Planned(queue_cases, 0.5),
-    "sustained": Planned(sustained_cases, 1.1),
-    "gaps": Planned(gap_cases, 0.7),
-    "proof": Planned(proof_cases, 3.5),
-    "fp8": Planned(fp8_cases, 1.6),
-    "grouped": Planned(grouped_cases, 0.9),
-    "attention": Planned(attention_cases, 0.5),
-    "ops": Planned(op_cases, 1.0),
-    "rehearsal": Planned(rehearsal_cases, 0.5),
-    "training": Planned(training_cases, 1.0),
-    "contention": Planned(contention_cases, 2.0),
-}
+    "tests": Planned(test_cases, 2.0), "clocks": Planned(clock_cases, 2.6),
+    "admission": Planned(admission_cases, 1.2), "queues": Planned(queue_cases, 0.5),
+    "sustained": Planned(sustained_cases, 1.1), "gaps": Planned(gap_cases, 0.7),
+    "proof": Planned(proof_cases, 3.5), "fp8": Planned(fp8_cases, 1.6),
+    "grouped": Planned(grouped_cases, 0.9), "attention": Planned(attention_cases, 0.5),
+    "ops": Planned(op_cases, 1.0), "rehearsal": Planned(rehearsal_cases, 0.5),
+    "training": Planned(training_cases, 1.0), "contention": Planned(contention_cases, 2.0),
+}  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:
@@ -70,9 +55,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="end after about this time")
     parser.add_argument("--out", type=Path, default=Path("gpu-records"), help="folder of records")
-    parser.add_argument(
-        "--stage", choices=STAGES, action="append", help="only these, in this order"
-    )
+    parser.add_argument("--stage", choices=STAGES, action="append", help="only these, in order")
     options = parser.parse_args(arguments)
     name = "".join(smi("name"))
     if not name:
@@ -90,14 +73,13 @@ def run_all(names: Sequence[str], minutes: float, out: Path, profile: str) -> li
     stop_at, broken = time.monotonic() + 60 * minutes, []
     for name in names:
         left = (stop_at - time.monotonic()) / 60
-        if left < LEAST_MINUTES:
+        if left < 0.3:
             print(f"{name}: no time is left for it", flush=True)
             continue
         share = min(left, STAGES[name].minutes)
         # Nothing here has touched CUDA, so that a fork, which need not import torch again, may.
-        process = multiprocessing.get_context("fork").Process(
-            target=_run_one, args=(name, share, out, profile)
-        )
+        told = (name, share, out, profile)
+        process = multiprocessing.get_context("fork").Process(target=_run_one, args=told)
         process.start()
         process.join(60 * share + GRACE_S)
         if process.is_alive():

@@ -1,15 +1,23 @@
-"""Cases: some layers of a preset on one rank of a tensor-parallel group, and plans for them."""
+"""Cases: some layers of a preset on one rank of a tensor-parallel group, and plans for them; and
+the profile of a GPU and host whose rows and launch costs were measured by some."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from domino_tune.measure.importers.merge import merged_section
+from domino_tune.measure.op_rows import SECTIONS
+from lab import told
 from simulator.build import build_schedule
 from simulator.ops import Collective, Signature
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.presets import MODELS
+from simulator.profile import LaunchSection, Profile
+from simulator.provenance import Provenance
 from simulator.slicing import SEQUENCE_ROW_SLICES
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
@@ -21,12 +29,8 @@ if TYPE_CHECKING:
 TP: Final = 8
 LAYERS: Final = 2
 TWO_SLICES: Final = SlicePlan(row_slices=2, order="intra", wgrad="eager")
-FAMILIES: Final = (
-    ("gpt3-13b", 2048), ("llama2-7b", 4096), ("llama2-70b", 4096), ("llama2-13b", 4096),
-    ("gpt3-6.7b", 2048), ("gpt3-175b", 2048), ("llama3-8b", 8192), ("llama3-70b", 8192),
-    ("gpt3-1.3b", 2048), ("gpt3-2.7b", 2048), ("gpt3-30b", 2048), ("llama3-405b", 8192),
-)  # fmt: skip
-"""Presets with the sequence length of their training, most requested first."""
+SHAPES: Final[dict[str, Any]] = told(str(Path(__file__).with_name("stage.toml")))
+"""Shapes that the stages measure."""
 TOKENS: Final = {8: 32_768, 4: 32_768, 2: 16_384, 1: 16_384}
 """Most tokens of a batch, by degree: a step should take a fraction of a second."""
 
@@ -41,13 +45,11 @@ class RankCase:
     plans: tuple[SlicePlan, ...] = (MEGATRON,)
 
     @classmethod
-    def of(
-        cls, preset: str, seq: int, batch: int, *, layers: int = LAYERS, **changed: Any
-    ) -> RankCase:
+    def of(cls, preset: str, seq: int, batch: int, layers: int = LAYERS, **more: Any) -> RankCase:
         """Return layers of a preset without attention dropout, which the runtime does not have."""
         return cls(
             model=replace(MODELS[preset], num_hidden_layers=layers, attention_dropout=0.0),
-            workload=Workload(seq_length=seq, micro_batch_size=batch, dtype="bf16"), **changed,
+            workload=Workload(seq_length=seq, micro_batch_size=batch, dtype="bf16"), **more,
         )  # fmt: skip
 
     @property
@@ -63,7 +65,7 @@ class RankCase:
 
     def session(self, device: torch.device) -> Session:
         """Return a session of the rank, alone on its device."""
-        from lab.gpu.single_gpu_rank import single_gpu_session
+        from lab.gpu.ops import single_gpu_session
 
         return single_gpu_session(self.model, self.workload, self.cluster, device)
 
@@ -86,10 +88,9 @@ class RankCase:
 
 
 def preset_cases(memory_bytes: float) -> Iterator[RankCase]:
-    """Yield all presets at all degrees that fit in ``memory_bytes``, most useful first: TP 8 of
-    every preset, then TP 4, …"""
+    """Yield presets at all degrees that fit in ``memory_bytes``, the most useful first."""
     for tp, tokens in TOKENS.items():
-        for name, seq in FAMILIES:
+        for name, seq in SHAPES["presets"]:
             batch = max(1, min(8, tokens // seq))
             case = RankCase.of(name, seq, batch, tp=tp, plans=slice_plans(batch))
             if case.needed_bytes <= memory_bytes:
@@ -97,14 +98,12 @@ def preset_cases(memory_bytes: float) -> Iterator[RankCase]:
 
 
 def slice_plans(batch: int) -> tuple[SlicePlan, ...]:
-    """Return plans with one to eight row slices, then with column pieces, with slices of sequences,
-    and with sequence parallelism."""
+    """Return plans by row slices, column pieces, slices of sequences, sequence parallelism."""
     rows = [(count, 1) for count in (2, 4, 1, 3, 8, 5, 6, 7)]
     sliced = [
         replace(TWO_SLICES, row_slices=count, attn_col_slices=columns, mlp_col_slices=columns)
-        for count, columns in (*rows, (2, 2), (1, 2), (1, 4), (2, 4))
-        if count <= batch
-    ]
+        for count, columns in (*rows, (2, 2), (1, 2), (1, 4), (2, 4)) if count <= batch
+    ]  # fmt: skip
     along = [
         replace(TWO_SLICES, row_slices=count, slice_dim="sequence", slice_balance="even")
         for count in SEQUENCE_ROW_SLICES
@@ -114,8 +113,7 @@ def slice_plans(batch: int) -> tuple[SlicePlan, ...]:
 
 
 class PlayedPlan(NamedTuple):
-    """A case under a plan, whose power and clock are sampled. ``withheld``: no law is fitted to
-    it."""
+    """A case under a plan that is sampled. ``withheld``: no law is fitted to it."""
 
     case: RankCase
     plan: SlicePlan
@@ -137,3 +135,31 @@ PLANS: Final = (
     PlayedPlan(_GPT, MEGATRON), PlayedPlan(_GPT, TWO_SLICES), PlayedPlan(_GPT, NO_COMM),
     PlayedPlan(_LLAMA, MEGATRON, withheld=True), PlayedPlan(_LLAMA, TWO_SLICES, withheld=True),
 )  # fmt: skip
+
+
+# The profile of this GPU and host: rows and launch costs measured here, the rest of another one.
+
+MEASURED: Final = Provenance(
+    kind="measured", source="scripts/gpu: ops in place on the GPU that ran the plans"
+)
+
+
+def with_launch(mine: Profile, costs_us: Sequence[Mapping[str, float]]) -> Profile:
+    """Return ``mine`` with the mean of the launch costs of all workloads, if there are any."""
+    if not costs_us:
+        return mine
+    mean = {kind: statistics.fmean(one[kind] for one in costs_us) for kind in costs_us[0]}
+    return replace(mine, launch=LaunchSection(mode="async", cost_us=mean, provenance=MEASURED))
+
+
+def laid_over(base: Profile, mine: Profile) -> Profile:
+    """Return ``base`` with rows and launch costs of ``mine``; laws stay (``merged_section``)."""
+    changed: dict[str, Any] = {"launch": mine.launch or base.launch}
+    for kind, (_, _, key) in SECTIONS.items():
+        below, above = getattr(base, kind), getattr(mine, kind)
+        if above is not None:
+            rows = {key(row): row for one in (below, above) if one for row in one.rows}
+            note = f"Laid over {base.name}: {below.provenance.note}" if below else ""
+            ordered, words = [rows[at] for at in sorted(rows)], replace(MEASURED, note=note)
+            changed[kind] = merged_section(below or above, ordered, words)
+    return replace(base, name="this-gpu", created=mine.created, **changed)

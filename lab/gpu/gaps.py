@@ -6,52 +6,48 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch._C._autograd import DeviceType
 
+from domino_tune.measure.gpu.events import spans_ns, ticks_around
 from domino_tune.measure.gpu.replays import captured
 from domino_tune.measure.gpu.works import random_bf16
 from domino_tune.measure.power_law import COMPUTE as FAMILIES
 from domino_tune.measure.probes.compute import Samples
 from domino_tune.runtime.clock import NoClock
 from domino_tune.runtime.head_start import HeadStart
+from domino_tune.runtime.ops.pointwise import pointwise_for
 from domino_tune.runtime.session import Session
-from lab.gpu.cases import RankCase
+from lab.gpu.cases import SHAPES, RankCase
 from lab.gpu.ops import play_plan
 from lab.gpu.stage import GpuCase, Row, Stage
-from lab.gpu.steps import captured_step
-from lab.gpu.timing import median_ns
+from lab.gpu.sustained import captured_step
+from lab.gpu.timing import Play, median_ns
 from simulator.plan import MEGATRON
 from simulator.schedule import COMPUTE
 
-SHAPES: Final = (
-    ("gpt3-13b", 2048, 4), ("llama2-13b", 4096, 2), ("llama2-13b", 2048, 1), ("gpt3-1.3b", 2048, 1),
-)  # fmt: skip
 LAYERS: Final = (2, 6)
 STEPS: Final = 10
 REPLAYS: Final = 3
 CHAIN: Final = 200
 REPEATS: Final = 5
 CHAIN_GEMMS: Final = ((64, 64, 64), (256, 1024, 1024), (2048, 2560, 5120))
-
-Kernels = list[tuple[int, int, str]]
-"""Begin and duration, ns, and name."""
+Kernels = list[tuple[int, int, str]]  # Begin and duration, ns, and name
 
 
 def gap_cases(stage: Stage) -> Iterator[GpuCase]:
     """Yield chains of one kernel, then steps of few layers and of more."""
-    yield GpuCase(name="chains", seconds=6.0, measure=_chains)
-    for preset, seq, batch in SHAPES:
-        for layers in LAYERS:
-            yield GpuCase(
-                name=f"{preset}/b{batch}x{seq}/{layers} layers", seconds=3.0,
-                measure=partial(_step, stage, preset, seq, batch, layers),
-            )  # fmt: skip
+    yield GpuCase("chains", 6.0, _chains)
+    for (preset, seq, batch), layers in product(SHAPES["gaps"], LAYERS):
+        measure = partial(_step, stage, preset, seq, batch, layers)
+        yield GpuCase(f"{preset}/b{batch}x{seq}/{layers} layers", 3.0, measure)
 
 
 def _step(stage: Stage, preset: str, seq: int, batch: int, layers: int) -> Row:
@@ -97,19 +93,17 @@ def gap_ns(kernels: Kernels) -> float:
     return float(statistics.median(found)) if found else 0.0
 
 
-def profiled(play: Callable[[], object]) -> Kernels:
-    """Return the kernels of the last of some calls, in order; nothing where the profiler sees
-    none."""
+def profiled(play: Play) -> Kernels:
+    """Return the last call's kernels, in order; nothing where the profiler sees none."""
     play()
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(REPLAYS):
             play()
             torch.cuda.synchronize()
-    events = profile.profiler.kineto_results.events()
     on_device = sorted(
         (event.start_ns(), event.duration_ns(), event.name()[:80])
-        for event in events
+        for event in profile.profiler.kineto_results.events()
         if event.device_type() == DeviceType.CUDA
     )
     found = on_device[-(len(on_device) // REPLAYS) :] if on_device else []
@@ -117,34 +111,120 @@ def profiled(play: Callable[[], object]) -> Kernels:
 
 
 def _chains() -> Row:
-    """Return of each kernel its time in a chain, as graph and as launches, and between events."""
-    found: dict[str, Any] = {}
     tiny = torch.zeros(1, device="cuda")
-    works: dict[str, Callable[[], object]] = {"add of 1": lambda: tiny.add_(1)}
+    works: dict[str, Play] = {"add of 1": lambda: tiny.add_(1)}
     for tokens, out, wide in CHAIN_GEMMS:
         x, weight = random_bf16(tokens, wide), random_bf16(out, wide)
         works[f"gemm {tokens}x{out}x{wide}"] = partial(F.linear, x, weight)
     for megabytes in (1, 8, 64):
         buffer = torch.zeros(megabytes << 20, dtype=torch.uint8, device="cuda")
         works[f"fill of {megabytes} MiB"] = partial(buffer.fill_, 1)
-    for name, work in works.items():
-        found[name] = _chain(work)
+    found: dict[str, Any] = {name: _chain(work) for name, work in works.items()}
     told = "; ".join(f"{name} {one['graph_ns']:.0f} / {one['launch_ns']:.0f} / "
                      f"{one['kernel_ns']:.0f}" for name, one in found.items())  # fmt: skip
     return {"chains": found, "told": f"ns a kernel in a graph / launched / by itself: {told}"}
 
 
-def _chain(work: Callable[[], object]) -> dict[str, float]:
+def _chain(work: Play) -> dict[str, float]:
     def play() -> None:
         for _ in range(CHAIN):
             work()
 
-    graph, device = captured(lambda: play).graph, torch.device("cuda")
-    kernels = profiled(graph.replay)
-    ahead = HeadStart(spin_ns=20_000_000)
+    replay, device = captured(lambda: play).graph.replay, torch.device("cuda")
+    kernels, ahead = profiled(replay), HeadStart(spin_ns=20_000_000)
     return {
-        "graph_ns": median_ns(device, graph.replay, REPEATS) / CHAIN,
+        "graph_ns": median_ns(device, replay, REPEATS) / CHAIN,
         "launch_ns": median_ns(device, play, REPEATS, ahead) / CHAIN,
         "kernel_ns": float(statistics.median([took for _, took, _ in kernels] or [0])),
         "gap_ns": gap_ns(kernels),
     }
+
+
+# Stage rehearsal: what surrounds a plan in a loop, before NCCL runs it: two ways of each ---------
+
+CALLS: Final = 20
+SECONDS: Final = 12.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """A rank's share of Llama-2 13B at TP 8, or of anything smaller."""
+
+    tokens: int = 16384
+    hidden: int = 5120
+    inner: int = 1728
+    layers: int = 40
+    wide: tuple[int, ...] = (8192, 12288, 16384)
+
+
+Ways = dict[str, Callable[[], object]]
+Make = Callable[[Sizes, torch.device], Ways]
+
+
+def rehearsal_cases(stage: Stage, sizes: Sizes | None = None) -> Iterator[GpuCase]:
+    """Yield a case for each thing that is done in two ways or more, with each one's ns."""
+    for name, make in MAKERS.items():
+        yield GpuCase(name, SECONDS, partial(_row, make, sizes or Sizes(), stage.device))
+
+
+def _row(make: Make, sizes: Sizes, device: torch.device) -> Row:
+    return {f"{way}_ns": _timed(work, device) for way, work in make(sizes, device).items()}
+
+
+def _timed(work: Callable[[], object], device: torch.device) -> float:
+    if device.type != "cuda":
+        return median_ns(device, work, CALLS)
+    work()
+    ticks = ticks_around(lambda _: work(), CALLS)
+    torch.cuda.synchronize()
+    return statistics.median(spans_ns(ticks))
+
+
+def optimizers(sizes: Sizes, device: torch.device) -> Ways:
+    """AdamW of all layers' weights, as torch chooses for DTensors, and in one pass."""
+
+    def stepped(**how: Any) -> Callable[[], object]:
+        shapes = [(sizes.inner, sizes.hidden)] * 4 + [(sizes.hidden,)] * 2
+        weights = [nn.Parameter(torch.zeros(x, device=device)) for x in shapes * sizes.layers]
+        for weight in weights:
+            weight.grad = torch.ones_like(weight)
+        return torch.optim.AdamW(weights, **how).step
+
+    return {"loop": stepped(foreach=False), "fused": stepped(fused=True)}
+
+
+def merged_inputs(sizes: Sizes, device: torch.device) -> Ways:
+    """A merged weight gradient of two slices, whose inputs are put together, or are one."""
+    half = partial(torch.ones, sizes.tokens // 2, dtype=torch.bfloat16, device=device)
+    dy, x = ([half(wide) for _ in range(2)] for wide in (sizes.inner, sizes.hidden))
+    whole_dy, whole_x = torch.cat(dy), torch.cat(x)
+    return {
+        "put_together": lambda: torch.cat(dy).t() @ torch.cat(x),
+        "one": lambda: whole_dy.t() @ whole_x,
+    }
+
+
+def gradients(sizes: Sizes, device: torch.device) -> Ways:
+    """The gradients of a stack in fp32, and the copy in bf16; the weights that autocast casts."""
+    flat = torch.ones(4 * sizes.inner * sizes.hidden * sizes.layers, device=device)
+    return {"to_bf16": lambda: flat.to(torch.bfloat16), "cleared": flat.zero_}
+
+
+def wide_norms(sizes: Sizes, device: torch.device) -> Ways:
+    """The gradient of RMSNorm at widths whose rows used to spill registers."""
+    functions = pointwise_for(device)
+
+    def work(width: int) -> Callable[[], object]:
+        rows, dtype = max(1, sizes.tokens * sizes.hidden // width), torch.bfloat16
+        x, dy = (torch.randn(rows, width, device=device, dtype=dtype) for _ in range(2))
+        weight = torch.ones(width, device=device, dtype=dtype)
+        _, rstd = functions.rms_norm(x, weight, 1e-5)
+        return lambda: functions.rms_norm_grad(dy, x, weight, rstd, None)
+
+    return {f"width_{width}": work(width) for width in sizes.wide}
+
+
+MAKERS: Final[dict[str, Make]] = {
+    "optimizers": optimizers, "merged inputs": merged_inputs, "gradients": gradients,
+    "wide norms": wide_norms,
+}  # fmt: skip

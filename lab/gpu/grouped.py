@@ -1,25 +1,25 @@
-"""Stage ``grouped``: the GEMMs of a rank's experts, and tokens brought to them and back.
-
-A rank's experts multiply in one kernel, each its own rows: forward, dgrad and wgrad. Rows are
-shared out evenly, or by weights 1, 2, …; beside them one GEMM of as many rows.
-"""
+"""Stage ``grouped``: the GEMMs of a rank's experts, and tokens brought to them and back. A rank's
+experts multiply in one kernel, each its own rows: forward, dgrad and wgrad. Rows are shared out
+evenly, or by weights 1, 2, …; beside them one GEMM of as many rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import starmap
 from typing import Any, Final, NamedTuple
 
 import torch
 
 from domino_tune.measure.gpu.events import Work
-from lab.gpu.arena import Timed, ops_timer
+from lab.gpu.cases import SHAPES
 from lab.gpu.stage import GpuCase, Row, Stage
-from lab.gpu.timing import each_ns
+from lab.gpu.timing import Moves, Timed, each_ns, moved, ops_timer
 
 BF16: Final = torch.bfloat16
 ALIGNED_ROWS: Final = 16
 SETS: Final = 2
+Works = dict[str, Work]
 
 
 class Experts(NamedTuple):
@@ -31,39 +31,28 @@ class Experts(NamedTuple):
     local: int
     top: int
 
-
-EXPERTS: Final = (
-    Experts("qwen3-30b-a3b", 2048, 768, 16, 8), Experts("mixtral-8x7b", 4096, 14336, 2, 2),
-    Experts("deepseek-v3", 7168, 2048, 8, 8),
-)  # fmt: skip
-ROWS: Final = (128, 512, 2048, 8192)
-"""Mean rows an expert."""
-TOKENS: Final = 8192
+    @property
+    def layers(self) -> dict[str, tuple[int, int]]:
+        """Columns and inner size of both grouped linears."""
+        return {"fc1": (2 * self.inner, self.hidden), "fc2": (self.hidden, self.inner)}
 
 
 def grouped_cases(
-    stage: Stage, experts: tuple[Experts, ...] = EXPERTS, rows: tuple[int, ...] = ROWS,
-    tokens: int = TOKENS,
+    stage: Stage, experts: Sequence[Sequence[Any]] = SHAPES["experts"],
+    rows: Sequence[int] = SHAPES["rows"], tokens: int = SHAPES["tokens"],
 ) -> Iterator[GpuCase]:  # fmt: skip
     """Yield the GEMMs of each model, then its permutations."""
-    timed = ops_timer(stage.device)
-    for one in experts:
+    timed, device = ops_timer(stage.device), stage.device
+    every = list(starmap(Experts, experts))
+    for one in every:
         for count in rows:
-            if count * one.local * max(2 * one.inner, one.hidden) > 2**31:
-                continue
-            yield GpuCase(
-                name=f"{one.model} {count} rows", seconds=2.0,
-                measure=partial(_gemms, timed, stage.device, one, count),
-            )  # fmt: skip
-            yield GpuCase(
-                name=f"{one.model} {count} rows in fp8", seconds=1.0,
-                measure=partial(_quantized, timed, stage.device, one, count),
-            )  # fmt: skip
-    for one in experts:
-        yield GpuCase(
-            name=f"{one.model} permutation", seconds=1.5,
-            measure=partial(_permutation, timed, stage.device, one, tokens),
-        )  # fmt: skip
+            if count * one.local * max(2 * one.inner, one.hidden) <= 2**31:
+                name, told = f"{one.model} {count} rows", (timed, device, one, count)
+                yield GpuCase(name, 2.0, partial(_gemms, *told))
+                yield GpuCase(f"{name} in fp8", 1.0, partial(_quantized, *told))
+    for one in every:
+        measure = partial(_permutation, timed, device, one, tokens)
+        yield GpuCase(f"{one.model} permutation", 1.5, measure)
 
 
 def shares(total: int, groups: int, *, even: bool) -> list[int]:
@@ -77,15 +66,43 @@ def shares(total: int, groups: int, *, even: bool) -> list[int]:
     return found
 
 
-def gemm_works(rows: list[int], out: int, wide: int, device: torch.device) -> dict[str, Work]:
+def _gemms(timed: Timed, device: torch.device, one: Experts, count: int) -> Row:
+    cells: list[dict[str, Any]] = []
+    for layer, sizes in one.layers.items():
+        for even in (True, False):
+            rows = shares(count * one.local, one.local, even=even)
+            works = gemm_works(rows, *sizes, device)
+            some = {x: work for x, work in works.items() if even or not x.startswith("one")}
+            cells.append({**_cell(timed, one, layer, rows, some), "even": even})
+    return {**one._asdict(), "cells": cells, "told": _told(cells)}
+
+
+def _quantized(timed: Timed, device: torch.device, one: Experts, count: int) -> Row:
+    rows = shares(count * one.local, one.local, even=True)
+    cells = [
+        _cell(timed, one, layer, rows, quantized_works(rows, *sizes, device))
+        for layer, sizes in one.layers.items()
+    ]
+    return {**one._asdict(), "recipe": "rowwise", "quantized": cells, "told": _told(cells)}
+
+
+def _told(cells: list[dict[str, Any]]) -> str:
+    told, *_ = [cell.pop("told") for cell in cells]
+    return f"fc1, {told}"
+
+
+def _cell(timed: Timed, one: Experts, layer: str, rows: list[int], works: Works) -> dict[str, Any]:
+    out, wide = one.layers[layer]
+    makers = {name: partial(works.__getitem__, name) for name in works}
+    found = each_ns(timed, makers, 2 * sum(rows) * out * wide)
+    return {"layer": layer, "rows": rows, "out": out, "in": wide, **found}
+
+
+def gemm_works(rows: list[int], out: int, wide: int, device: torch.device) -> Works:
     """Return a grouped linear's three GEMMs, and the same in one GEMM of all rows."""
     total, ends = sum(rows), torch.tensor(rows, device=device).cumsum(0).to(torch.int32)
-    sets = []
-    for _ in range(SETS):
-        x = torch.randn(total, wide, device=device, dtype=BF16)
-        dy = torch.randn(total, out, device=device, dtype=BF16)
-        weight = torch.randn(len(rows), out, wide, device=device, dtype=BF16)
-        sets.append((x, dy, weight))
+    made = partial(torch.randn, device=device, dtype=BF16)
+    sets = [(made(total, wide), made(total, out), made(len(rows), out, wide)) for _ in range(SETS)]
 
     def each(play: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]) -> Work:
         return lambda call: play(*sets[call % SETS])
@@ -100,39 +117,17 @@ def gemm_works(rows: list[int], out: int, wide: int, device: torch.device) -> di
     }
 
 
-def _gemms(timed: Timed, device: torch.device, one: Experts, count: int) -> Row:
-    total = count * one.local
-    cells: list[dict[str, Any]] = []
-    for layer, (out, wide) in layers_of(one).items():
-        for even in (True, False):
-            rows = shares(total, one.local, even=even)
-            works = gemm_works(rows, out, wide, device)
-            makers = {
-                name: partial(works.__getitem__, name)
-                for name in works if even or not name.startswith("one")
-            }  # fmt: skip
-            found, failed = each_ns(timed, makers)
-            cells.append({
-                "layer": layer, "even": even, "rows": rows, "out": out, "in": wide,
-                "ns": found, "failed": failed,
-            })  # fmt: skip
-    flop = 2 * total * 2 * one.inner * one.hidden
-    told = ", ".join(f"{name} {flop / ns / 1e3:.0f}" for name, ns in cells[0]["ns"].items())
-    return {**one._asdict(), "cells": cells, "told": f"fc1, TFLOP/s: {told}"}
-
-
-def quantized_works(rows: list[int], out: int, wide: int, device: torch.device) -> dict[str, Work]:
-    """Return a grouped linear's GEMMs in FP8 with a scale a row, each expert's weight with one a
-    row of its own, and all rows in one GEMM."""
+def quantized_works(rows: list[int], out: int, wide: int, device: torch.device) -> Works:
+    """Return a grouped linear's GEMMs in FP8 with a scale a row, and all rows in one GEMM."""
     total, groups = sum(rows), len(rows)
     ends = torch.tensor(rows, device=device).cumsum(0).to(torch.int32)
-    eight = torch.float8_e4m3fn
-    x, dy = (torch.randn(total, size, device=device).to(eight) for size in (wide, out))
-    weight = torch.randn(groups, out, wide, device=device).to(eight)
-    turned = torch.randn(groups, wide, out, device=device).to(eight)
-    columns, gradients = (torch.randn(size, total, device=device).to(eight) for size in (wide, out))
-    scale = partial(torch.ones, device=device)
-    grouped = torch._scaled_grouped_mm
+
+    def eight(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=device).to(torch.float8_e4m3fn)
+
+    x, dy, weight = eight(total, wide), eight(total, out), eight(groups, out, wide)
+    turned, columns, gradients = eight(groups, wide, out), eight(wide, total), eight(out, total)
+    scale, grouped = partial(torch.ones, device=device), torch._scaled_grouped_mm
     tokens, outs, wides = scale(total), scale(groups, out), scale(groups, wide)
     sums = scale(groups * out), scale(groups * wide)
     return {
@@ -149,44 +144,22 @@ def quantized_works(rows: list[int], out: int, wide: int, device: torch.device) 
     }  # fmt: skip
 
 
-def _quantized(timed: Timed, device: torch.device, one: Experts, count: int) -> Row:
-    cells: list[dict[str, Any]] = []
-    for layer, (out, wide) in layers_of(one).items():
-        rows = shares(count * one.local, one.local, even=True)
-        works = quantized_works(rows, out, wide, device)
-        found, failed = each_ns(timed, {name: partial(works.__getitem__, name) for name in works})
-        cells.append({
-            "layer": layer, "rows": rows, "out": out, "in": wide, "ns": found, "failed": failed,
-        })  # fmt: skip
-    flop = 2 * sum(cells[0]["rows"]) * 2 * one.inner * one.hidden
-    told = ", ".join(f"{name} {flop / ns / 1e3:.0f}" for name, ns in cells[0]["ns"].items())
-    return {
-        **one._asdict(),
-        "recipe": "rowwise",
-        "quantized": cells,
-        "told": f"fc1, TFLOP/s: {told}",
-    }
+def _permutation(timed: Timed, device: torch.device, one: Experts, tokens: int) -> Row:
+    found = moved("ways", timed, permutation_works(one, tokens, device))
+    return {**one._asdict(), "tokens": tokens, **found}
 
 
-def layers_of(one: Experts) -> dict[str, tuple[int, int]]:
-    """Return columns and inner size of both grouped linears."""
-    return {"fc1": (2 * one.inner, one.hidden), "fc2": (one.hidden, one.inner)}
-
-
-def permutation_works(
-    one: Experts, tokens: int, device: torch.device
-) -> dict[str, tuple[int, Work]]:
-    """Return ways to bring tokens to experts and back, each with the bytes that it must move."""
+def permutation_works(one: Experts, tokens: int, device: torch.device) -> Moves:
+    """Return ways to bring tokens to experts and back, with bytes that must move; and a router."""
     from lab.gpu.kernels import permuted, unpermuted
 
-    top, hidden = one.top, one.hidden
+    top, hidden, made = one.top, one.hidden, partial(torch.randn, device=device)
     order = torch.randperm(tokens * top, device=device)
     source, place = order // top, torch.argsort(order).view(tokens, top)
-    x = torch.randn(tokens, hidden, device=device, dtype=BF16)
-    y = torch.randn(tokens * top, hidden, device=device, dtype=BF16)
+    x, y = made(tokens, hidden, dtype=BF16), made(tokens * top, hidden, dtype=BF16)
     many, few = torch.empty_like(y), torch.empty_like(x)
-    weight = torch.rand(tokens, top, device=device)
-    size = 2 * tokens * hidden * (top + 1)
+    weight, size = torch.rand(tokens, top, device=device), 2 * tokens * hidden * (top + 1)
+    states, gate = made(tokens, hidden), made(16 * one.local, hidden)
     return {
         "permute": (size, lambda call: permuted(x, source, many)),
         "permute by torch": (size, lambda call: torch.index_select(x, 0, source)),
@@ -195,21 +168,5 @@ def permutation_works(
             size, lambda call: (y[place.view(-1)].view(tokens, top, hidden)
                                 * weight[..., None].to(BF16)).sum(1),
         ),
-        "router by torch": (0, _router(tokens, hidden, 16 * one.local, top, device)),
+        "router by torch": (0, lambda call: torch.topk(torch.softmax(states @ gate.t(), -1), top)),
     }  # fmt: skip
-
-
-def _router(tokens: int, hidden: int, experts: int, top: int, device: torch.device) -> Work:
-    """A router's GEMM in fp32, softmax and the ``top`` best, as torch launches them."""
-    x = torch.randn(tokens, hidden, device=device)
-    weight = torch.randn(experts, hidden, device=device)
-    return lambda call: torch.topk(torch.softmax(x @ weight.t(), -1), top)
-
-
-def _permutation(timed: Timed, device: torch.device, one: Experts, tokens: int) -> Row:
-    works = permutation_works(one, tokens, device)
-    found = {name: {"bytes": size, "ns": timed(work)} for name, (size, work) in works.items()}
-    told = ", ".join(
-        f"{name} {cell['bytes'] / cell['ns']:.0f}" for name, cell in found.items() if cell["bytes"]
-    )
-    return {**one._asdict(), "tokens": tokens, "ways": found, "told": f"GB/s: {told}"}

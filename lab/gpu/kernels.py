@@ -8,9 +8,9 @@ from typing import Final
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-FP8_MAX: Final = 448.0
-"""Largest number of e4m3."""
+FP8_MAX: Final = 448.0  # Largest number of e4m3
 TILE: Final = 128
 
 
@@ -76,16 +76,15 @@ def unpermute_kernel(y, place, weight, out, width, TOP: tl.constexpr, BLOCK: tl.
 class Casts:
     """A bf16 tensor and the buffers that its casts write."""
 
-    def __init__(self, x: torch.Tensor) -> None:
+    def __init__(self, x: Tensor) -> None:
         self.x = x
         rows, columns = x.shape
         blocks = triton.cdiv(rows, TILE), triton.cdiv(columns, TILE)
         self.grid = blocks
         self.out = torch.empty(rows, columns, device=x.device, dtype=torch.float8_e4m3fn)
         self.turned = torch.empty(columns, rows, device=x.device, dtype=torch.float8_e4m3fn)
-        self.out_bytes, self.turned_bytes = (
-            one.view(torch.uint8) for one in (self.out, self.turned)
-        )
+        outs = self.out, self.turned
+        self.out_bytes, self.turned_bytes = (one.view(torch.uint8) for one in outs)
         self.scale = FP8_MAX / x.abs().amax().float().reshape(1)
         self.scales = torch.empty(blocks[1], rows, device=x.device)
         self.turned_scales = torch.empty(blocks[0], columns, device=x.device)
@@ -106,14 +105,12 @@ class Casts:
         )  # fmt: skip
 
 
-def permuted(x: torch.Tensor, source: torch.Tensor, out: torch.Tensor) -> None:
+def permuted(x: Tensor, source: Tensor, out: Tensor) -> None:
     """Write rows ``source`` of ``x``, one after the other, to ``out``."""
     permute_kernel[(len(source),)](x, source, out, x.shape[1], BLOCK=1024)
 
 
-def unpermuted(
-    y: torch.Tensor, place: torch.Tensor, weight: torch.Tensor, out: torch.Tensor
-) -> None:
+def unpermuted(y: Tensor, place: Tensor, weight: Tensor, out: Tensor) -> None:
     """Write to each token of ``out`` the sum of its rows ``place[token]`` of ``y``, weighted."""
     tokens, top = place.shape
     unpermute_kernel[(tokens,)](y, place, weight, out, y.shape[1], TOP=top, BLOCK=1024)

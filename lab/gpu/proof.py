@@ -1,9 +1,7 @@
-"""Proof: plans that run on one GPU as rank 0 of eight, compared with their predictions.
-
-First the plans' ops and their launches are measured here. Then the plans run with emulated
-collectives, which take the durations of a profile: this tests how ops add up to an iteration, and
-how ops and communication slow each other.
-"""
+"""Proof: plans that run on one GPU as rank 0 of eight, compared with their predictions. First the
+plans' ops and their launches are measured here. Then the plans run with emulated collectives, which
+take the durations of a profile: this tests how ops add up to an iteration, and how ops and
+communication slow each other."""
 
 from __future__ import annotations
 
@@ -24,18 +22,16 @@ from domino_tune.store.profiles import load_profile, save_profile
 from domino_tune.verbs.here_and_now import as_emulated
 from domino_tune.verbs.resolve import resolve
 from lab.fidelity.loop import model_file, plans_of, run_emulated, setting_of
-from lab.fidelity.settings import KINDS
-from lab.gpu.cases import TWO_SLICES, RankCase, slice_plans
+from lab.fidelity.scores import KINDS
+from lab.gpu.cases import TWO_SLICES, RankCase, laid_over, slice_plans, with_launch
 from lab.gpu.ops import joined, joining
-from lab.gpu.own_profile import laid_over, with_launch
 from lab.gpu.stage import GpuCase, Row, Stage
 from simulator.case import Case
 from simulator.implementation import LaunchOrder
 from simulator.profile import Profile
 from simulator.specs import ClusterSpec
 
-BASE: Final = "h200-sxm"
-"""Profile whose collectives and contention are taken for this GPU's."""
+BASE: Final = "h200-sxm"  # Profile whose collectives and contention are taken for this GPU's
 LAYERS: Final = 4
 SHAPES: Final = (("gpt3-13b", 2048, 8), ("llama2-13b", 2048, 4))
 """Preset, sequence length, micro-batch size."""
@@ -45,8 +41,7 @@ WAYS: Final[tuple[tuple[bool, LaunchOrder], ...]] = (
 """Whether plans run as CUDA graphs, else eager, and who gets the SMs first: ``ordered`` has one
 hardware queue, the other as many as CUDA has, and priorities."""
 ROUNDS: Final = 10
-PACE: Final = Pace(duration_ns=20_000, ctas=16)
-"""Pace of the collectives whose launches are timed."""
+PACE: Final = Pace(duration_ns=20_000, ctas=16)  # Pace of the collectives whose launches are timed
 SECONDS: Final = 25.0
 
 
@@ -95,32 +90,27 @@ def proof_cases(stage: Stage) -> Iterator[GpuCase]:
     return cases_of(stage, [proof_case(*shape, *way) for way in WAYS for shape in SHAPES])
 
 
-def proof_case(
-    preset: str, seq: int, batch: int, cuda_graph: bool, launch_order: LaunchOrder
-) -> ProofCase:
+def proof_case(preset: str, seq: int, batch: int, graph: bool, order: LaunchOrder) -> ProofCase:
     """Return some layers of a preset, launched in one of ``WAYS``."""
     case = RankCase.of(preset, seq, batch, layers=LAYERS, plans=slice_plans(batch))
     named = replace(case.model, name=f"{preset}-{LAYERS}-layers")
-    return ProofCase(replace(case, model=named), cuda_graph, launch_order)
+    return ProofCase(replace(case, model=named), graph, order)
 
 
 def cases_of(stage: Stage, proofs: Sequence[ProofCase]) -> Iterator[GpuCase]:
     """Yield the cases of ``proofs``, in that order."""
     shapes = {proof.ops.name: proof for proof in proofs}
     for name, proof in shapes.items():
-        yield GpuCase(name=f"ops {name}", seconds=SECONDS, measure=partial(_ops, stage, proof))
+        yield GpuCase(f"ops {name}", SECONDS, partial(_ops, stage, proof))
     for proof in proofs:
-        yield GpuCase(
-            name=f"plans {proof.ops.name} {proof.launch}", seconds=SECONDS,
-            measure=partial(_plans, stage, proof, list(shapes)),
-        )  # fmt: skip
+        name, measure = f"plans {proof.ops.name} {proof.launch}", partial(_plans, stage, proof)
+        yield GpuCase(name, SECONDS, partial(measure, list(shapes)))
 
 
 def _ops(stage: Stage, proof: ProofCase) -> Row:
-    """Return the ops that the profile lacked, and on a GPU the launch costs. Raise RunError for a
-    plan that cannot run."""
+    """Return ops the profile lacked, on a GPU launch costs. Raise RunError if a plan cannot run."""
     session = proof.ops.session(stage.device)
-    row = joining(stage, session, proof.ops)
+    row = joining(stage, proof.ops, session)
     if row["failed"]:
         raise RunError(f"Ops could not be measured: {row['failed']}. Is the GPU free?")
     if stage.device.type != "cuda" or not row["complete"]:
@@ -132,8 +122,7 @@ def _ops(stage: Stage, proof: ProofCase) -> Row:
 
 
 def profile_of(stage: Stage, proof: ProofCase, shapes: Sequence[str]) -> Path:
-    """Return the file of the model's profile, written once. Raise RunError before all of the
-    model's ``shapes`` are measured."""
+    """Return the model's profile, written once. Raise RunError before its ops are measured."""
     path = stage.rows_file.with_name(f"proof-{proof.ops.model.name}.json")
     if not path.exists():
         needed = {f"ops {name}" for name in shapes if name.startswith(f"{proof.ops.model.name}/")}
@@ -150,17 +139,15 @@ def measured_profile(rows: Sequence[Row]) -> Profile:
     mine = Profile(name="mine", created=base.created, machine=base.machine)
     for row in rows:
         mine = joined(mine, row)
-    costs_us = [row["cost_us"] for row in rows if "cost_us" in row]
-    return laid_over(base, with_launch(mine, costs_us))
+    return laid_over(base, with_launch(mine, [row["cost_us"] for row in rows if "cost_us" in row]))
 
 
 def _plans(stage: Stage, proof: ProofCase, shapes: Sequence[str]) -> Row:
-    """Tune on the profile, run all plans in two launches, and compare them with predictions."""
     fields, began = proof.fields(profile_of(stage, proof, shapes)), time.monotonic()
-    profiled = resolve(fields)
-    case = as_emulated(profiled, proof.spec)
+    spec, profiled = proof.spec, resolve(fields)
+    case = as_emulated(profiled, spec)
     chosen = plans_of(case, fields, KINDS["plain"])
-    launches = [run_emulated(case, chosen, proof.rounds, proof.spec) for _ in range(2)]
+    launches = [run_emulated(case, chosen, proof.rounds, spec) for _ in range(2)]
     setting = setting_of(
         case, case, chosen, launches, launches[0],
         link=proof.launch, profile_id=profiled.profile.content_id,

@@ -11,10 +11,10 @@ import subprocess
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -28,6 +28,7 @@ Row = Mapping[str, Any]
 _FIELDS: Final = (
     "clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_event_reasons.active",
 )  # fmt: skip
+"""Clocks (MHz), power (W), temperature and the reasons for the clock."""
 
 
 def smi(*fields: str) -> list[str]:
@@ -42,11 +43,6 @@ def smi(*fields: str) -> list[str]:
     return [] if query.returncode or not lines else [one.strip() for one in lines[0].split(",")]
 
 
-def gpu_state() -> dict[str, str]:
-    """Return clocks (MHz), power (W), temperature and the reasons for the clock, if known."""
-    return dict(zip(_FIELDS, smi(*_FIELDS), strict=False))
-
-
 def release_memory(device: torch.device) -> None:
     """Release the memory of the last case: what nothing refers to, and what torch caches."""
     gc.collect()
@@ -54,8 +50,7 @@ def release_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuCase:
+class GpuCase(NamedTuple):
     """One measurement of a stage. ``seconds``: about how long it takes on an H200. ``measure``
     returns its row; ``complete`` in it is False where the time was up, and ``failed`` says why some
     of it is missing."""
@@ -65,22 +60,6 @@ class GpuCase:
     measure: Callable[[], Row]
 
 
-def _whole(line: str) -> list[dict[str, Any]]:
-    """Return the row of a line; none where a killed run left a part of one."""
-    try:
-        return [json.loads(line)]
-    except json.JSONDecodeError:
-        return []
-
-
-def _kept_lines(recorded: Path | None, name: str) -> list[str]:
-    """Return the lines that measurements/ has of a stage of this GPU."""
-    packed = recorded / f"{name}.jsonl.gz" if recorded else None
-    if packed is None or not packed.exists():
-        return []
-    return gzip.decompress(packed.read_bytes()).decode().splitlines()
-
-
 class Stage:
     """The files of a stage's results, and its time limit."""
 
@@ -88,20 +67,17 @@ class Stage:
         self, folder: Path, name: str, minutes: float, profile_name: str, device: torch.device,
         recorded: Path | None = None,
     ) -> None:  # fmt: skip
-        self.name = name
-        self.recorded = recorded
-        self.device = device
-        self.minutes = minutes
-        self.rows_file = folder / f"{name}.jsonl"
+        self.name, self.device, self.minutes = name, device, minutes
+        self.rows_file, self.profile_name = folder / f"{name}.jsonl", profile_name
         self.profile_file = folder / f"{profile_name}.json"
-        self.profile_name = profile_name
-        self._profile: Profile | None = None
         self.stop_at = time.monotonic() + 60 * minutes
+        self._kept = recorded / f"{name}.jsonl.gz" if recorded else None
+        self._profile: Profile | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
     def run(self, cases: Iterable[GpuCase]) -> None:
-        """Print what is left and how long it will take; measure it until the time is up. A case
-        that fails is reported and recorded, and the next run tries it again."""
+        """Measure what is left until the time is up; what fails is recorded and tried again
+        later."""
         left = self.left(cases)
         print(self.announced(left), flush=True)
         for case in left:
@@ -126,7 +102,6 @@ class Stage:
         )
 
     def _measure(self, case: GpuCase) -> bool:
-        """Measure and record a case; return whether this process can continue."""
         begun = time.monotonic()
         try:
             row = case.measure()
@@ -136,10 +111,8 @@ class Stage:
             if isinstance(error, CaptureError):
                 print("Run the stage again: a capture that failed spoils the process.", flush=True)
             return not isinstance(error, CaptureError)
-        seconds = time.monotonic() - begun
-        self.write(
-            {"case": case.name, "complete": True, **row, "seconds": seconds, "state": gpu_state()}
-        )
+        seconds, state = time.monotonic() - begun, dict(zip(_FIELDS, smi(*_FIELDS), strict=False))
+        self.write({"case": case.name, "complete": True, **row, "seconds": seconds, "state": state})
         failed = f", but for {row['failed']}" if row.get("failed") else ""
         told = f": {row['told']}" if row.get("told") else ""
         print(f"{case.name}, {seconds:.1f} s{told}{failed}", flush=True)
@@ -150,8 +123,7 @@ class Stage:
         return time.monotonic() > self.stop_at
 
     def write(self, row: Row) -> None:
-        """Append one row; it is on disk when this returns. A line that a killed run left without
-        its end stays alone."""
+        """Append one row, on disk on return; a line that a killed run cut short stays alone."""
         with self.rows_file.open("a+b") as file:
             file.seek(max(0, file.tell() - 1))
             begins = b"\n" if file.read(1) not in (b"", b"\n") else b""
@@ -160,28 +132,31 @@ class Stage:
             os.fsync(file.fileno())
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of this and earlier runs, those that were kept first."""
-        kept = _kept_lines(self.recorded, self.name)
-        mine = self.rows_file.read_text(encoding="utf-8") if self.rows_file.exists() else ""
-        return [row for line in (*kept, *mine.splitlines()) for row in _whole(line)]
+        """Return whole rows of this and earlier runs, those of measurements/ first."""
+        lines, rows = list[str](), []
+        if self._kept and self._kept.exists():
+            lines = gzip.decompress(self._kept.read_bytes()).decode().splitlines()
+        if self.rows_file.exists():
+            lines += self.rows_file.read_text(encoding="utf-8").splitlines()
+        for line in lines:
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                continue
+        return rows
 
     @property
     def profile(self) -> Profile:
         """The profile so far; what is set is on disk then."""
+        if self._profile is None and self.profile_file.exists():
+            self._profile = load_profile(self.profile_file)
         if self._profile is None:
-            self._profile = self._first_profile()
+            machine = replace(machine_of(LaunchSpec(tp=1, backend="nccl")), gpus_per_node=8)
+            created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            self._profile = Profile(name=self.profile_name, created=created, machine=machine)
         return self._profile
 
     @profile.setter
     def profile(self, profile: Profile) -> None:
         save_profile(profile, self.profile_file)
         self._profile = profile
-
-    def _first_profile(self) -> Profile:
-        if self.profile_file.exists():
-            return load_profile(self.profile_file)
-        return Profile(
-            name=self.profile_name,
-            created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            machine=replace(machine_of(LaunchSpec(tp=1, backend="nccl")), gpus_per_node=8),
-        )

@@ -1,43 +1,39 @@
-"""Loads: each sends requests to a new service, and returns a table of numbers and targets."""
+"""Put loads on a service and print latencies, errors and memory: ``scripts/load [NAME …]``. Each
+sends requests to a new service, and returns a table of numbers and targets."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import statistics
+import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from domino_tune.base.tables import Table
-from lab.load import bodies, visits
-from lab.load.process import Service
-from lab.load.traffic import Visitor, call_at_rate, latency_ms, open_visitor
-from lab.verdict import Check, at_most, check_table, equal, reported
+from domino_tune.base.tables import Table, print_line, print_table
+from lab.load import visits
+from lab.load.visits import Service, Visitor, call_at_rate, latency_ms
+from lab.verdict import Check, at_most, check_table, count_verdicts, equal, reported
+from simulator.errors import unknown_name
 
 HEALTH_PER_S: Final = 50.0
-HEALTH_MS: Final = 50.0
 TUNES: Final = 8
-MAX_GROWTH: Final = 0.05
 WARM_UP_REQUESTS: Final = 20
 WARM_UP: Final = 0.2
 """Share of the time in which caches and pools fill. Memory is compared after it."""
 WINDOW: Final = 0.1
 """Share of the time over which the median of memory is taken, after the warm-up and at the end."""
-SHORT_S: Final = 120.0
-"""Before that a mixed load has not filled caches and pools."""
-START_TIMEOUT_S: Final = 60.0
-MAX_STOP_S: Final = 10.0
 MIB: Final = 1 << 20
-DEPLOYED_MIB: Final = 2048.0
-"""`mem_limit` of the API in deploy/compose.yaml."""
+DEPLOYED_MIB: Final = 2048.0  # `mem_limit` of the API in deploy/compose.yaml
 BODIES: Final = 60
 JUNK: Final = b'{"model":[' + b"{}," * 349_000 + b"1]}"
-JUNK_MIB: Final = 100.0
-SAMPLE_S: Final = 0.05
+asked_health: Final = partial(call_at_rate, per_s=HEALTH_PER_S)
 
 
 class Duration(NamedTuple):
@@ -61,10 +57,11 @@ def steady(kind: str, visit: visits.Visit, per_s: float, limit_ms: float, title:
     async def drive(visitor: Visitor, service: Service, duration: Duration) -> list[Check]:
         await warm_up(visitor, visit)
         visitor.answers[kind] = [one for one in visitor.answers[kind] if one.is_error]
-        await call_at_rate(
-            lambda number, due_s: visit(visitor, WARM_UP_REQUESTS + number, due_s), per_s,
-            duration.each_s,
-        )  # fmt: skip
+
+        def call(number: int, due_s: float) -> Awaitable[object]:
+            return visit(visitor, WARM_UP_REQUESTS + number, due_s)
+
+        await call_at_rate(call, per_s, duration.each_s)
         return latency_checks(visitor, kind, 0.95, limit_ms)
 
     return Load(f"{title}, {per_s:g} times a second", drive)
@@ -78,29 +75,25 @@ async def warm_up(visitor: Visitor, visit: visits.Visit = visits.simulation) -> 
 
 async def beside_tunes(visitor: Visitor, service: Service, duration: Duration) -> list[Check]:
     """Request liveness while eight tunes run. They still run when the service is stopped."""
-    endless = [bodies.tune(seed, bodies.ENDLESS_TRIALS) for seed in range(TUNES)]
-    jobs = [
-        job
-        for seed, body in enumerate(endless)
-        if (job := await visits.start(visitor, "tune", body, seed, time.monotonic()))
-    ]
-    await wait_until_running(visitor, jobs)
-    await call_at_rate(partial(visits.healthz, visitor), HEALTH_PER_S, duration.each_s)
-    states = Counter([(await visits.look(visitor, "tune", job))["state"] for job in jobs])
+    jobs = []
+    for seed in range(TUNES):
+        body = visits.tune(seed, visits.ENDLESS_TRIALS)
+        jobs.append(await visits.start(visitor, "tune", body, seed, time.monotonic()))
+
+    async def looked() -> list[dict[str, Any]]:
+        return [await visits.look(visitor, "tune", job) for job in jobs if job]
+
+    end = time.monotonic() + 60.0
+    while time.monotonic() < end and not any(
+        job.get("state") == "running" and job["progress"]["done"] for job in await looked()
+    ):
+        await asyncio.sleep(0.2)
+    await asked_health(partial(visits.healthz, visitor), seconds=duration.each_s)
+    states = Counter(one["state"] for one in await looked())
     return [
-        *latency_checks(visitor, "healthz", 0.99, HEALTH_MS),
+        *latency_checks(visitor, "healthz", 0.99, 50.0),
         reported("tunes at the end", ", ".join(f"{n} {one}" for one, n in states.most_common())),
     ]
-
-
-async def wait_until_running(visitor: Visitor, jobs: Sequence[str]) -> None:
-    """Wait until a tune has made progress, at most a minute."""
-    end = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < end:
-        tunes = [await visits.look(visitor, "tune", job) for job in jobs]
-        if any(one["state"] == "running" and one["progress"]["done"] for one in tunes):
-            return
-        await asyncio.sleep(0.2)
 
 
 async def mixture(visitor: Visitor, service: Service, duration: Duration) -> list[Check]:
@@ -108,16 +101,14 @@ async def mixture(visitor: Visitor, service: Service, duration: Duration) -> lis
     await warm_up(visitor)
     every_s = min(1.0, duration.mixed_s / 20)
     memory = asyncio.create_task(watch_memory(service, duration.mixed_s, every_s))
-    await asyncio.gather(*(
-        call_at_rate(partial(visit, visitor), per_s, duration.mixed_s)
-        for visit, per_s in visits.MIXED
-    ))  # fmt: skip
+    lasting = partial(call_at_rate, seconds=duration.mixed_s)
+    every = (lasting(partial(visit, visitor), per_s) for visit, per_s in visits.MIXED)
+    await asyncio.gather(*every)
+    slow = {kind: latency_ms(answers, 0.95) for kind, answers in visitor.answers.items()}
+    counts = {kind: f"{kind}: {len(visitor.answers[kind])} answers, p95" for kind in slow}
     return [
         *memory_checks(await memory, duration),
-        *(
-            reported(f"{kind}: {len(answers)} answers, p95", f"{latency_ms(answers, 0.95):.0f} ms")
-            for kind, answers in visitor.answers.items()
-        ),
+        *(reported(counts[kind], f"{ms:.0f} ms") for kind, ms in slow.items()),
     ]
 
 
@@ -125,24 +116,21 @@ async def junk(visitor: Visitor, service: Service, duration: Duration) -> list[C
     """Send many bodies of 1 MiB at once, each of 349,000 objects, beside requests for liveness."""
     await warm_up(visitor)
     before = service.rss_bytes()
-    memory = asyncio.create_task(watch_memory(service, duration.each_s, SAMPLE_S))
-    asked = asyncio.create_task(
-        call_at_rate(partial(visits.healthz, visitor), HEALTH_PER_S, duration.each_s)
-    )
-    send = partial(visitor.client.post, "/v1/simulations", headers=bodies.JSON, content=JUNK)
+    memory = asyncio.create_task(watch_memory(service, duration.each_s, 0.05))
+    health = partial(visits.healthz, visitor)
+    asked = asyncio.create_task(asked_health(health, seconds=duration.each_s))
+    send = partial(visitor.client.post, "/v1/simulations", headers=visits.JSON, content=JUNK)
     answers = await asyncio.gather(*(send() for _ in range(BODIES)))
     statuses = Counter(answer.status_code for answer in answers)
     await asked
+    found = ", ".join(f"{count} × {status}" for status, count in statuses.items())
     grown = (max(await memory) - before) / MIB
     slowest_ms = latency_ms(visitor.answers["healthz"], 1.0)
     return [
-        Check(
-            what="answers", target="400–499", ok=all(400 <= one < 500 for one in statuses),
-            measured=", ".join(f"{count} × {status}" for status, count in statuses.items()),
-        ),
-        at_most("growth of memory, with workers, at its peak", JUNK_MIB, grown, "MiB", 0),
+        Check("answers", "400–499", found, all(400 <= one < 500 for one in statuses)),
+        at_most("growth of memory, with workers, at its peak", 100.0, grown, "MiB", 0),
         reported("healthz meanwhile, slowest", f"{slowest_ms:.0f} ms"),
-    ]  # fmt: skip
+    ]
 
 
 async def watch_memory(service: Service, seconds: float, every_s: float) -> list[int]:
@@ -162,12 +150,12 @@ def growth(samples: Sequence[int]) -> float:
 
 
 def memory_checks(samples: Sequence[int], duration: Duration) -> list[Check]:
-    """Return the growth of resident memory. It has no target where the load was short."""
+    """Return the growth of resident memory, without a target where a load is too short to tell."""
     what, grown = f"growth of memory after the first {WARM_UP:.0%} of the time", growth(samples)
-    size = at_most("memory, with workers, at its peak", DEPLOYED_MIB, max(samples) / MIB, "MiB", 0)
-    if duration.mixed_s < SHORT_S:
-        return [reported(what, f"{grown:.2%}"), size]
-    return [at_most(what, MAX_GROWTH, grown), size]
+    return [
+        reported(what, f"{grown:.2%}") if duration.mixed_s < 120.0 else at_most(what, 0.05, grown),
+        at_most("memory, with workers, at its peak", DEPLOYED_MIB, max(samples) / MIB, "MiB", 0),
+    ]
 
 
 def latency_checks(visitor: Visitor, kind: str, share: float, limit_ms: float) -> list[Check]:
@@ -182,11 +170,10 @@ def latency_checks(visitor: Visitor, kind: str, share: float, limit_ms: float) -
 
 
 LOADS: Final[dict[str, Load]] = {
-    "simulations": steady(
-        "simulation", visits.simulation, 50.0, 50.0, "A workload simulated before"
-    ),
+    "simulations": steady("simulation", visits.simulation, 50.0, 50.0, "A workload known before"),
     "whatif": steady(
-        "what-if", visits.what_if, 4.0, 200.0, "What-ifs of GPT-3 13B, each another link bandwidth"
+        "what-if", visits.asked_what_if, 4.0, 200.0,
+        "What-ifs of GPT-3 13B, each another link bandwidth",
     ),
     "healthz": Load(
         f"/healthz {HEALTH_PER_S:g} times a second beside {TUNES} tunes", beside_tunes,
@@ -198,23 +185,56 @@ LOADS: Final[dict[str, Load]] = {
 
 
 def run(name: str, folder: Path, duration: Duration, *options: str) -> Table:
-    """Start a service in ``folder``, run the load ``name`` on it, and stop it. Return its checks,
-    and those of errors."""
+    """Start a service in ``folder``, run the load on it, stop it; return its checks."""
     load = LOADS[name]
 
     async def drive(service: Service) -> tuple[list[Check], list[str]]:
-        visitor = open_visitor(service.url)
+        visitor = Visitor.of(service.url)
         async with visitor.client:
             return await load.drive(visitor, service, duration), visitor.errors()
 
     busy = f"Before it the machine's load was {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores."
-    with Service.start(folder, *load.options, *options) as service:
+    service = Service(folder, *load.options, *options)
+    try:
         checks, errors = asyncio.run(drive(service))
+    finally:
         stopped_s = time.monotonic()
         code = service.stop()
     checks += [
-        equal("errors", 0, len(errors)),
-        equal("exit code after SIGTERM", 0, code),
-        at_most("time from SIGTERM to exit", MAX_STOP_S, time.monotonic() - stopped_s, "s", 1),
-    ]
-    return check_table(load.title, checks, notes=[*errors[:10], busy])
+        equal("errors", 0, len(errors)), equal("exit code after SIGTERM", 0, code),
+        at_most("time from SIGTERM to exit", 10.0, time.monotonic() - stopped_s, "s", 1),
+    ]  # fmt: skip
+    return check_table(load.title, checks, *errors[:10], busy)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run loads, each on a new service. Return 1 for a missed target, 2 for an unknown name."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    at = words.index("--") if "--" in words else len(words)
+    parser = argparse.ArgumentParser(
+        prog="scripts/load", description=__doc__,
+        epilog="Arguments after -- go to `serve`: scripts/load mixed -- --workers 2",
+    )  # fmt: skip
+    add, loads = parser.add_argument, ", ".join(LOADS)
+    add("names", nargs="*", metavar="NAME", help=f"loads (default: all: {loads})")
+    add("--minutes", type=float, default=10.0, metavar="N",
+        help="duration of the mixed load (default: 10)")  # fmt: skip
+    add("--short", action="store_true", help="run each for some seconds, to see whether it works")
+    options, serve_options = parser.parse_args(words[:at]), words[at + 1 :]
+    duration, tables = Duration(each_s=60.0, mixed_s=60.0 * options.minutes), []
+    if options.short:
+        duration = Duration(each_s=3.0, mixed_s=20.0)
+    for name in options.names or LOADS:
+        if name not in LOADS:
+            print(f"error: {unknown_name('load', name, LOADS)}", file=sys.stderr)
+            return 2
+        with tempfile.TemporaryDirectory(prefix="domino_tune-load-") as folder:
+            tables.append(run(name, Path(folder), duration, *serve_options))
+        print_table(tables[-1])
+    met, missed = count_verdicts(tables)
+    print_line(f"{met} ok, {missed} missed")
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,68 +1,171 @@
-"""Visits: what users and the web page do, as one request or a job from its start to its end."""
+"""Visits: what users and the web page do, as one request or a job from its start to its end; their
+bodies, as a user would write them, and the answers."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
-from lab.load import bodies
-from lab.load.traffic import NO_ANSWER, Visitor
+import httpx
+import psutil
 
-Visit = Callable[[Visitor, int, float], Awaitable[object]]
-"""Takes its number and when it is due (monotonic clock)."""
+from domino_tune.base.errors import RunError
+from domino_tune.store.profiles import dump_profile, load_profile
+
+NO_ANSWER: Final = 0  # The status of an answer where the connection failed
 POLL_S: Final = 0.5
 JOB_TIMEOUT_S: Final = 900.0
 """Limit that only guards against hanging: jobs yield the cores to all other work on the machine."""
+BUNDLED: Final = "h100-dgx"
+CACHED: Final[dict[str, Any]] = {
+    "model": "llama2-7b", "profile": BUNDLED, "tp": 8, "seq_length": 4096,
+    "micro_batch_size": 8, "row_slices": 2, "col_slices": 1,
+}  # fmt: skip
+"""A simulation that is requested again and again."""
+GPT3_13B: Final[dict[str, Any]] = {
+    "model": "gpt3-13b", "profile": BUNDLED, "tp": 8, "seq_length": 1024, "micro_batch_size": 16,
+}  # fmt: skip
+JSON: Final = {"Content-Type": "application/json"}
 TRIALS: Final = 20
+ENDLESS_TRIALS: Final = 10_000  # Trials of a tune that lasts longer than any load here
 FILES: Final = (
     "/files/plan", "/files/plan?to=megatron", "/files/report", "/files/trace", "/events",
 )  # fmt: skip
 
 
+class Answer(NamedTuple):
+    """The answer to one request. ``took_s`` counts from the time when the request was due."""
+
+    status: int
+    took_s: float
+    body: str = ""
+
+    @property
+    def is_error(self) -> bool:
+        """Whether it failed. All requests of a load are valid, so a 4xx is an error too."""
+        return not 200 <= self.status < 400
+
+
+@dataclass(kw_only=True)
+class Visitor:
+    """Sends requests to one service, and records the answers by kind of request."""
+
+    client: httpx.AsyncClient
+    answers: dict[str, list[Answer]] = field(default_factory=lambda: defaultdict(list))
+
+    @classmethod
+    def of(cls, url: str) -> Visitor:
+        """Return a visitor of the service at ``url``. The caller closes its client."""
+        limits = httpx.Limits(max_connections=64, max_keepalive_connections=64)
+        return cls(client=httpx.AsyncClient(base_url=url, timeout=60.0, limits=limits))
+
+    async def ask(
+        self, kind: str, method: str, path: str, *, due_s: float | None = None, **options: Any
+    ) -> Answer:
+        """Send a request that was due at ``due_s`` (monotonic) or now; record its answer or
+        failure."""
+        due_s = time.monotonic() if due_s is None else due_s
+        try:
+            response = await self.client.request(method, path, **options)
+            status, body = response.status_code, response.text
+        except httpx.TransportError as error:
+            status, body = NO_ANSWER, repr(error)
+        answer = Answer(status, time.monotonic() - due_s, body)
+        self.answers[kind].append(answer)
+        return answer
+
+    def errors(self) -> list[str]:
+        """Return all errors, one line each."""
+        return [
+            f"{kind}: {one.status or 'no answer'}: {one.body[:300]}"
+            for kind, answers in self.answers.items() for one in answers if one.is_error
+        ]  # fmt: skip
+
+
+Call = Callable[[int, float], Awaitable[object]]
+Visit = Callable[[Visitor, int, float], Awaitable[object]]
+"""Takes its number and when it is due (monotonic clock)."""
+
+
+async def call_at_rate(call: Call, per_s: float, seconds: float) -> None:
+    """Call ``per_s`` times a second, without waiting for earlier calls, with the call's number and
+    when it is due (monotonic clock): a slow answer does not lower the rate."""
+    start, calls = time.monotonic(), []
+    for number in range(max(1, round(per_s * seconds))):
+        due_s = start + number / per_s
+        await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+        calls.append(asyncio.ensure_future(call(number, due_s)))
+    await asyncio.gather(*calls)
+
+
+def latency_ms(answers: Sequence[Answer], share: float) -> float:
+    """Return the least time of answers, in ms, that is not below ``share`` (0 to 1) of all."""
+    ordered = sorted(one.took_s for one in answers)
+    return 1e3 * ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def what_if(number: int) -> dict[str, Any]:
+    """Return a what-if of the 13B model. Each ``number`` to 1000 has another link bandwidth."""
+    factor = 0.5 + (number * 37 % 1000) / 500
+    return {**GPT3_13B, "row_slices": 4, "col_slices": 2, "change": [f"link_bandwidth={factor}x"]}
+
+
+def tune(seed: int, trials: int) -> dict[str, Any]:
+    """Return a random search of ``trials`` plans. Each ``seed`` is another search."""
+    return {"kind": "tune", **GPT3_13B, "search": "random", "trials": trials, "seed": seed}
+
+
 def getting(kind: str, *paths: str) -> Visit:
     """Return what requests one of ``paths``, in turn."""
-    return lambda visitor, number, due_s: visitor.ask(
-        kind, "GET", paths[number % len(paths)], due_s=due_s
-    )
+    return lambda visitor, n, due_s: visitor.ask(kind, "GET", paths[n % len(paths)], due_s=due_s)
 
 
 def posting(kind: str, path: str, body: Callable[[int], Any]) -> Visit:
     """Return what sends the body of each number."""
-    return lambda visitor, number, due_s: visitor.ask(
-        kind, "POST", path, json=body(number), due_s=due_s
-    )
+    return lambda visitor, n, due_s: visitor.ask(kind, "POST", path, json=body(n), due_s=due_s)
 
 
-async def tune(visitor: Visitor, number: int, due_s: float) -> None:
+async def tuned(visitor: Visitor, number: int, due_s: float) -> None:
     """Start a tune, wait for it, and request all its files."""
-    body = bodies.tune(seed=number, trials=TRIALS)
-    if job := await done(visitor, "tune", body, number, due_s):
+    if job := await done(visitor, "tune", tune(number, TRIALS), number, due_s):
         for part in FILES:
             await visitor.ask("tune's files", "GET", f"/v1/jobs/{job}{part}")
 
 
 async def cancel(visitor: Visitor, number: int, due_s: float) -> None:
     """Start a long tune and delete it."""
-    body = bodies.tune(seed=number, trials=bodies.ENDLESS_TRIALS)
-    if job := await start(visitor, "cancel", body, number, due_s):
+    if job := await start(visitor, "cancel", tune(number, ENDLESS_TRIALS), number, due_s):
         await asyncio.sleep(1.0)
         await visitor.ask("cancel", "DELETE", f"/v1/jobs/{job}")
 
 
 async def sweep(visitor: Visitor, number: int, due_s: float) -> None:
-    """Start a sweep, wait for it, and request its points."""
-    if job := await done(visitor, "sweep", bodies.sweep(number), number, due_s):
+    """Start a sweep over four link bandwidths, wait for it, and request its points."""
+    factors = ",".join(f"{0.5 + step / 4 + number % 100 / 1000:g}x" for step in range(4))
+    body = {"kind": "whatif", **CACHED, "sweep": f"link_bandwidth={factors}"}
+    if job := await done(visitor, "sweep", body, number, due_s):
         await visitor.ask("sweep", "GET", f"/v1/jobs/{job}/files/points")
 
 
 async def profile(visitor: Visitor, number: int, due_s: float) -> None:
-    """Read a bundled profile and upload a copy of it."""
-    await visitor.ask("profile", "GET", f"/v1/profiles/{bodies.BUNDLED}", due_s=due_s)
-    path, body = f"/v1/profiles/copy-{number % 3}", bodies.profile(f"copy-{number % 3}")
-    await visitor.ask("profile", "PUT", path, content=body, headers=bodies.JSON)
+    """Read a bundled profile and upload a copy of it under another name."""
+    await visitor.ask("profile", "GET", f"/v1/profiles/{BUNDLED}", due_s=due_s)
+    copy = replace(load_profile(BUNDLED), name=f"copy-{number % 3}")
+    how: dict[str, Any] = {"content": dump_profile(copy), "headers": JSON}
+    await visitor.ask("profile", "PUT", f"/v1/profiles/{copy.name}", **how)
 
 
 async def start(visitor: Visitor, kind: str, body: Any, number: int, due_s: float) -> str:
@@ -75,37 +178,97 @@ async def start(visitor: Visitor, kind: str, body: Any, number: int, due_s: floa
 async def look(visitor: Visitor, kind: str, job: str) -> dict[str, Any]:
     """Request a job and return it; an empty one where there is no answer."""
     answer = await visitor.ask(f"{kind}'s progress", "GET", f"/v1/jobs/{job}")
-    found: dict[str, Any] = {} if answer.is_error else json.loads(answer.body)
-    return found
+    return {} if answer.is_error else dict(json.loads(answer.body))
 
 
 async def done(visitor: Visitor, kind: str, body: Any, number: int, due_s: float) -> str:
-    """Start a job and wait until it has ended; record how long it took. Return its id if it is
-    done; else record an error."""
+    """Start a job, wait, record how long it took; return its id if done, else record an error."""
     job, end = await start(visitor, kind, body, number, due_s), time.monotonic() + JOB_TIMEOUT_S
     shown: dict[str, Any] = {"state": "queued"} if job else {}
     while shown and shown["state"] in ("queued", "running") and time.monotonic() < end:
         await asyncio.sleep(POLL_S)
         shown = await look(visitor, kind, job)
-    if shown and shown["state"] != "done":
-        visitor.record(kind, f"{job} ended {shown['state']}: {shown['error']}", status=NO_ANSWER)
-    if shown.get("state") != "done":
-        return ""
-    visitor.record(f"{kind}, until it is done", took_s=time.monotonic() - due_s)
-    return job
+    if shown.get("state") == "done":
+        took_s = time.monotonic() - due_s
+        visitor.answers[f"{kind}, until it is done"].append(Answer(200, took_s))
+        return job
+    if shown:
+        said = f"{job} ended {shown['state']}: {shown['error']}"
+        visitor.answers[kind].append(Answer(NO_ANSWER, 0.0, said))
+    return ""
 
 
-simulation: Final = posting("simulation", "/v1/simulations", lambda number: bodies.CACHED)
-what_if: Final = posting("what-if", "/v1/what-ifs", bodies.what_if)
+simulation: Final = posting("simulation", "/v1/simulations", lambda number: CACHED)
+asked_what_if: Final = posting("what-if", "/v1/what-ifs", what_if)
 healthz: Final = getting("healthz", "/healthz")
 MIXED: Final[tuple[tuple[Visit, float], ...]] = (
-    (simulation, 5.0),
-    (what_if, 1.0),
+    (simulation, 5.0), (asked_what_if, 1.0),
     (getting("health", "/healthz", "/healthz", "/readyz", "/metrics", "/"), 2.0),
     (getting("list", "/v1/jobs?kind=tune", "/v1/jobs", "/v1/profiles", "/v1/models"), 0.5),
-    (tune, 0.05),
-    (cancel, 0.05),
-    (sweep, 0.1),
-    (profile, 0.1),
-)
+    (tuned, 0.05), (cancel, 0.05), (sweep, 0.1), (profile, 0.1),
+)  # fmt: skip
 """All of it at the same time, each so many times a second."""
+
+
+# The service --------------------------------------------------------------------------------------
+
+START_S: Final = 900.0  # Limit that only guards against hanging: loaded machines take long
+REPOSITORY: Final = Path(__file__).resolve().parents[2]
+
+
+class Service:
+    """A server process, its URL, and the file of its output."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        """Start `serve` with ``options`` on a port that it finds, data and log in ``folder``, and
+        wait until it is ready. Raise RunError with its output if it never is."""
+        self.log = folder / f"serve-{len(list(folder.glob('serve-*.log')))}.log"
+        path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "domino_tune", "serve", "--port", "0", *options],
+                env={**os.environ, "DOMINO_TUNE_HOME": str(folder), "PYTHONPATH": path},
+                cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+        try:
+            self.url = self._ready()
+        except BaseException:
+            self.kill()
+            raise
+
+    def _ready(self) -> str:
+        """Return where it is, as it says, once /readyz returns 200."""
+        end, said = time.monotonic() + START_S, ""
+        while time.monotonic() < end and self.process.poll() is None:
+            said = self.log.read_text(encoding="utf-8", errors="replace")
+            found = re.search(r"domino_tune serves (http://\S+) until Ctrl-C", said)
+            with suppress(httpx.TransportError):
+                if found and httpx.get(f"{found[1]}/readyz", timeout=5.0).status_code == 200:
+                    return found[1]
+            time.sleep(0.1)
+        raise RunError(f"serve is not ready; it printed: {said[-2000:] or 'nothing'}")
+
+    def stop(self) -> int:
+        """Send SIGTERM and return the exit code. After 20 s, kill it and its workers."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(20.0)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        return self.process.returncode
+
+    def kill(self) -> None:
+        """Send SIGKILL to the server and its workers, which are its process group."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def rss_bytes(self) -> int:
+        """Return the resident memory of the server and all its workers, in bytes."""
+        server, total = psutil.Process(self.process.pid), 0
+        for each in [server, *server.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                total += each.memory_info().rss
+        return total

@@ -1,8 +1,6 @@
-"""Put random faults into the code, run its tests, and print which faults no test notices.
-
-Faults are put into copies in a temporary folder. Exit with 1 when too few are noticed, or too many
-are called equivalent.
-"""
+"""Put random faults into the code, run its tests, and print which faults no test notices. Faults
+are put into copies in a temporary folder. Exit with 1 when too few are noticed, or too many are
+called equivalent."""
 
 from __future__ import annotations
 
@@ -21,15 +19,11 @@ from queue import SimpleQueue
 from typing import Final, NamedTuple
 
 from domino_tune.base.tables import Table, print_line, print_table
-from lab.markdown import markdown_section
-from lab.mutants.areas import AREAS, EQUIVALENT, MUTATED, area_of, sources
-from lab.mutants.faults import Fault, sample
+from lab.mutants.faults import AREAS, EQUIVALENT, MUTATED, Fault, area_of, sample, sources
 from lab.mutants.trees import Fate, Tree
-from lab.verdict import at_least, at_most, check_table, missed
+from lab.verdict import at_least, at_most, check_table, markdown_section, missed, table
 
 REPOSITORY: Final = Path(__file__).resolve().parent.parent.parent
-LEAST_NOTICED: Final = 0.85
-MOST_EQUIVALENT: Final = 0.05
 FATES: Final[tuple[Fate, ...]] = ("noticed", "survived", "unjudged", "equivalent")
 
 
@@ -49,10 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     texts = {
-        path: text
-        for path, text in sources(REPOSITORY).items()
+        path: text for path, text in sources(REPOSITORY).items()
         if any(Path(path).is_relative_to(part) for part in options.paths)
-    }
+    }  # fmt: skip
     faults = sample(texts, options.count, options.seed)
     if not faults:
         parser.error(f"no fault fits into {options.paths}; name code of {' or '.join(MUTATED)}")
@@ -64,8 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         broken = trees[0].broken()
     checks, is_met = judged(outcomes, options.seed, broken)
     tables = (listed(outcomes), by_area(outcomes, options.cpu_s), checks)
-    for table in tables:
-        print_table(table)
+    for each in tables:
+        print_table(each)
     if options.out:
         options.out.write_text("\n".join(map(markdown_section, tables)), "utf-8")
     return int(not is_met)
@@ -73,29 +66,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scripts/mutants", description=__doc__)
-    parser.add_argument("paths", nargs="*", default=MUTATED, metavar="PATH",
-                        help=f"where faults are put (default: {' '.join(MUTATED)})")  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, metavar="N",
-                        help="which faults are chosen (default: 0)")  # fmt: skip
-    parser.add_argument("--count", type=int, default=100, metavar="N",
-                        help="number of faults, the same for each area (default: 100)")  # fmt: skip
-    parser.add_argument("--jobs", type=int, default=2, metavar="N",
-                        help="faults that are tried at once (default: 2)")  # fmt: skip
-    parser.add_argument("--cpu-s", type=float, default=300, metavar="S",
-                        help="most CPU time of the tests of one fault (default: 300)")  # fmt: skip
-    parser.add_argument("--minutes", type=float, default=math.inf, metavar="M",
-                        help="begin no fault after this time (default: no limit)")  # fmt: skip
-    parser.add_argument("--out", type=Path, metavar="FILE",
-                        help="write the tables to this file, too, as Markdown")  # fmt: skip
+    add, all_places = parser.add_argument, " ".join(MUTATED)
+    add("paths", nargs="*", default=MUTATED, metavar="PATH",
+        help=f"where faults are put (default: {all_places})")  # fmt: skip
+    add("--seed", type=int, default=0, metavar="N", help="which faults are chosen (default: 0)")
+    add("--count", type=int, default=100, metavar="N",
+        help="number of faults, the same for each area (default: 100)")  # fmt: skip
+    add("--jobs", type=int, default=2, metavar="N", help="faults tried at once (default: 2)")
+    add("--cpu-s", type=float, default=300, metavar="S",
+        help="most CPU time of the tests of one fault (default: 300)")  # fmt: skip
+    add("--minutes", type=float, default=math.inf, metavar="M",
+        help="begin no fault after this time (default: no limit)")  # fmt: skip
+    add("--out", type=Path, metavar="FILE", help="write the tables to this file as Markdown, too")
     return parser
 
 
 def played(
-    trees: Sequence[Tree], faults: Sequence[Fault], texts: dict[str, str], cpu_s: float,
-    minutes: float,
+    trees: list[Tree], faults: list[Fault], texts: dict[str, str], cpu_s: float, minutes: float
 ) -> list[Outcome]:  # fmt: skip
-    """Return what became of ``faults``, in their order, but of those alone whose turn came within
-    ``minutes``. Each tree tries one after the other."""
+    """Return what became of ``faults``, in order, of those whose turn came within ``minutes``."""
     free: SimpleQueue[Tree] = SimpleQueue()
     numbers = count(1)
     end_s = time.monotonic() + 60 * minutes
@@ -124,14 +113,14 @@ def played(
 
 def listed(outcomes: Sequence[Outcome]) -> Table:
     """Return the faults that no test noticed, with the reasons of those that none can notice."""
-    return Table(
-        title="Faults that no test noticed",
-        columns=("where", "without", "with", "fate"),
-        rows=[
-            (f"{fault.path}:{fault.line}", old, new,
-             f"equivalent: {EQUIVALENT[fault.path, old, new]}" if fate == "equivalent" else fate)
-            for fault, fate, old, new in outcomes
-            if fate != "noticed"
+    unseen = [one for one in outcomes if one.fate != "noticed"]
+    reasons = {one: EQUIVALENT.get((one.fault.path, one.old, one.new)) for one in unseen}
+    return table(
+        "Faults that no test noticed", "where|without|with|fate",
+        [
+            (f"{one.fault.path}:{one.fault.line}", one.old, one.new,
+             f"equivalent: {reasons[one]}" if reasons[one] else one.fate)
+            for one in unseen
         ],
     )  # fmt: skip
 
@@ -141,32 +130,26 @@ def by_area(outcomes: Sequence[Outcome], cpu_s: float) -> Table:
     counts = Counter((area_of(outcome.fault.path), outcome.fate) for outcome in outcomes)
     rows = []
     for area in AREAS:
-        if total := sum(counts[area, fate] for fate in FATES):
-            share = f"{counts[area, 'noticed'] / total:.0%}"
-            rows.append((area, *(str(counts[area, fate]) for fate in FATES), share))
-    return Table(
-        title="Faults by area",
-        columns=("area", *(f">{fate}" for fate in FATES), ">noticed, of all"),
-        rows=rows,
-        notes=(
-            "Areas get equal shares of the faults. A fault is unjudged when its area's tests, the "
-            f"nearest first, had not all run after {cpu_s:g} s of CPU time and none failed.",
-        ),
-    )
+        found = [counts[area, fate] for fate in FATES]
+        if any(found):
+            rows.append((area, *found, f"{found[0] / sum(found):.0%}"))
+    return table(
+        "Faults by area", f"area|>{'|>'.join(FATES)}|>noticed, of all", rows,
+        "Areas get equal shares of the faults. A fault is unjudged when its area's tests, the "
+        f"nearest first, had not all run after {cpu_s:g} s of CPU time and none failed.",
+    )  # fmt: skip
 
 
 def judged(outcomes: Sequence[Outcome], seed: int, broken: Sequence[str]) -> tuple[Table, bool]:
     """Return the counts beside their limits, and whether all limits are met."""
-    fates = Counter(outcome.fate for outcome in outcomes)
-    total = len(outcomes)
+    fates, total = Counter(outcome.fate for outcome in outcomes), len(outcomes)
     checks = [
-        at_least("noticed", LEAST_NOTICED, fates["noticed"] / total),
-        at_most("equivalent", MOST_EQUIVALENT, fates["equivalent"] / total, digits=0),
+        at_least("noticed", 0.85, fates["noticed"] / total),
+        at_most("equivalent", 0.05, fates["equivalent"] / total, digits=0),
         at_most("tests that fail without any fault", 0, len(broken), unit="tests", digits=0),
     ]
-    notes = [f"{test} fails without any fault" for test in broken]
-    table = check_table(f"{total} faults, seed {seed}", checks, notes)
-    return table, not missed(checks)
+    notes = (f"{test} fails without any fault" for test in broken)
+    return check_table(f"{total} faults, seed {seed}", checks, *notes), not missed(checks)
 
 
 if __name__ == "__main__":

@@ -10,39 +10,36 @@ import subprocess
 import sysconfig
 import time
 import venv
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 import psutil
 
-from lab.mutants.areas import ALL_CASES, area_of
-from lab.mutants.faults import Fault
-from lab.mutants.nearest import ordered_tests
+from lab.mutants.faults import ALL_CASES, Fault, area_of, ordered_tests
 
 NOT_COPIED: Final = shutil.ignore_patterns(".*", "out", "__pycache__", "*.egg-info")
 STUCK_CPU_S: Final = 60
 STUCK_S: Final = 180
 """A test that computes or takes this long is stuck, if it needs at most half without the fault."""
-MOST_MEMORY: Final = 6 << 30
-"""Most memory of a test run, in bytes, because a fault may fill it."""
+MOST_MEMORY: Final = 6 << 30  # Most memory of a test run, in bytes, because a fault may fill it
 POLL_S: Final = 0.2
-
 BRIEF: Final = ("-v", "-x", "--tb=no", "-p", "no:cacheprovider")
 ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 OK_OR_NO_TESTS: Final = (0, 5)
-BEGUN: Final = re.compile(r"^(\S+\.py::.+?) *(?:(?:PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b.*)?$", re.M)
-"""A line of `pytest -v`: a test, and its result where it has one."""
+ENDS: Final = "PASSED|FAILED|ERROR|SKIPPED|XFAIL|Fatal Python error"
+BEGUN: Final = re.compile(rf"^(\S+\.py::.+?) *(?:(?:{ENDS})\b.*)?$", re.M)
+"""A line of `pytest -v`: a test, and its result where it has one, or how it crashed."""
 NOT_COLLECTED: Final = re.compile(r"^ERROR (\S+\.py)\b", re.M)
-
 Fate = Literal["noticed", "survived", "unjudged", "equivalent"]
+How = Literal["passed", "failed", "stuck", "limit"]
 
 
 class Run(NamedTuple):
     """How a run of tests ended: with the ``last`` of them, or a file that cannot be imported."""
 
-    how: Literal["passed", "failed", "stuck", "limit"]
+    how: How
     last: str
     cpu_s: float
 
@@ -50,17 +47,12 @@ class Run(NamedTuple):
 class Tree:
     """A copy of the repository at ``root``, with a Python that imports nothing but the copy and
     installed packages, whatever the environment of a process. One fault at a time is in it.
-
     ``needed`` holds which share of these limits tests need without any fault, infinite for those
-    that fail; trees of one repository may share it.
-    """
+    that fail; trees of one repository may share it."""
 
     def __init__(self, repository: Path, root: Path, needed: dict[str, float]) -> None:
         shutil.copytree(repository, root, ignore=NOT_COPIED)
-        self.root = root
-        self.needed = needed
-        self._temporary = root / ".tmp"
-        self._edits = 0
+        self.root, self.needed, self._temporary, self._edits = root, needed, root / ".tmp", 0
         venv.create(root / ".venv", symlinks=True)
         self.python = root / ".venv/bin/python"
         packages = next((root / ".venv/lib").glob("python*/site-packages"))
@@ -69,11 +61,9 @@ class Tree:
         (packages / "tree.pth").write_text(f"{root}\n{sysconfig.get_path('purelib')}\n")
 
     def judge(self, fault: Fault, most_cpu_s: float) -> tuple[Fate, str]:
-        """Return whether the tests of the fault's area notice it, and which one does.
-
-        One does that fails with the fault, again alone, or is stuck with it, and passes without it.
-        A fault survives when all have passed, and is unjudged when the CPU time runs out before.
-        """
+        """Return whether the tests of the fault's area notice it, and which one does. One does that
+        fails with the fault, again alone, or is stuck with it, and passes without it. A fault
+        survives when all have passed, and is unjudged when the CPU time runs out before."""
         left_s, area, flaky = most_cpu_s, area_of(fault.path), set[str]()
         for tests in ordered_tests(self.root, fault.path):
             while (run := self._run_with(fault, area, tests, left_s, flaky)).how != "passed":
@@ -104,7 +94,7 @@ class Tree:
 
     def _run_with(
         self, fault: Fault, area: str, tests: Sequence[str], cpu_s: float,
-        flaky: Collection[str] = (),
+        flaky: Iterable[str] = (),
     ) -> Run:  # fmt: skip
         path = self.root / fault.path
         source = path.read_text("utf-8")
@@ -114,14 +104,10 @@ class Tree:
         finally:
             self._write(path, source)
 
-    def run(
-        self, area: str, tests: Sequence[str], cpu_s: float, flaky: Collection[str] = ()
-    ) -> Run:
+    def run(self, area: str, tests: Sequence[str], cpu_s: float, flaky: Iterable[str] = ()) -> Run:
         """Run ``tests`` of an area, without ``flaky`` and broken ones, up to the first failure or
-        ``cpu_s``; then end all that they started.
-
-        Plugins would take longer to load than most faults live.
-        """
+        ``cpu_s``; then end all that they started. Plugins would take longer to load than most
+        faults live."""
         left_out = {*flaky, *self.broken()}
         tests = [test for test in tests if test not in left_out]
         if not tests:
@@ -129,13 +115,13 @@ class Tree:
         shutil.rmtree(self._temporary, ignore_errors=True)
         self._temporary.mkdir()
         self._temporary.chmod(0o777)  # PostgreSQL may run as another user
-        log = self.root / ".log"
-        cases = ["--all"] if area in ALL_CASES else []
+        log, cases = self.root / ".log", ["--all"] if area in ALL_CASES else []
+        own = {"PYTHONPATH": str(self.root), "TMPDIR": str(self._temporary)}
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [self.python, "-m", "pytest", *BRIEF, *cases,
                  *(f"--deselect={test}" for test in sorted(left_out)), *tests],
-                cwd=self.root, env=self._environment(), start_new_session=True,
+                cwd=self.root, env={**os.environ, **ENVIRONMENT, **own}, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
         try:
@@ -147,12 +133,7 @@ class Tree:
         named = BEGUN.findall(text) or NOT_COLLECTED.findall(text) or tests[:1]
         return Run(how, named[-1], used_s)
 
-    def _environment(self) -> dict[str, str]:
-        own = {"PYTHONPATH": str(self.root), "TMPDIR": str(self._temporary)}
-        return {**os.environ, **ENVIRONMENT, **own}
-
     def _end_all(self) -> None:
-        """End the processes of the tree, also those that left the group of the tests."""
         while found := list(self._processes()):
             for process in found:
                 with suppress(psutil.NoSuchProcess):
@@ -173,10 +154,7 @@ class Tree:
         os.utime(path, (self._edits, self._edits))
 
 
-def _watched(
-    process: subprocess.Popen[bytes], log: Path, cpu_s: float
-) -> tuple[Literal["passed", "failed", "stuck", "limit"], float]:
-    """Wait for the end of a run of tests; return how it ended and its CPU time."""
+def _watched(process: subprocess.Popen[bytes], log: Path, cpu_s: float) -> tuple[How, float]:
     used_s, size, at_s, at_cpu_s = 0.0, 0, time.monotonic(), 0.0
     while (code := process.poll()) is None:
         time.sleep(POLL_S)
@@ -196,13 +174,11 @@ def _share(cpu_s: float, wall_s: float) -> float:
 
 
 def _usage(pid: int) -> tuple[float, int]:
-    """Return CPU seconds and bytes of memory of a process and all that it started."""
     cpu_s, memory = 0.0, 0
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         for each in [process, *process.children(recursive=True)]:
             with suppress(psutil.NoSuchProcess):
-                times = each.cpu_times()
-                cpu_s += sum(times[:4])
+                cpu_s += sum(each.cpu_times()[:4])
                 memory += each.memory_info().rss
     return cpu_s, memory

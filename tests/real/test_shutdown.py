@@ -19,7 +19,7 @@ import pytest
 
 from domino_tune.service.jobs.desk import JobDesk
 from domino_tune.service.sql.database import open_database
-from lab.load import bodies
+from lab.load import visits
 from tests.conftest import REPOSITORY
 from tests.real.deployment import CONTAINER, IMAGE, PROMETHEUS
 from tests.real.domino_tune.serving import Served, served, when_free
@@ -62,7 +62,7 @@ def test_sigterm_requeues_running_jobs(tmp_path: Path, client: httpx.Client) -> 
     begun, ended = threading.Event(), threading.Event()
     with served(tmp_path, "--workers", "2") as service:
         jobs = [
-            submitted(client, service, bodies.tune(seed, bodies.ENDLESS_TRIALS))
+            submitted(client, service, visits.tune(seed, visits.ENDLESS_TRIALS))
             for seed in range(3)
         ]
         wait_until(lambda: states(client, service, jobs).count("running") >= 2)
@@ -136,11 +136,11 @@ def test_it_writes_to_its_folder_and_to_tmp_only(tmp_path: Path, client: httpx.C
         "PYTHONPATH": f"{hook}{os.pathsep}{REPOSITORY}", "PYTHONDONTWRITEBYTECODE": "1",
     }  # fmt: skip
     with served(home, **environment) as service:
-        small = {**bodies.tune(seed=0, trials=3), "model": "gpt3-1.3b", "micro_batch_size": 2}
+        small = {**visits.tune(seed=0, trials=3), "model": "gpt3-1.3b", "micro_batch_size": 2}
         tuned = submitted(client, service, small)
         wait_until(lambda: states(client, service, [tuned]) == ["done"])
         simulations = f"{service.url}/v1/simulations"
-        answer = when_free(lambda: client.post(simulations, json=bodies.CACHED))
+        answer = when_free(lambda: client.post(simulations, json=visits.CACHED))
         assert answer.status_code == 200
         service.process.send_signal(signal.SIGTERM)
         assert service.process.wait(PATIENCE_S) == 0

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from lab.load.process import Service
+from lab.load.visits import Service
 from tests.long.faults.customers import AcknowledgedJob, Audit, Customers
 from tests.support.dask_cluster import DaskCluster
 from tests.support.processes import children, wait_until
@@ -29,7 +29,7 @@ class KillableService:
     def __init__(self, folder: Path, database_url: str, *options: str) -> None:
         self._folder = folder
         self._options = ("--database", database_url, *options)
-        self.service = Service.start(folder, *self._options)
+        self.service = Service(folder, *self._options)
 
     def url(self) -> str:
         """Return the service's URL, which changes after a kill."""
@@ -43,7 +43,7 @@ class KillableService:
         """Kill the server, but not its workers, which end by themselves. Start a new server."""
         self.service.process.kill()
         self.service.process.wait()
-        self.service = Service.start(self._folder, *self._options)
+        self.service = Service(self._folder, *self._options)
 
     def stop(self) -> int:
         """Send SIGTERM and return the exit code."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lab.bench.rivals import rivals
+from lab.bench.baselines import rivals
 
 
 def test_rivals_are_within_the_limits_of_what_was_published() -> None:

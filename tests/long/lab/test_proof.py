@@ -12,11 +12,9 @@ pytest.importorskip("torch")
 import torch
 
 from domino_tune.store.profiles import load_profile
-from lab.bench.gpu_proof import proof_tables
-from lab.bench.gpu_records import rows_of
-from lab.fidelity.settings import PLANS, TUNED
-from lab.gpu.cases import RankCase, slice_plans
-from lab.gpu.own_profile import laid_over, with_launch
+from lab.bench.gpu_records import proof_tables, rows_of
+from lab.fidelity.scores import KINDS, TUNED
+from lab.gpu.cases import RankCase, laid_over, slice_plans, with_launch
 from lab.gpu.proof import BASE, ProofCase, cases_of, profile_of
 from lab.gpu.stage import GpuCase, Stage
 from simulator.cost import CostModel
@@ -59,8 +57,8 @@ def test_it_measures_ops_then_plans_and_continues(
         for signature in CASE.ops.signatures(plan):
             assert cost.estimate(signature).source == "measured"
     checks, _, cells, _ = proof_tables(rows_of(folder, "proof"))
-    assert checks.rows[0][2] == str(len(cells.rows)) == str(len(PLANS) + 1)
-    assert {row[2] for row in cells.rows} == {*PLANS, TUNED}
+    assert checks.rows[0][2] == str(len(cells.rows)) == str(len(KINDS["plain"].plans) + 1)
+    assert {row[2] for row in cells.rows} == {*KINDS["plain"].plans, TUNED}
     assert _stage(folder)[0].left(cases) == []
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lab.bench import BENCHES, find
+from lab.bench.__main__ import BENCHES, find
 
 
 @pytest.mark.usefixtures("needs_torch")
 def test_every_listed_bench_exists() -> None:
-    assert all(find(part) for _, *parts in BENCHES.values() for part in parts)
+    assert all(find(part) for one in BENCHES.values() for part in one["parts"])

@@ -12,9 +12,20 @@ import pytest
 
 from lab.mutants import __main__ as script
 from lab.mutants import trees
-from lab.mutants.areas import AREAS, EQUIVALENT, MUTATED, TESTS, TOLD, area_of, area_tests, sources
-from lab.mutants.faults import Fault, faults_of, sample
-from lab.mutants.nearest import ordered_tests
+from lab.mutants.faults import (
+    AREAS,
+    EQUIVALENT,
+    MUTATED,
+    TESTS,
+    TOLD,
+    Fault,
+    area_of,
+    area_tests,
+    faults_of,
+    ordered_tests,
+    sample,
+    sources,
+)
 from lab.mutants.trees import Tree
 from tests.conftest import REPOSITORY
 

@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 
 from domino_tune.verbs.resolve import baseline_plan
-from lab import bench
-from lab.bench.__main__ import main
+from lab.bench.__main__ import BENCHES, Part, main
 from lab.bench.accuracy import MEASURED, contention, near_stated
 from lab.bench.baselines import long_case, sliced
-from lab.bench.memory import memory
-from lab.bench.published import DENSE, held, limits
-from lab.bench.runs import Run, runs
+from lab.bench.common import Run, runs
+from lab.bench.published import DENSE, Held, limits, memory
 from lab.verdict import SkippedError, at_most, check_table, count_verdicts, reported
 from simulator.lookup.expected import EXPECTED, GEMM_DGRAD, SINGLE_RUN
 from simulator.peak import peak_bytes
@@ -25,12 +23,12 @@ from simulator.units import GIB
 def test_a_run_exits_with_1_for_a_miss_and_says_what_it_skips(
     value: float, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def find(part: str) -> bench.Part:
+    def find(part: str) -> Part:
         if part == "a.skip":
             raise SkippedError("no facts")
         return lambda: [check_table("checks", [at_most("a", 0.03, value), reported("b", "1")])]
 
-    monkeypatch.setitem(bench.BENCHES, "some", ("numbers", "a.skip", "a.table"))
+    monkeypatch.setitem(BENCHES, "some", {"prints": "numbers", "parts": ["a.skip", "a.table"]})
     monkeypatch.setattr("lab.bench.__main__.find", find)
     assert main(["some"]) == code
     printed = capsys.readouterr().out
@@ -44,7 +42,7 @@ def test_the_nearest_name_is_suggested_and_every_bench_is_listed(
     assert main(["sped"]) == 2
     assert "Did you mean 'speed'?" in capsys.readouterr().err
     assert main(["--list"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(bench.BENCHES)
+    assert len(capsys.readouterr().out.splitlines()) == len(BENCHES)
 
 
 def test_the_chance_to_fit_is_that_of_its_tables() -> None:
@@ -88,6 +86,6 @@ def test_memory_of_published_runs_is_told_to_0_6_percent(run: Run) -> None:
 
 def test_published_iterations_are_as_far_off_as_documents_say() -> None:
     misses = [
-        row[0] for row in limits([held(run) for run in runs(*DENSE)]).rows if row[-1] == "MISS"
+        row[0] for row in limits([Held.of(run) for run in runs(*DENSE)]).rows if row[-1] == "MISS"
     ]
     assert misses == ["simumax, plain: mean error", "simumax, plain: worst error"]

@@ -59,7 +59,7 @@ def test_experts_cost_a_product_each_and_their_casts() -> None:
 
 
 def test_layers_of_transformer_engine_cost_what_was_measured() -> None:
-    """Python of a call, us: ``lab.bench.te_job`` over version 2.11.0, within 12 %."""
+    """Python of a call, us, of version 2.11.0: within 12 %."""
     measured = {
         (1, "bf16"): (29, 23), (1, "fp8_tensor"): (64, 51), (2, "bf16"): (38, 32),
         (2, "fp8_tensor"): (80, 71), (16, "bf16"): (74, 101), (16, "fp8_tensor"): (238, 224),

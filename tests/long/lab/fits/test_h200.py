@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from domino_tune.store.profiles import load_profile
-from lab.bench.h200 import withheld_errors
+from lab.bench.accuracy import withheld_errors
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ pytest.importorskip("torch")
 import torch
 
 from domino_tune.measure.gpu.meetings import Meeting
-from lab.gpu.admission import SHAPES, admission_cases, median_meeting
+from lab.gpu.admission import admission_cases, median_meeting
+from lab.gpu.cases import SHAPES
 from lab.gpu.stage import Stage
 
 
@@ -29,7 +30,9 @@ def test_meetings_are_told_by_their_medians() -> None:
 
 
 def test_shapes_have_the_waves_that_are_told() -> None:
-    tiles = [math.ceil(tokens / 128) * math.ceil(out / 256) for tokens, out, _ in SHAPES[:5]]
+    tiles = [
+        math.ceil(tokens / 128) * math.ceil(out / 256) for tokens, out, _ in SHAPES["admission"][:5]
+    ]
     assert tiles == [130, 200, 260, 520, 1280]
     assert [math.ceil(count / 132) for count in tiles] == [1, 2, 2, 4, 10]
 
@@ -37,5 +40,5 @@ def test_shapes_have_the_waves_that_are_told() -> None:
 def test_every_kind_spares_what_it_can(tmp_path: Path) -> None:
     stage = Stage(tmp_path, "admission", 1.0, "mine", torch.device("cpu"))
     names = [case.name for case in admission_cases(stage)]
-    assert len(set(names)) == len(names) == len(SHAPES) * (2 + 4)
-    assert sum(name.startswith("library/") for name in names) == len(SHAPES)
+    assert len(set(names)) == len(names) == len(SHAPES["admission"]) * (2 + 4)
+    assert sum(name.startswith("library/") for name in names) == len(SHAPES["admission"])

@@ -13,10 +13,10 @@ pytest.importorskip("triton", reason="no Triton: pip install 'domino_tune[kernel
 
 import torch
 
+from lab import sizes_of
 from lab.gpu.fp8 import LAYOUTS, fp8_cases
 from lab.gpu.grouped import Experts, grouped_cases, shares
 from lab.gpu.stage import Stage
-from lab.linear import sizes_of
 from tests.real.domino_tune.runtime.ops.interpreted import interpreting
 
 CPU = torch.device("cpu")

@@ -14,15 +14,12 @@ import torch
 from domino_tune.measure.gpu.replays import back_to_back
 from domino_tune.runtime.lanes.emulated import Wire
 from domino_tune.runtime.lanes.pace import Pace
-from lab.gpu.admission import MAKERS
+from lab.gpu.admission import LAUNCHES, MAKERS, Sizes
+from lab.gpu.admission import measured as measured_queues
 from lab.gpu.cases import PLANS, TWO_SLICES
-from lab.gpu.clocks import plan_step
-from lab.gpu.queues import CELLS, Sizes
-from lab.gpu.queues import measured as measured_queues
-from lab.gpu.single_gpu_rank import single_gpu_session
+from lab.gpu.ops import single_gpu_session
 from lab.gpu.stage import Stage
-from lab.gpu.steps import timed_replays
-from lab.gpu.sustained import marked_steps, marks_ns
+from lab.gpu.sustained import marked_steps, marks_ns, plan_step, timed_replays
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 from tests.real.domino_tune.runtime.jobs import GPT, LLAMA
@@ -81,5 +78,5 @@ def test_ops_of_replayed_steps_are_timed(plan: SlicePlan, model: ModelSpec) -> N
 
 def test_rows_beside_collectives_are_timed() -> None:
     cells = list(measured_queues(Sizes(tokens=1024, out=512, wide=512, device=str(DEVICE))))
-    assert [cell["name"] for cell in cells] == [cell.name for cell in CELLS]
+    assert [cell["name"] for cell in cells] == [cell.name for cell in LAUNCHES]
     assert all(cell["together_ns"] > 0 for cell in cells)

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from lab.gpu.rehearsal import MAKERS, SECONDS, Sizes, rehearsal_cases
+from lab.gpu.gaps import MAKERS, SECONDS, Sizes, rehearsal_cases
 from lab.gpu.stage import Stage
 
 SMALL = Sizes(tokens=8, hidden=16, inner=4, layers=2, wide=(16, 32))

@@ -19,11 +19,10 @@ from domino_tune.measure.gpu.works import works
 from domino_tune.measure.op_rows import measured_ops
 from domino_tune.store.profiles import load_profile
 from lab.gpu.__main__ import STAGES, Planned, archived, main, run_all
-from lab.gpu.attention import Heads, attention_cases
-from lab.gpu.beside import CELLS
+from lab.gpu.admission import CELLS
 from lab.gpu.cases import RankCase, preset_cases, slice_plans
-from lab.gpu.ops import TRAINING_PLANS, played
-from lab.gpu.single_gpu_rank import single_gpu_session
+from lab.gpu.fp8 import Heads, attention_cases
+from lab.gpu.ops import TRAINING_PLANS, played, single_gpu_session
 from lab.gpu.stage import GpuCase, Stage
 from simulator.ops import Collective, Gemm
 from simulator.plan import MEGATRON

@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from domino_tune.store.profiles import load_profile
+from lab.fits.attention import b200_attention, b200_rows
+from lab.fits.blackwell import gemm_rows, rates_gb_s
 from lab.fits.common import Sources
-from lab.fits.simumax import attention_fit, attention_rows, gemm_rows, rates_gb_s
 from simulator.lookup.collective_fit import MIB
 from simulator.lookup.gemm import GemmRow
 from simulator.ops import Attention, Collective, CollectiveKind, Gemm, Pointwise
@@ -77,8 +78,8 @@ def test_weight_gradients_that_were_timed_twice_scatter_as_stated() -> None:
 
 
 def test_attention_is_the_table_without_the_hosts_gaps() -> None:
-    rows = attention_rows(SOURCES)
-    fit, gap_us = attention_fit(rows, 148)
+    rows = b200_rows(SOURCES)
+    fit, gap_us = b200_attention(rows, 148)
     bundled = PROFILE.section("attention").fit
     assert replace(fit, row_ns=0.0) == replace(bundled, row_ns=0.0)
     assert max(fit.row_ns, bundled.row_ns) < 1e-12  # none; its digits hang on the processor
@@ -94,8 +95,8 @@ def test_attention_is_the_table_without_the_hosts_gaps() -> None:
 
 
 def test_contiguity_changes_attention_by_little() -> None:
-    contiguous = {row.signature: row.median_us for row in attention_rows(SOURCES)}
-    others = attention_rows(SOURCES, contiguous=False)
+    contiguous = {row.signature: row.median_us for row in b200_rows(SOURCES)}
+    others = b200_rows(SOURCES, contiguous=False)
     more = [row.median_us / contiguous[row.signature] - 1 for row in others]
     assert len(more) == 18
     assert statistics.fmean(more) == pytest.approx(0.01, abs=0.002)

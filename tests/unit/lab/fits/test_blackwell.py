@@ -8,10 +8,9 @@ import pytest
 
 from domino_tune.store.assumptions import assumptions
 from domino_tune.store.profiles import load_profile
-from lab.fits.blackwell import sources_differ
+from lab.fits.blackwell import gemm_rows, sources_differ
 from lab.fits.common import Sources
 from lab.fits.quantized import Casts, no_slower_than_larger
-from lab.fits.simumax import gemm_rows
 from simulator.lookup.gemm_law import make_law
 from simulator.lookup.gemm_stored import StoredCurves
 from simulator.ops import Collective, Gemm
@@ -34,23 +33,17 @@ def test_a_pair_that_was_withheld_is_looked_up(name: str) -> None:
 @pytest.mark.parametrize("name", OWN)
 def test_a_bf16_row_is_looked_up_as_it_was_timed(name: str) -> None:
     table = load_profile(name).gemm_table()
-    rows = list(SOURCES.rows(f"fp8/{name.partition('-')[0]}_gemm_fp8.csv.gz"))[::97]
-    off = []
-    for row in rows:
-        m, n, k = (int(row[name]) for name in "mnk")
-        off.append(abs(table.estimate(Gemm(m, n, k)).duration_us / float(row["bf16_us"]) - 1))
+    rows = SOURCES.rows(f"fp8/{name.partition('-')[0]}_gemm_fp8.csv.gz")[::97]
+    off = [abs(table.estimate(Gemm(*row[:3])).duration_us / row.bf16_us - 1) for row in rows]
     assert statistics.fmean(off) < 0.02
 
 
 def test_an_fp8_call_is_its_cast_and_its_gemm() -> None:
     table, casts = load_profile("gb200-nvl72").gemm_table(), Casts("gb200", SOURCES)
-    row = next(
-        row for row in SOURCES.rows("fp8/gb200_gemm_fp8.csv.gz")
-        if [row[x] for x in "mnk"] == ["8192", "8192", "8192"]
-    )  # fmt: skip
+    (row,) = SOURCES.rows("fp8/gb200_gemm_fp8.csv.gz", m=8192, n=8192, k=8192)
     gemm = table.estimate(Gemm(8192, 8192, 8192, dtype="fp8_tensor"))
     whole = gemm.duration_us + casts.us("fp8_tensor", 8192, 8192)
-    assert whole == pytest.approx(float(row["fp8_tensor_us"]), rel=0.03)
+    assert whole == pytest.approx(row.fp8_tensor_us, rel=0.03)
     assert gemm.source == "fitted"
     alike = table.estimate(Gemm(8192, 8192, 8192, dtype="mxfp8"))
     assert (alike.duration_us, alike.source, alike.error) == (gemm.duration_us, "assumed", 0.1)

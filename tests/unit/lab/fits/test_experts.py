@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from domino_tune.store.profiles import load_profile
-from lab.fits.attention import our_rows
+from lab.fits.attention import latent_attention, our_rows
+from lab.fits.bundled import permutations
+from lab.fits.collectives import all_to_alls, copies, deepep, hybridep
 from lab.fits.common import Sources
-from lab.fits.exchange import all_to_alls, copies, deepep, hybridep
-from lab.fits.experts import latent_attention, permutations
-from lab.fits.grouped import Layer, fit_of, layers, served, trainer
-from lab.fits.grouped_rows import quantized_rows, trained_rows
+from lab.fits.grouped import Layer, fit_of, layers, quantized_rows, served, trained_rows, trainer
 from lab.fits.measured import OTHER_HEADS
 from simulator.lookup.grouped import GroupedLaw, Times
 from simulator.ops import Attention, Gemm, Pointwise

@@ -14,7 +14,7 @@ from lab.fits.attention import fit_attention
 from lab.fits.collectives import fit_collectives, fit_group
 from lab.fits.common import rounded
 from lab.fits.contention import Overlap, fit_overlap, predict, read_overlap
-from lab.fits.pointwise import fit_pointwise
+from lab.fits.measured import fit_pointwise
 from simulator.contention import (
     CollectiveFamily,
     ComputeContention,

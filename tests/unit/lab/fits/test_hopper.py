@@ -8,7 +8,7 @@ import pytest
 
 from domino_tune.store.profiles import load_profile
 from lab.fits.common import Sources
-from lab.fits.hopper import LAYOUTS, beside, fp8_records, with_lasting
+from lab.fits.quantized import LAYOUTS, beside, with_lasting
 from simulator.lookup.gemm import GemmFit
 from simulator.lookup.gemm_law import make_law
 from simulator.lookup.gemm_stored import StoredCurves
@@ -44,7 +44,7 @@ def test_a_pair_that_was_withheld_is_looked_up(name: str, math: str) -> None:
 def test_products_of_backward_are_those_of_our_records(name: str) -> None:
     profile = load_profile(name)
     for math, fit in fits_of(name).items():
-        found = list(beside(fit, profile.machine, fp8_records(SOURCES, name)))
+        found = list(beside(fit, profile.machine, SOURCES.ours("fp8", name)))
         assert [one.layout for one in found] == list(LAYOUTS)
         assert {one.layout: one.times for one in fit.backward} == {
             one.layout: one.times for one in found[1:]
@@ -67,7 +67,7 @@ def test_a_backward_gemm_is_fitted_and_takes_its_times_as_long() -> None:
 def test_the_law_of_power_is_that_of_the_lasting_loads() -> None:
     for name in HOPPER:
         stored = power_of(name)
-        found = with_lasting(stored, fp8_records(SOURCES, name))
+        found = with_lasting(stored, SOURCES.ours("fp8", name))
         assert (found.gemm_draw, found.gemm_mhz) == (stored.gemm_draw, stored.gemm_mhz)
 
 
@@ -80,7 +80,7 @@ def test_loads_that_last_keep_the_clocks_that_were_recorded_beside_bf16s(name: s
         return next(mhz for mhz in law.clocks() if law.draw_w("gemm", mhz, mhz, math) <= most)
 
     clocks = {
-        row["case"]: row["clock_mhz"] for row in fp8_records(SOURCES, name) if "lasting_ns" in row
+        row["case"]: row["clock_mhz"] for row in SOURCES.ours("fp8", name) if "lasting_ns" in row
     }
     for math, recipe in (("fp8_tensor", "tensorwise"), ("fp8_block", "blockwise")):
         measured = clocks[f"lasting {recipe}"] / clocks["lasting bf16"]
@@ -90,7 +90,7 @@ def test_loads_that_last_keep_the_clocks_that_were_recorded_beside_bf16s(name: s
 @pytest.mark.parametrize("name", HOPPER)
 def test_a_lasting_load_takes_as_long_as_it_was_recorded(name: str) -> None:
     law, table = power_of(name), load_profile(name).gemm_table()
-    row = next(one for one in fp8_records(SOURCES, name) if one["case"] == "lasting tensorwise")
+    row = next(one for one in SOURCES.ours("fp8", name) if one["case"] == "lasting tensorwise")
     tokens, out, wide = row["shape"]
     each = (
         table.estimate(Gemm(tokens, out, wide, "forward", "fp8_tensor")),

@@ -13,7 +13,7 @@ import torch
 from domino_tune.measure.power_law import COMPUTE as KINDS
 from domino_tune.measure.probes import launch
 from domino_tune.measure.probes.launch import host_costs, mean_costs_us
-from lab.gpu.single_gpu_rank import single_gpu_session
+from lab.gpu.ops import single_gpu_session
 from simulator.plan import SlicePlan
 from simulator.schedule import COMPUTE
 from simulator.specs import ClusterSpec, Workload

@@ -18,7 +18,7 @@ from domino_tune.runtime.launch.context import RankContext
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.runtime.ops.state import Training
 from domino_tune.runtime.session import Session
-from lab.gpu.single_gpu_rank import single_gpu_session
+from lab.gpu.ops import single_gpu_session
 from simulator.errors import InputError
 from simulator.plan import SlicePlan
 from simulator.schedule import DP, TP

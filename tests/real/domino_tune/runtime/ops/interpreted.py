@@ -16,7 +16,7 @@ import torch
 
 from domino_tune.runtime.ops import pointwise_formulas
 from domino_tune.runtime.ops.pointwise import PointwiseFunctions
-from lab.gpu.single_gpu_rank import single_gpu_session
+from lab.gpu.ops import single_gpu_session
 from simulator.plan import SlicePlan
 from tests.real.domino_tune.runtime.jobs import GPT, LLAMA, Job, batch
 

@@ -9,7 +9,7 @@ import pytest
 from domino_tune.measure.importers import import_into, not_from, read_table
 from domino_tune.measure.importers.merge import with_laws_as_known
 from domino_tune.store.profiles import load_profile
-from lab.gpu.own_profile import laid_over
+from lab.gpu.cases import laid_over
 from simulator.cost import CostModel
 from simulator.estimate import Estimate
 from simulator.lookup.attention import AttentionRow
