@@ -388,7 +388,15 @@ class ClosedForm:
         _, *columns, attn_dgrads, mlp_dgrads = plan.slices
         if which == "forward":
             return tuple(columns)
-        return attn_dgrads, mlp_dgrads, *(columns if plays_again(self.case.workload) else ())
+        return (
+            attn_dgrads,
+            mlp_dgrads,
+            *(
+                columns
+                if plays_again(self.case.workload.recompute, self.case.workload.modules)
+                else ()
+            ),
+        )
 
     def _block(self, plan: SlicePlan, block: str, fragments: BlockFragments) -> Work:
         key = self.recipes.block_key(plan, block, fragments)

@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 from simulator.errors import InputError
-
-if TYPE_CHECKING:
-    from simulator.specs import Workload
 
 RecomputeModule = Literal[
     "core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"
@@ -134,6 +131,6 @@ def check_recomputation(recompute: str, layers: int, modules: Modules, fp8_recip
         )
 
 
-def plays_again(workload: Workload) -> bool:
+def plays_again(recompute: str, modules: Modules) -> bool:
     """Return whether backward plays forward's ops, with their collectives, again."""
-    return workload.recompute in ("full", "per-op") or not WHOLE.isdisjoint(workload.modules)
+    return recompute in ("full", "per-op") or not WHOLE.isdisjoint(modules)

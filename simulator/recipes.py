@@ -126,7 +126,9 @@ class Recipes:
         """Return the values that the recipe depends on, as a cache key."""
         kind = "col" if fragments is FORWARD_FRAGMENTS else "dgrad"
         counts = [getattr(plan, f"{block}_{kind}_slices")]
-        if kind == "dgrad" and plays_again(self.case.workload):
+        if kind == "dgrad" and plays_again(
+            self.case.workload.recompute, self.case.workload.modules
+        ):
             counts.append(getattr(plan, f"{block}_col_slices"))
         merged = kind == "dgrad" and plan.merge_wgrad
         return (self.kinds, mode_of(plan), plan.row_slices, merged, block, kind, *counts)

@@ -81,7 +81,7 @@ class Shapes:
         columns = plan.attn_col_slices, plan.mlp_col_slices
         if not backward:
             return columns
-        reads = plays_again(self.workload) or self.model.post_norm
+        reads = plays_again(self.workload.recompute, self.workload.modules) or self.model.post_norm
         return plan.attn_dgrad_slices, plan.mlp_dgrad_slices, *(columns if reads else ())
 
     @cached_property

@@ -103,7 +103,9 @@ class SimulatedPlans:
 
     @cached_property
     def _quick_ns(self) -> Ints:
-        groups = self.plans.bound_groups(plays_again=plays_again(self.case.workload))
+        groups = self.plans.bound_groups(
+            plays_again=plays_again(self.case.workload.recompute, self.case.workload.modules)
+        )
         if self._bounds is None:
             return self._closed.quick_bounds_ns(groups).astype(np.int64)
         return self._bounds.quick_ns(groups)

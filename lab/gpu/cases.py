@@ -22,9 +22,7 @@ from simulator.slicing import SEQUENCE_ROW_SLICES
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 if TYPE_CHECKING:
-    import torch
-
-    from domino_tune.runtime.session import Session
+    pass
 
 TP: Final = 8
 LAYERS: Final = 2
@@ -62,12 +60,6 @@ class RankCase:
     def cluster(self) -> ClusterSpec:
         """Return the cluster that the rank is a part of, in its own view."""
         return ClusterSpec(tp=self.tp)
-
-    def session(self, device: torch.device) -> Session:
-        """Return a session of the rank, alone on its device."""
-        from lab.gpu.ops import single_gpu_session
-
-        return single_gpu_session(self.model, self.workload, self.cluster, device)
 
     def signatures(self, plan: SlicePlan) -> set[Signature]:
         """Return the compute signatures of one plan."""

@@ -88,7 +88,9 @@ class EngineProblem:
         self.plans = plans
         self.closed_form = ClosedForm(case)
         self.lower_bound_ns = self.closed_form.lower_bound_ns
-        groups = plans.bound_groups(plays_again=plays_again(case.workload))
+        groups = plans.bound_groups(
+            plays_again=plays_again(case.workload.recompute, case.workload.modules)
+        )
         self.quick_bounds_ns = self.closed_form.quick_bounds_ns(groups).astype(int).tolist()
         self.prior_ns = self.closed_form.prior_ns
 
