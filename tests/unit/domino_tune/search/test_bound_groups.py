@@ -47,5 +47,7 @@ def test_a_spaces_bounds_are_those_of_its_plans(job: str) -> None:
 
 def test_a_space_has_few_kinds_of_passes() -> None:
     plans = CasePlans(case=resolve(TuneRequest(**SHARED, **JOBS["batch"])))
-    groups = plans.space.bound_groups(plays_again=plays_again(plans.case.workload))
+    groups = plans.space.bound_groups(
+        plays_again=plays_again(plans.case.workload.recompute, plans.case.workload.modules)
+    )
     assert len(groups.forward.first) + len(groups.backward.first) < len(plans.space) / 10
