@@ -69,11 +69,10 @@ def accuracy() -> list[Table]:
 
 def contention() -> list[Table]:
     """Return errors of the law, fitted to all measurements, and with one GEMM shape left out."""
-    overlapped = fitted_overlap(facts_dir())
-    fit = overlapped.fit
+    cells, fit = fitted_overlap(facts_dir())
     left_out, factors = fit.leave_shape_out_error, (fit.compute_factor, fit.collective_factor)
     checks = [
-        equal("measurements", 70, overlapped.cells),
+        equal("measurements", 70, cells),
         at_most("MAPE, one GEMM shape left out at a time", 0.03, left_out),
         at_most("MAPE, fitted once to all", 0.03, fit.error),
         reported("SMs that a CTA takes", f"{fit.sms_per_cta:g}"),
