@@ -185,12 +185,6 @@ class Heads(NamedTuple):
         sizes = f"{self.key_size}+{self.value_size}"
         return f"{self.batch}x{self.seq} heads {self.queries}/{self.keys} of {sizes}"
 
-    @property
-    def forward_flop(self) -> float:
-        """Return what the unmasked half multiplies and adds."""
-        pairs = self.batch * self.queries * self.seq**2 / 2
-        return 2 * pairs * (self.key_size + self.value_size)
-
 
 def attention_cases(stage: Stage, cases: Iterable[Any] = SHAPES["attention"]) -> Iterator[GpuCase]:
     """Yield a case per shape; its row has the forward and backward time by each library."""
@@ -204,7 +198,9 @@ def _measured(timed: Timed, device: torch.device, one: Heads) -> Row:
         f"{name} {direction}": partial(_work, one, library, device, direction)
         for name, library in LIBRARIES.items() for direction in ("forward", "backward")
     }  # fmt: skip
-    return {**one._asdict(), **each_ns(timed, makers, one.forward_flop)}
+    pairs = one.batch * one.queries * one.seq**2 / 2  # of the unmasked half
+    flop = 2 * pairs * (one.key_size + one.value_size)
+    return {**one._asdict(), **each_ns(timed, makers, flop)}
 
 
 def _work(one: Heads, library: SDPBackend, device: torch.device, direction: str) -> Work:

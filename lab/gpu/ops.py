@@ -53,13 +53,9 @@ def training_cases(stage: Stage) -> Iterator[GpuCase]:
     """Yield presets at TP 8 with two micro-batches a step and every layer recomputed."""
     twice: dict[str, Any] = {"grad_accumulation": 2, "recompute": "full", "recompute_modules": ()}
     cases = (case for case in preset_cases(memory_bytes(stage.device)) if case.tp == TP)
-    return played(
-        stage,
-        (
-            replace(case, plans=TRAINING_PLANS, workload=replace(case.workload, **twice))
-            for case in cases
-        ),
-    )
+    works = ((case, replace(case.workload, **twice)) for case in cases)
+    made = (replace(case, plans=TRAINING_PLANS, workload=work) for case, work in works)
+    return played(stage, made)
 
 
 def memory_bytes(device: torch.device) -> float:
