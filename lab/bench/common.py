@@ -246,7 +246,14 @@ def _measured_ms(told: Mapping[str, Any], row: Line, case: Case) -> float:
 
 def _model(told: Mapping[str, Any], row: Line) -> ModelSpec:
     if told.get("gpt"):
-        return _gpt(row | told["job"])
+        row = row | told["job"]
+        hidden, heads = int(row["hidden"]), int(row["heads"])
+        return ModelSpec(
+            name=row.get("model", "gpt"), num_hidden_layers=int(row["layers"]), hidden_size=hidden,
+            num_attention_heads=heads, num_key_value_heads=heads, head_dim=hidden // heads,
+            intermediate_size=4 * hidden, vocab_size=int(row["vocab"]), hidden_dropout=0.1,
+            attention_dropout=0.1, max_position_embeddings=2048,
+        )  # fmt: skip
     named = told.get("model") or row["model"]
     name = told.get("presets", {}).get(named, named)
     own = TOLD["models"].get(name)
@@ -257,13 +264,3 @@ def _model(told: Mapping[str, Any], row: Line) -> ModelSpec:
         field: int(row[column] or 0) for field, column in told.get("columns", {}).items()
     }
     return replace(spec, **columns, **told.get("by_model", {}).get(named, {}))
-
-
-def _gpt(row: Mapping[str, str]) -> ModelSpec:
-    hidden, heads = int(row["hidden"]), int(row["heads"])
-    return ModelSpec(
-        name=row.get("model", "gpt"), num_hidden_layers=int(row["layers"]), hidden_size=hidden,
-        num_attention_heads=heads, num_key_value_heads=heads, head_dim=hidden // heads,
-        intermediate_size=4 * hidden, vocab_size=int(row["vocab"]), max_position_embeddings=2048,
-        hidden_dropout=0.1, attention_dropout=0.1,
-    )  # fmt: skip

@@ -82,6 +82,8 @@ class Setting:
 
     name = property(lambda self: f"{self.model}, {self.link}")
     error = property(lambda self: statistics.fmean(abs(cell.error) for cell in self.cells))
+    random_regret = property(lambda self: statistics.fmean(map(self.regret, self.plans)))
+    plans = property(lambda self: [cell.plan for cell in self.cells])
     all_pairs = property(lambda self: math.comb(len(self.cells), 2))
 
     @property
@@ -115,11 +117,6 @@ class Setting:
         return math.exp(statistics.fmean(costs)) - 1
 
     @property
-    def random_regret(self) -> float:
-        """Return the mean regret of all plans: that of a random choice."""
-        return statistics.fmean(self.regret(cell.plan) for cell in self.cells)
-
-    @property
     def pair_noise(self) -> float:
         """Return how much the ratio of two plans' times differs between launches, on average."""
         first, second = self._relative_logs(0), self._relative_logs(1)
@@ -143,10 +140,8 @@ class Setting:
             [time for launch in launches for time in (cell.first, cell.second)[launch]]
             for cell in self.cells
         ]
-        return {
-            cell.plan: statistics.median(logs)
-            for cell, logs in zip(self.cells, within_rounds(times), strict=True)
-        }
+        logs = map(statistics.median, within_rounds(times))
+        return dict(zip(self.plans, logs, strict=True))
 
 
 def setting_from(plain: Mapping[str, Any]) -> Setting:

@@ -157,7 +157,10 @@ def leave_out_error(rows: Rows, *, fit: GemmFit, sm_count: int) -> float:
 
 
 def _fit(table: Floats, sm_count: int) -> TiledLaw:
-    start, low, high = _start(table, sm_count)
+    m, n, k, us = table.T
+    rate = float(np.quantile(2e-6 * m * n * k / us, 0.99)) / sm_count
+    best_mb_us = float(np.quantile(2e-6 * (m * k + n * k + m * n) / us, 0.8))
+    start, low, high = _started(rate, (), mb_us=min(max(best_mb_us, 0.02), 99.0))
     tiles = np.arange(len(start)) >= len(_SCALARS)
     jitter = np.random.default_rng(0).normal(0.0, _JITTER, (_STARTS, len(start))) * tiles
     few, many = _sample(table, 1500), _sample(table, 6000)
@@ -184,13 +187,6 @@ def _descend(
         max_nfev=effort[0], ftol=effort[1],
     )  # fmt: skip
     return float(found.cost), found.x
-
-
-def _start(table: Floats, sm_count: int) -> Started:
-    m, n, k, us = table.T
-    rate = float(np.quantile(2e-6 * m * n * k / us, 0.99)) / sm_count
-    best_mb_us = float(np.quantile(2e-6 * (m * k + n * k + m * n) / us, 0.8))
-    return _started(rate, (), mb_us=min(max(best_mb_us, 0.02), 99.0))
 
 
 def starts(element_bytes: float, sm_count: int, more: Sequence[Bound]) -> Started:

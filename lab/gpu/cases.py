@@ -58,10 +58,7 @@ class RankCase:
         work = self.workload
         return f"{self.model.name}/tp{self.tp}/b{work.micro_batch_size}x{work.seq_length}"
 
-    @property
-    def cluster(self) -> ClusterSpec:
-        """Return the cluster that the rank is a part of, in its own view."""
-        return ClusterSpec(tp=self.tp)
+    cluster = property(lambda self: ClusterSpec(tp=self.tp))  # in the rank's own view
 
     def session(self, device: torch.device) -> Session:
         """Return a session of the rank, alone on its device."""
