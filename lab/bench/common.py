@@ -260,7 +260,6 @@ def _model(told: Mapping[str, Any], row: Line) -> ModelSpec:
     spec = ModelSpec(name=name, **own) if own else MODELS[name]
     if name in told.get("no_dropout", ()):
         spec = replace(spec, hidden_dropout=0.0, attention_dropout=0.0)
-    columns: dict[str, Any] = {
-        field: int(row[column] or 0) for field, column in told.get("columns", {}).items()
-    }
+    at = told.get("columns", {}).items()
+    columns: dict[str, Any] = {field: int(row[column] or 0) for field, column in at}
     return replace(spec, **columns, **told.get("by_model", {}).get(named, {}))

@@ -11,18 +11,7 @@ from typing import Final
 from domino_tune.base.tables import Table
 from domino_tune.verbs.simulate import shortened
 from lab.bench import common
-from lab.bench.common import (
-    GPT3_13B,
-    TABLES,
-    Run,
-    mean_off,
-    recorded,
-    rows,
-    run_of,
-    runs,
-    shown,
-    time_ms,
-)
+from lab.bench.common import TABLES, Run, mean_off, recorded, rows, runs, shown, time_ms
 from lab.verdict import Check, at_least, at_most, check_table, equal, reported, verdict
 from simulator.peak import peak_bytes
 from simulator.plan import MEGATRON
@@ -196,7 +185,7 @@ def _domino() -> Table:
     """Return communication's share under Megatron-LM by TP degree, beside Domino's paper."""
     lines = []
     for tp, target in SHARES.items():
-        found = predict(common.paper_case(GPT3_13B, tp), MEGATRON)
+        found = predict(common.paper_case(common.GPT3_13B, tp), MEGATRON)
         share = found.exposed_ns / found.makespan_ns
         lines.append((
             tp, f"{100 * target:.0f}%", f"{100 * share:.1f}%",
@@ -257,7 +246,7 @@ def _checks(ran: Sequence[Run]) -> Table:
     what = f"log(published / predicted peak), {len(off)} layouts: root mean square"
     near = abs(spread - PREDICTED_SD) < 0.001
     least = min(run.case.memory.chance(peak) for run, peak in peaks)
-    flaky = next(run_of("flaky", one) for one in reserved if one["when"] == "fails")
+    flaky = next(common.run_of("flaky", one) for one in reserved if one["when"] == "fails")
     said = flaky.case.memory.chance(round(float(flaky.row["allocated_gib"]) * GIB))
     checks += [
         Check(what, f"{PREDICTED_SD:.4f}", f"{spread:.4f}", near),

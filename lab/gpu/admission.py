@@ -39,8 +39,7 @@ from domino_tune.runtime.lanes.streams import HIGH_PRIORITY, StreamQueue
 from domino_tune.runtime.launch_spec import QUEUES_SETTING
 from lab import Shape
 from lab.gpu.cases import SHAPES
-from lab.gpu.stage import GpuCase, Row, Stage
-from lab.gpu.timing import Arena, Play, Traffic, median_ns
+from lab.gpu.stage import Arena, GpuCase, Play, Row, Stage, Traffic, median_ns
 
 EXPERTS: Final = 8
 REPEATS: Final = 5

@@ -26,8 +26,7 @@ from domino_tune.measure.gpu.loads import REST_S
 from domino_tune.measure.gpu.replays import captured
 from lab import Shape, sizes_of
 from lab.gpu.cases import SHAPES
-from lab.gpu.stage import GpuCase, Row, Stage
-from lab.gpu.timing import Moves, Timed, each_ns, lasting, moved, ops_timer
+from lab.gpu.stage import GpuCase, Moves, Row, Stage, Timed, each_ns, lasting, moved, ops_timer
 
 LASTING: Final[Shape] = (8192, 7168, 8192)
 LASTING_S: Final = 9.0

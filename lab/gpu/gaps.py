@@ -27,9 +27,8 @@ from domino_tune.runtime.ops.pointwise import pointwise_for
 from domino_tune.runtime.session import Session
 from lab.gpu.cases import SHAPES, RankCase
 from lab.gpu.ops import play_plan
-from lab.gpu.stage import GpuCase, Row, Stage
+from lab.gpu.stage import GpuCase, Play, Row, Stage, median_ns
 from lab.gpu.sustained import captured_step
-from lab.gpu.timing import Play, median_ns
 from simulator.plan import MEGATRON
 from simulator.schedule import COMPUTE
 

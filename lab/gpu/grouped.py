@@ -13,8 +13,7 @@ import torch
 
 from domino_tune.measure.gpu.events import Work
 from lab.gpu.cases import SHAPES
-from lab.gpu.stage import GpuCase, Row, Stage
-from lab.gpu.timing import Moves, Timed, each_ns, moved, ops_timer
+from lab.gpu.stage import GpuCase, Moves, Row, Stage, Timed, each_ns, moved, ops_timer
 
 BF16: Final = torch.bfloat16
 ALIGNED_ROWS: Final = 16

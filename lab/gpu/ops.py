@@ -26,8 +26,7 @@ from domino_tune.runtime.launch.context import RankContext
 from domino_tune.runtime.ops.state import Training
 from domino_tune.runtime.session import Session
 from lab.gpu.cases import TP, TWO_SLICES, RankCase, preset_cases
-from lab.gpu.stage import GpuCase, Row, Stage, release_memory
-from lab.gpu.timing import Found, reason
+from lab.gpu.stage import Found, GpuCase, Row, Stage, reason, release_memory
 from simulator.ops import Signature
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.profile import Profile

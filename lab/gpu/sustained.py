@@ -34,8 +34,7 @@ from domino_tune.runtime.session import Session
 from domino_tune.store.profiles import load_profile
 from lab.gpu.cases import PLANS, TP, TWO_SLICES, PlayedPlan, RankCase, preset_cases
 from lab.gpu.ops import memory_bytes, op_row
-from lab.gpu.stage import GpuCase, Row, Stage
-from lab.gpu.timing import lasting
+from lab.gpu.stage import GpuCase, Row, Stage, lasting
 from simulator.build import build_schedule
 from simulator.cost import CostModel
 from simulator.ops import Signature
