@@ -68,10 +68,8 @@ def errors(known: Any, rows: Iterable[Any]) -> Iterator[float]:
 
 def paper_case(model: ModelSpec, tp: int) -> Case:
     """Return 16 sequences of 1,024 tokens on H100s, with a new cost model."""
-    work = Workload(seq_length=1024, micro_batch_size=16)
-    return Case(
-        model=model, workload=work, cluster=ClusterSpec(tp=tp), profile=load_profile("h100-dgx")
-    )
+    work, profile = Workload(seq_length=1024, micro_batch_size=16), load_profile("h100-dgx")
+    return Case(model=model, workload=work, cluster=ClusterSpec(tp=tp), profile=profile)
 
 
 def time_ms(case: Case, plan: SlicePlan) -> float:

@@ -53,7 +53,7 @@ def a100_profile(sources: Sources) -> Profile:
             fit=attention.assumed_on(hopper, H100.machine, machine),
             provenance=A100.words("attention"),
         ),
-        pointwise=PointwiseSection(fits=tuple(pointwise), provenance=A100.words("pointwise")),
+        pointwise=PointwiseSection(fits=pointwise, provenance=A100.words("pointwise")),
         collectives=collectives.collective_section(A100, nodes),
         contention=Met(fit=law, provenance=A100.words("contention", error, **told)),
         launch=measured.launch_section(),
@@ -82,13 +82,9 @@ def h100_profile(sources: Sources) -> Profile:
             fit=heads, others=(small,),
             provenance=H100.words("attention", heads.error, transfer=TRANSFER_ERROR),
         ),
-        pointwise=PointwiseSection(
-            fits=tuple(pointwise), provenance=H100.words("pointwise", fitted)
-        ),
+        pointwise=PointwiseSection(fits=pointwise, provenance=H100.words("pointwise", fitted)),
         collectives=_h100_collectives(sources),
-        contention=Met(
-            fit=law, provenance=H100.words("contention", cells=cells, off=off)
-        ),
+        contention=Met(fit=law, provenance=H100.words("contention", cells=cells, off=off)),
         launch=measured.launch_section(),
         power=capped_section(H100, sources, _gemms(H100, sources)),
     )  # fmt: skip

@@ -36,16 +36,14 @@ _DIGITS: Final = 6
 _STARTS: Final = 8
 _JITTER: Final = 0.4
 _TRIED: Final = (15, 1e-3)
-# Probability of drawing a row outside the training shapes, relative to one inside.
-_OTHER_WEIGHT: Final = 0.3
-# Larger residuals count linearly: published rows differ from run to run.
-_LINEAR_ABOVE: Final = 0.03
-
+_OTHER_WEIGHT: Final = 0.3  # Of a row that is none of the training shapes, where some are drawn
+_LINEAR_ABOVE: Final = (
+    0.03  # Larger residuals count linearly: published rows differ from run to run
+)
 _SCALARS: Final[dict[str, Bound]] = told(__file__)["scalars"]
 _TILES: Final[dict[str, Any]] = told(__file__)["tiles"]
-_LOGARITHMIC: Final[Mask] = np.array(
-    [least > 0 for _, least, _ in _SCALARS.values()] + [True] * 2 * TILE_CLASSES
-)
+_ABOVE_0: Final = [least > 0 for _, least, _ in _SCALARS.values()]
+_LOGARITHMIC: Final[Mask] = np.array(_ABOVE_0 + [True] * 2 * TILE_CLASSES)
 _HOPPERS_SMS: Final = 132
 _USUAL_TFLOPS: Final = (1600.0, 3200.0)  # Of a byte-wide GEMM on Hopper and on Blackwell
 _BACKWARD: Final = (("dgrad", False), ("wgrad", False), ("wgrad", True))

@@ -31,13 +31,11 @@ from domino_tune.runtime.clock import empty_ns
 from domino_tune.runtime.head_start import HeadStart
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.store.profiles import load_profile, save_profile
+from lab import told
 from simulator.profile import Profile
 
 Row = Mapping[str, Any]
-_FIELDS: Final = (
-    "clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_event_reasons.active",
-)  # fmt: skip
-"""Clocks (MHz), power (W), temperature and the reasons for the clock."""
+_FIELDS: Final[list[str]] = told(__file__)["state"]
 
 
 def smi(*fields: str) -> list[str]:
