@@ -178,18 +178,13 @@ class Heads(NamedTuple):
     key_size: int
     value_size: int
 
-    @property
-    def name(self) -> str:
-        """Return all of it, short."""
-        sizes = f"{self.key_size}+{self.value_size}"
-        return f"{self.batch}x{self.seq} heads {self.queries}/{self.keys} of {sizes}"
-
 
 def attention_cases(stage: Stage, cases: Iterable[Any] = SHAPES["attention"]) -> Iterator[GpuCase]:
     """Yield a case per shape; its row has the forward and backward time by each library."""
     timed = ops_timer(stage.device)
     for one in starmap(Heads, cases):
-        yield GpuCase(one.name, 1.5, partial(_measured, timed, stage.device, one))
+        name = "{}x{} heads {}/{} of {}+{}".format(*one)
+        yield GpuCase(name, 1.5, partial(_measured, timed, stage.device, one))
 
 
 def _measured(timed: Timed, device: torch.device, one: Heads) -> Row:
