@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from domino_tune.measure.importers.merge import merged_section
 from domino_tune.measure.op_rows import SECTIONS
@@ -20,11 +20,6 @@ from simulator.profile import LaunchSection, Profile
 from simulator.provenance import Provenance
 from simulator.slicing import SEQUENCE_ROW_SLICES
 from simulator.specs import ClusterSpec, ModelSpec, Workload
-
-if TYPE_CHECKING:
-    import torch
-
-    from domino_tune.runtime.session import Session
 
 TP: Final = 8
 LAYERS: Final = 2
@@ -59,12 +54,6 @@ class RankCase:
         return f"{self.model.name}/tp{self.tp}/b{work.micro_batch_size}x{work.seq_length}"
 
     cluster = property(lambda self: ClusterSpec(tp=self.tp))  # in the rank's own view
-
-    def session(self, device: torch.device) -> Session:
-        """Return a session of the rank, alone on its device."""
-        from lab.gpu.ops import single_gpu_session
-
-        return single_gpu_session(self.model, self.workload, self.cluster, device)
 
     def signatures(self, plan: SlicePlan) -> set[Signature]:
         """Return the compute signatures of one plan."""

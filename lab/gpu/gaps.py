@@ -26,7 +26,7 @@ from domino_tune.runtime.head_start import HeadStart
 from domino_tune.runtime.ops.pointwise import pointwise_for
 from domino_tune.runtime.session import Session
 from lab.gpu.cases import SHAPES, RankCase
-from lab.gpu.ops import play_plan
+from lab.gpu.ops import play_plan, session_of
 from lab.gpu.stage import GpuCase, Play, Row, Stage, median_ns
 from lab.gpu.sustained import captured_step
 from simulator.plan import MEGATRON
@@ -50,7 +50,7 @@ def gap_cases(stage: Stage) -> Iterator[GpuCase]:
 
 
 def _step(stage: Stage, preset: str, seq: int, batch: int, layers: int) -> Row:
-    session = RankCase.of(preset, seq, batch, layers=layers).session(stage.device)
+    session = session_of(RankCase.of(preset, seq, batch, layers=layers), stage.device)
     executor, ahead = session.executor(MEGATRON, None), HeadStart(spin_ns=30_000_000)
     replay = captured_step(session, executor).replay.graph.replay
 

@@ -70,7 +70,7 @@ def played(stage: Stage, cases: Iterable[RankCase]) -> Iterator[GpuCase]:
 
 def joining(stage: Stage, case: RankCase, session: Session | None = None) -> Row:
     """Play the case on a session; its rows join the stage's profile."""
-    playing, known = session or case.session(stage.device), measured_ops(stage.profile)
+    playing, known = session or session_of(case, stage.device), measured_ops(stage.profile)
     message = play_case(playing, case, known, stage.stop_at)
     stage.profile = joined(stage.profile, message)
     return message
@@ -136,6 +136,11 @@ def op_row(signature: Signature, times: Sequence[float]) -> dict[str, Any]:
         "signature": [signature.kind, *signature], "median_us": statistics.median(times) / 1e3,
         "spread_us": half_spread(times) / 1e3, "samples": len(times),
     }  # fmt: skip
+
+
+def session_of(case: RankCase, device: torch.device) -> Session:
+    """Return a session of a case's rank, alone on its device."""
+    return single_gpu_session(case.model, case.workload, case.cluster, device)
 
 
 def single_gpu_session(

@@ -24,7 +24,7 @@ from domino_tune.verbs.resolve import resolve
 from lab.fidelity.loop import model_file, plans_of, run_emulated, setting_of
 from lab.fidelity.scores import KINDS
 from lab.gpu.cases import TWO_SLICES, RankCase, laid_over, slice_plans, with_launch
-from lab.gpu.ops import joined, joining
+from lab.gpu.ops import joined, joining, session_of
 from lab.gpu.stage import GpuCase, Row, Stage
 from simulator.case import Case
 from simulator.implementation import LaunchOrder
@@ -104,7 +104,7 @@ def cases_of(stage: Stage, proofs: Sequence[ProofCase]) -> Iterator[GpuCase]:
 
 def _ops(stage: Stage, proof: ProofCase) -> Row:
     """Return ops the profile lacked, on a GPU launch costs. Raise RunError if a plan cannot run."""
-    session = proof.ops.session(stage.device)
+    session = session_of(proof.ops, stage.device)
     row = joining(stage, proof.ops, session)
     if row["failed"]:
         raise RunError(f"Ops could not be measured: {row['failed']}. Is the GPU free?")

@@ -33,7 +33,7 @@ from domino_tune.runtime.lanes.pace_rows import paces_of
 from domino_tune.runtime.session import Session
 from domino_tune.store.profiles import load_profile
 from lab.gpu.cases import PLANS, TP, TWO_SLICES, PlayedPlan, RankCase, preset_cases
-from lab.gpu.ops import memory_bytes, op_row
+from lab.gpu.ops import memory_bytes, op_row, session_of
 from lab.gpu.stage import GpuCase, Row, Stage, lasting
 from simulator.build import build_schedule
 from simulator.cost import CostModel
@@ -137,7 +137,7 @@ def sustained_cases(stage: Stage) -> Iterator[GpuCase]:
 
 
 def _sustained(stage: Stage, case: RankCase, plan: SlicePlan) -> Row:
-    steps = marked_steps(case.session(stage.device), plan)
+    steps = marked_steps(session_of(case, stage.device), plan)
     empty_ns, least = marks_ns(), torch.zeros(1, device=stage.device)
     least_ns = marks_ns(lambda: least.add_(1))
     torch.cuda.synchronize()
@@ -243,7 +243,7 @@ def clock_cases(stage: Stage) -> Iterator[GpuCase]:
 def plan_step(stage: Stage, one: PlayedPlan) -> Step:
     """Return a step of the plan beside emulated collectives, as a graph."""
     case, lanes = one.case, None
-    session = case.session(stage.device)
+    session = session_of(case, stage.device)
     if one.communicates:
         schedule = build_schedule(session.model, case.workload, case.cluster, one.plan)
         paces = paces_of(CostModel(load_profile("h200-sxm")), [(one.plan.comm_ctas, schedule)])
