@@ -17,6 +17,4 @@ def told(module: str) -> dict[str, Any]:
 def sizes_of(layout: str, shape: Shape) -> Shape:
     """Return rows, columns and inner size of a GEMM of a linear (tokens, out, in)."""
     tokens, out, wide = shape
-    return {
-        "forward": (tokens, out, wide), "dgrad": (tokens, wide, out), "wgrad": (out, wide, tokens),
-    }[layout]  # fmt: skip
+    return {"dgrad": (tokens, wide, out), "wgrad": (out, wide, tokens)}.get(layout, shape)

@@ -20,7 +20,7 @@ Part = Callable[[], Iterable[Table]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the named benchmarks, or all. Return 1 for a missed target, 2 for an unknown name."""
+    """Run the named benchmarks, or all. Return 1 where a target is missed."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks (default: all)")
     parser.add_argument("--list", action="store_true", help="print what each of them prints")
@@ -30,8 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     for name in options.names:
         if name not in BENCHES:
-            print(f"error: {unknown_name('benchmark', name, BENCHES)}", file=sys.stderr)
-            return 2
+            parser.error(str(unknown_name("benchmark", name, BENCHES)))
     tables = [table for name in options.names or BENCHES for table in run(name)]
     met, missed = count_verdicts(tables)
     print_line(f"{met} ok, {missed} missed")

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final
 
 from domino_tune.base.tables import Table
@@ -69,11 +70,10 @@ def accuracy() -> list[Table]:
 
 def contention() -> list[Table]:
     """Return errors of the law, fitted to all measurements, and with one GEMM shape left out."""
-    overlapped = fitted_overlap(facts_dir())
-    fit = overlapped.fit
+    cells, fit = fitted_overlap(facts_dir())
     left_out, factors = fit.leave_shape_out_error, (fit.compute_factor, fit.collective_factor)
     checks = [
-        equal("measurements", 70, overlapped.cells),
+        equal("measurements", 70, cells),
         at_most("MAPE, one GEMM shape left out at a time", 0.03, left_out),
         at_most("MAPE, fitted once to all", 0.03, fit.error),
         reported("SMs that a CTA takes", f"{fit.sms_per_cta:g}"),
@@ -143,16 +143,12 @@ def near_stated(constant: Expected, found: Sequence[float]) -> Check:
     return Check(constant.what, target, f"{100 * mean:.2f} %", stated / 2 <= mean <= stated)
 
 
-def _h200() -> Profile:
-    return load_profile("h200-sxm")
-
-
 def _from_forward(layout: str) -> Errors:
     """Yield the error of treating rows of ``layout`` as forward GEMMs of their shape."""
-    rows: tuple[GemmRow, ...] = _h200().section("gemm").rows
+    rows: tuple[GemmRow, ...] = load_profile(GPU.name).section("gemm").rows
     mine = (row for row in rows if row.layout == layout and not row.accumulate)
     packed = (row._replace(layout="forward", strides=(0, 0, 0), bias=False) for row in mine)
-    return errors(_h200().gemm_table(), packed)
+    return errors(load_profile(GPU.name).gemm_table(), packed)
 
 
 def _one_by_one() -> Errors:
@@ -166,9 +162,9 @@ def _one_by_one() -> Errors:
 
 def _accumulated() -> Errors:
     """Yield the error of rows that add to C, told from the others and the bytes of fp32 sums."""
-    rows: tuple[GemmRow, ...] = _h200().section("gemm").rows
+    rows: tuple[GemmRow, ...] = load_profile(GPU.name).section("gemm").rows
     alike = {row._replace(median_us=0, spread_us=0, samples=0): row.median_us for row in rows}
-    bytes_per_us = 1e3 * _h200().machine.memory_bandwidth_gb_s
+    bytes_per_us = 1e3 * load_profile(GPU.name).machine.memory_bandwidth_gb_s
     for row, us in alike.items():
         plain_us = alike.get(row._replace(accumulate=False)) if row.accumulate else None
         if plain_us is not None:
@@ -185,14 +181,14 @@ def _peaks(name: str, table: str) -> Errors:
 
 
 def _attention() -> Errors:
-    rows = _h200().section("attention").rows
+    rows = load_profile(GPU.name).section("attention").rows
     for seq in sorted({row.seq for row in rows}):
         table = AttentionTable([row for row in rows if row.seq != seq])
         yield from errors(table, [row for row in rows if row.seq == seq])
 
 
 def _pointwise() -> Errors:
-    rows: tuple[PointwiseRow, ...] = _h200().section("pointwise").rows
+    rows: tuple[PointwiseRow, ...] = load_profile(GPU.name).section("pointwise").rows
     for row in rows:
         others = [other for other in rows if other is not row and other.name == row.name]
         if len(others) > 2 and row.bytes_written:
@@ -264,21 +260,17 @@ def h200() -> Iterator[Table]:
 
 def withheld_errors(profile: Profile, layout: str) -> list[float]:
     """Return |looked up / measured − 1| of each row, without all rows of its shape."""
-    section = profile.section("gemm")
-    shapes = sorted({_shape(row) for row in section.rows if row.layout == layout})
+    section, shape = profile.section("gemm"), attrgetter("m", "n", "k", "layout")
+    shapes = sorted({shape(row) for row in section.rows if row.layout == layout})
     random.Random(0).shuffle(shapes)
     found: list[float] = []
     for fold in range(FOLDS):
         withheld = set(shapes[fold::FOLDS])
-        known = tuple(row for row in section.rows if _shape(row) not in withheld)
+        known = tuple(row for row in section.rows if shape(row) not in withheld)
         fits = (layout_fit(known, layout, GPU.machine.sm_count),)
         left = replace(profile, gemm=replace(section, rows=known, fits=fits)).gemm_table()
-        found += errors(left, [row for row in section.rows if _shape(row) in withheld])
+        found += errors(left, [row for row in section.rows if shape(row) in withheld])
     return found
-
-
-def _shape(row: GemmRow) -> tuple[int, int, int, str]:
-    return row.m, row.n, row.k, row.layout
 
 
 def _beside(profile: Profile) -> Table:

@@ -10,7 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
 
 from domino_tune.base.tables import Table
 from domino_tune.store.profiles import load_profile
@@ -18,6 +20,7 @@ from lab import sizes_of
 from lab.bench.baselines import case_of
 from lab.bench.common import SOURCES, shown, time_ms
 from lab.fits import contention as law
+from lab.fits.common import Floats
 from lab.fits.contention import FAMILIES, FILLING, FULL_RATE, full_cells
 from lab.fits.measured import GPU
 from lab.verdict import Check, at_most, reported, table
@@ -40,22 +43,7 @@ RULES: Final[tuple[Rule, ...]] = get_args(Rule)
 Row = Mapping[str, Any]
 
 
-class Pair(NamedTuple):
-    """Two numbers: of the op and of the collective."""
-
-    op: float
-    collective: float
-
-    def off(self, other: Pair) -> Pair:
-        """Return how far it is from ``other``, relative."""
-        return Pair(*(abs(a / b - 1) for a, b in zip(self, other, strict=True)))
-
-    @classmethod
-    def mean(cls, pairs: Iterable[Pair]) -> Pair:
-        """Return both means."""
-        return cls(*map(statistics.fmean, zip(*pairs, strict=True)))
-
-
+Pair = Floats  # Of the op and of the collective
 Cell = tuple[str, str, dict[Rule, Pair]]
 """Family, name of the op, and relative errors by rule of one measured cell."""
 
@@ -72,21 +60,18 @@ def _beside_records(rows: Sequence[Row], cells: Sequence[Cell]) -> Table:
     checks: list[Check] = []
     for family in FAMILIES:
         mine = [cell for cell in cells if cell[0] == family]
-        error = _error(mine)
-        again = _repeated(row for row in rows if row["family"] == family)
+        op, collective = _error(mine)
         checks += [
-            at_most(f"{family}, {len(mine)} cells: the op", 0.05, error.op),
-            at_most(f"{family}: the collective", 0.05, error.collective),
+            at_most(f"{family}, {len(mine)} cells: the op", 0.05, op),
+            at_most(f"{family}: the collective", 0.05, collective),
         ]
         for name in dict.fromkeys(cell[1] for cell in mine):
             some = [cell for cell in mine if cell[1] == name]
             what = f"  {name}, {len(some)} cells: the collective"
-            checks.append(reported(what, f"{_error(some).collective:.1%}"))
-        apart = "  how far the same cells are apart: the"
-        checks += [
-            reported(f"{apart} op", f"{again.op:.1%}"),
-            reported(f"{apart} collective", f"{again.collective:.1%}"),
-        ]
+            checks.append(reported(what, f"{_error(some)[1]:.1%}"))
+        again = _repeated(row for row in rows if row["family"] == family)
+        for what, off in zip(("op", "collective"), again, strict=True):
+            checks.append(reported(f"  how far the same cells are apart: the {what}", f"{off:.1%}"))
     return shown("beside", checks)
 
 
@@ -95,18 +80,18 @@ def _rules(moving: Sequence[Cell], still: Sequence[Cell]) -> Table:
     lines = []
     for what, cells in (("moves nothing", still), ("moves bytes", moving)):
         some = [one for one in cells if one[0] == "gemm"]
-        errors = (f"{_error(some, rule).collective:.1%}" for rule in RULES)
+        errors = (f"{_error(some, rule)[1]:.1%}" for rule in RULES)
         lines.append((what, len(some), *errors))
     title = "When a collective gets in beside a GEMM: MAPE of the collective by rule"
     return table(title, f"collective|>cells|>{'|>'.join(RULES)}", lines)
 
 
 def _error(cells: Sequence[Cell], rule: Rule = "in its last wave") -> Pair:
-    return Pair.mean(errors[rule] for *_, errors in cells)
+    return np.asarray(np.mean([errors[rule] for *_, errors in cells], axis=0))
 
 
 def _measured(cell: Row) -> Pair:
-    return Pair(cell["op_mean_ns"], cell["collective_ns"])
+    return np.array([cell["op_mean_ns"], cell["collective_ns"]])
 
 
 def _repeated(rows: Iterable[Row]) -> Pair:
@@ -115,10 +100,10 @@ def _repeated(rows: Iterable[Row]) -> Pair:
         for cell in row["cells"]:
             if cell["rate"] == FULL_RATE:
                 found[row["case"], cell["ctas"]].append(_measured(cell))
-    return Pair.mean(
-        one.off(Pair.mean(cells[:index] + cells[index + 1 :]))
-        for cells in found.values() if len(cells) > 1 for index, one in enumerate(cells)
-    )  # fmt: skip
+    again = [cells for cells in found.values() if len(cells) > 1]
+    off = [abs(x / np.mean(cells[:i] + cells[i + 1 :], axis=0) - 1)
+           for cells in again for i, x in enumerate(cells)]  # fmt: skip
+    return np.asarray(np.mean(off, axis=0))
 
 
 def _cells(asked: Sequence[Row], rows: Sequence[Row], rate: float) -> Iterator[Cell]:
@@ -129,7 +114,7 @@ def _cells(asked: Sequence[Row], rows: Sequence[Row], rate: float) -> Iterator[C
         if case not in fitted:
             fitted[case] = _without(rows, family, case, rate)
         measured, rules = _measured(cell), RULES if family == "gemm" else RULES[-1:]
-        errors = {rule: _played(row, cell, fitted[case], rule).off(measured) for rule in rules}
+        errors = {x: abs(_played(row, cell, fitted[case], x) / measured - 1) for x in rules}
         yield family, row["name"], errors
 
 
@@ -169,7 +154,7 @@ def _played(row: Row, cell: Row, fit: ContentionFit, rule: Rule) -> Pair:
         ends[template.lane].append(end)
     whole = ends[COMPUTE][-1]
     done = [end for end in ends[TP] if end <= whole]
-    return Pair(whole / OPS, statistics.median(b - a for a, b in pairwise(done)))
+    return np.array([whole / OPS, statistics.median(b - a for a, b in pairwise(done))])
 
 
 def _op(row: Row, op_ns: int, rule: Rule) -> tuple[Step, ...]:

@@ -68,10 +68,8 @@ def errors(known: Any, rows: Iterable[Any]) -> Iterator[float]:
 
 def paper_case(model: ModelSpec, tp: int) -> Case:
     """Return 16 sequences of 1,024 tokens on H100s, with a new cost model."""
-    work = Workload(seq_length=1024, micro_batch_size=16)
-    return Case(
-        model=model, workload=work, cluster=ClusterSpec(tp=tp), profile=load_profile("h100-dgx")
-    )
+    work, profile = Workload(seq_length=1024, micro_batch_size=16), load_profile("h100-dgx")
+    return Case(model=model, workload=work, cluster=ClusterSpec(tp=tp), profile=profile)
 
 
 def time_ms(case: Case, plan: SlicePlan) -> float:
@@ -247,24 +245,20 @@ def _measured_ms(told: Mapping[str, Any], row: Line, case: Case) -> float:
 
 def _model(told: Mapping[str, Any], row: Line) -> ModelSpec:
     if told.get("gpt"):
-        return _gpt(row | told["job"])
+        row = row | told["job"]
+        hidden, heads = int(row["hidden"]), int(row["heads"])
+        return ModelSpec(
+            name=row.get("model", "gpt"), num_hidden_layers=int(row["layers"]), hidden_size=hidden,
+            num_attention_heads=heads, num_key_value_heads=heads, head_dim=hidden // heads,
+            intermediate_size=4 * hidden, vocab_size=int(row["vocab"]), hidden_dropout=0.1,
+            attention_dropout=0.1, max_position_embeddings=2048,
+        )  # fmt: skip
     named = told.get("model") or row["model"]
     name = told.get("presets", {}).get(named, named)
     own = TOLD["models"].get(name)
     spec = ModelSpec(name=name, **own) if own else MODELS[name]
     if name in told.get("no_dropout", ()):
         spec = replace(spec, hidden_dropout=0.0, attention_dropout=0.0)
-    columns: dict[str, Any] = {
-        field: int(row[column] or 0) for field, column in told.get("columns", {}).items()
-    }
+    at = told.get("columns", {}).items()
+    columns: dict[str, Any] = {field: int(row[column] or 0) for field, column in at}
     return replace(spec, **columns, **told.get("by_model", {}).get(named, {}))
-
-
-def _gpt(row: Mapping[str, str]) -> ModelSpec:
-    hidden, heads = int(row["hidden"]), int(row["heads"])
-    return ModelSpec(
-        name=row.get("model", "gpt"), num_hidden_layers=int(row["layers"]), hidden_size=hidden,
-        num_attention_heads=heads, num_key_value_heads=heads, head_dim=hidden // heads,
-        intermediate_size=4 * hidden, vocab_size=int(row["vocab"]), max_position_embeddings=2048,
-        hidden_dropout=0.1, attention_dropout=0.1,
-    )  # fmt: skip

@@ -17,8 +17,8 @@ from typing import Any, Final
 from domino_tune.base.tables import Table
 from domino_tune.store.profiles import load_profile
 from lab.bench.common import SOURCES, mean_off, shown
-from lab.fidelity.page import choice_checks, detail, errors_of, worst_errors
-from lab.fidelity.scores import KINDS, score, setting_from
+from lab.fidelity import scores
+from lab.fidelity.scores import KINDS, detail, score, setting_from
 from lab.fits.common import records
 from lab.fits.power import stage_exponent, stage_law, with_collectives
 from lab.gpu.cases import PLANS, PlayedPlan
@@ -135,19 +135,16 @@ def proof_tables(rows: Sequence[Row]) -> list[Table]:
     if not settings:
         return []
     total, ran, anew = score(settings), {row["case"]: row for row in rows}, list[Check]()
-    checks = [
-        reported("cells (plans of a model, batch and way to launch)", str(total.cells)),
-        *errors_of(total, "GPU"), *worst_errors(total), *choice_checks(total, 0.01),
-    ]  # fmt: skip
+    errors = [*scores.errors_of(total, "GPU"), *scores.worst_errors(total)]
+    cells = reported("cells (plans of a model, batch and way to launch)", str(total.cells))
+    checks = [cells, *errors, *scores.choice_checks(total, 0.01)]
     for way in WAYS:
         cases = [proof_case(*shape, *way) for shape in SHAPES]
-        errors = [error for case in cases for error in _errors(ran, case)]
-        if errors:
-            name = f"{cases[0].launch}, {len(errors)} plans"
-            anew += [
-                at_most(f"{name}: mean error", 0.03, mean_off(errors)),
-                reported("  from, to", f"{min(errors):+.1%}, {max(errors):+.1%}"),
-            ]
+        off = [error for case in cases for error in _errors(ran, case)]
+        if off:
+            name = f"{cases[0].launch}, {len(off)} plans: mean error"
+            span = f"{min(off):+.1%}, {max(off):+.1%}"
+            anew += [at_most(name, 0.03, mean_off(off)), reported("  from, to", span)]
     return [shown("proof", checks), *detail(settings), shown("anew", anew)]
 
 

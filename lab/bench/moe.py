@@ -84,11 +84,7 @@ def _deepseek() -> list[Table]:
         assert run.peer_ms is not None
         ms, gib = time_ms(run.case, run.plan), peak_bytes(run.case, run.plan) / GIB
         found.append((int(run.label), run.measured_ms, ms, run.error(ms), gib / run.gib - 1))
-        lines.append((
-            run.label, run.row["measured_ms"], f"{ms:,.1f}", f"{run.error(ms):+.1%}",
-            f"{run.error(run.peer_ms):+.1%}", run.row["measured_gib"], f"{gib:.1f}",
-            run.row["simumax_gib"],
-        ))  # fmt: skip
+        lines.append((run.row, ms, run.error(ms), run.error(run.peer_ms), gib))
     first, last = found[0], found[-1]
     measured, ms = ((last[at] - first[at]) / (last[0] - first[0]) for at in (1, 2))
     checks = [

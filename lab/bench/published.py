@@ -11,18 +11,7 @@ from typing import Final
 from domino_tune.base.tables import Table
 from domino_tune.verbs.simulate import shortened
 from lab.bench import common
-from lab.bench.common import (
-    GPT3_13B,
-    TABLES,
-    Run,
-    mean_off,
-    recorded,
-    rows,
-    run_of,
-    runs,
-    shown,
-    time_ms,
-)
+from lab.bench.common import TABLES, Run, mean_off, recorded, rows, runs, shown, time_ms
 from lab.verdict import Check, at_least, at_most, check_table, equal, reported, verdict
 from simulator.peak import peak_bytes
 from simulator.plan import MEGATRON
@@ -66,7 +55,8 @@ class Held:
     high_ms = property(lambda self: self.high * self.ms)
     ratio = property(lambda self: self.run.measured_ms / self.ms)
     inside = property(lambda self: self.low <= self.ratio <= self.high)
-    memory_error = property(lambda self: _peak_gib(self.run) / self.run.gib - 1)
+    peak_gib = property(lambda self: peak_bytes(self.run.case, self.run.plan) / GIB)
+    memory_error = property(lambda self: self.peak_gib / self.run.gib - 1)
     group = property(lambda self: f"{self.run.table.partition('-')[0]}, {self.kind}")
 
     @property
@@ -187,8 +177,7 @@ def _forward() -> Table:
         timeline = recorded(case, run.plan)
         ops = zip(timeline.ops, timeline.start_ns, strict=True)
         ms = next(start for op, start in ops if op.role.startswith("head.")) * MS_PER_NS
-        tokens, off = f"{int(run.label):,}", f"{run.error(ms):+.1%}"
-        lines.append((tokens, f"{run.measured_ms:,.1f}", f"{ms:,.1f}", off))
+        lines.append((int(run.label), run.measured_ms, ms, run.error(ms)))
     return shown("forward", lines)
 
 
@@ -196,7 +185,7 @@ def _domino() -> Table:
     """Return communication's share under Megatron-LM by TP degree, beside Domino's paper."""
     lines = []
     for tp, target in SHARES.items():
-        found = predict(common.paper_case(GPT3_13B, tp), MEGATRON)
+        found = predict(common.paper_case(common.GPT3_13B, tp), MEGATRON)
         share = found.exposed_ns / found.makespan_ns
         lines.append((
             tp, f"{100 * target:.0f}%", f"{100 * share:.1f}%",
@@ -224,18 +213,11 @@ def memory() -> list[Table]:
     return [shown("peaks", map(_peak, ran)), _checks(ran), _torchtitan()]
 
 
-def _peak_gib(run: Run) -> float:
-    return peak_bytes(run.case, run.plan) / GIB
-
-
-def _peak(run: Run) -> tuple[str, ...]:
+def _peak(run: Run) -> tuple[object, ...]:
     assert run.gib is not None
     known, peak = run.case.memory, peak_bytes(run.case, run.plan)
-    return (
-        run.case.profile.name, run.label, f"{run.gib:.2f}", f"{peak / GIB:.2f}",
-        f"{peak / GIB / run.gib - 1:+.2%}", f"{known.reserved_bytes(peak) / GIB:.1f}",
-        f"{known.usable_bytes / GIB:.1f}", percent(known.chance(peak)),
-    )  # fmt: skip
+    held = known.reserved_bytes(peak) / GIB, known.usable_bytes / GIB, percent(known.chance(peak))
+    return run, peak / GIB, peak / GIB / run.gib - 1, *held
 
 
 def _checks(ran: Sequence[Run]) -> Table:
@@ -257,7 +239,7 @@ def _checks(ran: Sequence[Run]) -> Table:
     what = f"log(published / predicted peak), {len(off)} layouts: root mean square"
     near = abs(spread - PREDICTED_SD) < 0.001
     least = min(run.case.memory.chance(peak) for run, peak in peaks)
-    flaky = next(run_of("flaky", one) for one in reserved if one["when"] == "fails")
+    flaky = next(common.run_of("flaky", one) for one in reserved if one["when"] == "fails")
     said = flaky.case.memory.chance(round(float(flaky.row["allocated_gib"]) * GIB))
     checks += [
         Check(what, f"{PREDICTED_SD:.4f}", f"{spread:.4f}", near),
@@ -273,8 +255,6 @@ def _torchtitan() -> Table:
         assert run.gib is not None
         peak = peak_bytes(run.case, run.plan)
         reserved = run.case.memory.reserved_bytes(peak) / GIB
-        lines.append((
-            run.label + ", AsyncTP" * (run.row["async_tp"] == "yes"), f"{run.gib:.1f}",
-            f"{peak / GIB:.1f}", f"{reserved:.1f}", f"{reserved / run.gib - 1:+.0%}",
-        ))  # fmt: skip
+        more = ", AsyncTP" * (run.row["async_tp"] == "yes")
+        lines.append((run, more, peak / GIB, reserved, reserved / run.gib - 1))
     return shown("torchtitan", lines)

@@ -29,7 +29,7 @@ from domino_tune.verbs.profile import profile
 from domino_tune.verbs.resolve import Chosen, resolve
 from domino_tune.verbs.tune import tune
 from domino_tune.verbs.verdict import drawn_times_ns, middle_of
-from lab.fidelity.page import checks, markdown, tables, to_json
+from lab.fidelity import scores
 from lab.fidelity.scores import BASELINE, KINDS, LINKS, MODELS, TUNED, Cell, Kind, Setting
 from lab.verdict import missed
 from simulator.case import Case
@@ -155,11 +155,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         model, workload = _model(name, options)
         print_line(f"{model.name} on {link} ...", sys.stderr)
         settings.append(run_setting(model, workload, link, kind, **often))
-        write_whole(options.folder / "page.md", markdown(settings, machine, kind.title))
-        write_whole(options.folder / "numbers.json", to_json(settings, machine))
-    for table in tables(settings, kind.title):
+        write_whole(options.folder / "page.md", scores.markdown(settings, machine, kind.title))
+        write_whole(options.folder / "numbers.json", scores.to_json(settings, machine))
+    for table in scores.tables(settings, kind.title):
         print_table(table)
-    return int(missed(checks(settings)))
+    return int(missed(scores.checks(settings)))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -30,6 +30,7 @@ RUNS: Final = 2  # A GEMM row is the mean of several runs; how many is not publi
 ADDS_TO: Final = {"fp32": True, "bf16": False}
 """Type of a weight gradient's C -> whether we count it as adding. One that adds to bf16 reads and
 writes as many bytes as one that writes fp32 once: it stands for those that overwrite."""
+BF16: Final = ("bf16_trt_us", "bf16")
 LIKE: Final = "copy"  # Op whose fixed cost and range on our H200 those of RATES get
 
 
@@ -91,7 +92,7 @@ def pointwise_fits(gpu: Gpu, sources: Sources, h200: Profile) -> tuple[list[Law]
 
 def with_bursts(gpu: Gpu, sources: Sources, section: PowerSection) -> PowerSection:
     """Return the section with the clocks of bursts, by what repeated calls took longer."""
-    clock = _burst_mhz(gpu, sources, BF16)
+    clock = _burst_mhz(gpu, sources, *BF16)
     rows = [
         row._replace(clock_mhz=clock) if row.family in ("gemm", "attention") else row
         for row in section.row_clocks
@@ -101,40 +102,29 @@ def with_bursts(gpu: Gpu, sources: Sources, section: PowerSection) -> PowerSecti
 
 def gemm_mhz(gpu: Gpu, sources: Sources) -> dict[str, float]:
     """Return the clock of bursts in FP8 and NVFP4; all scalings of FP8 are alike."""
-    tensor, fp4 = (_burst_mhz(gpu, sources, one) for one in (FP8, NVFP4))
+    tensor = _burst_mhz(gpu, sources, "fp8_tensor_us", "fp8", "fp8_tensor")
+    fp4 = _burst_mhz(gpu, sources, "nvfp4_trt_us", "nvfp4", "nvfp4")
     return {"fp8_tensor": tensor, "fp8_block": tensor, "mxfp8": tensor, "nvfp4": fp4}
 
 
-class Repeated(NamedTuple):
-    """TensorRT-LLM's GEMMs in bursts and repeated: column, dtype, and the math of their casts."""
-
-    column: str
-    dtype: str
-    math: str = ""
-
-
-BF16: Final = Repeated("bf16_trt_us", "bf16")
-FP8: Final = Repeated("fp8_tensor_us", "fp8", "fp8_tensor")
-NVFP4: Final = Repeated("nvfp4_trt_us", "nvfp4", "nvfp4")
-
-
-def _burst_mhz(gpu: Gpu, sources: Sources, how: Repeated) -> float:
+def _burst_mhz(gpu: Gpu, sources: Sources, *how: str) -> float:
     told = gpu.told["power"]
-    slower = burst_over_lasting(_repeated(told["like"], sources, how))
+    slower = burst_over_lasting(_repeated(told["like"], sources, *how))
     return rounded(told["cap"]["lasting_mhz"] * slower)
 
 
-def _repeated(gpu: str, sources: Sources, how: Repeated) -> Iterator[tuple[float, float]]:
-    """Yield (us in a burst, us repeated), without casts, which the clock does not change."""
-    casts, told = Casts(gpu, sources), {"gpu": gpu, "kernel": "trt", "dtype": how.dtype}
-    bursts = {
-        (row.m, row.n, row.k): getattr(row, how.column)
-        for row in sources.rows(f"fp8/{gpu}_gemm_fp8.csv.gz")
-    }
+def _repeated(
+    gpu: str, sources: Sources, column: str, dtype: str, math: str = ""
+) -> Iterator[tuple[float, float]]:
+    """Yield (us in a burst, us repeated) of TensorRT-LLM's GEMMs, without casts to ``math``, which
+    the clock does not change."""
+    casts, told = Casts(gpu, sources), {"gpu": gpu, "kernel": "trt", "dtype": dtype}
+    table = sources.rows(f"fp8/{gpu}_gemm_fp8.csv.gz")
+    bursts = {(row.m, row.n, row.k): getattr(row, column) for row in table}
     for row in sources.rows("blackwell/gemm_power.csv.gz", **told):
         burst_us = bursts.get((row.m, row.n, row.k), 0.0)
         if burst_us > 0:
-            cast_us = casts.us(how.math, row.m, row.k) if how.math else 0.0
+            cast_us = casts.us(math, row.m, row.k) if math else 0.0
             yield burst_us - cast_us, row.us - cast_us
 
 
@@ -146,5 +136,5 @@ def sources_differ(sources: Sources, rows: Sequence[Any]) -> tuple[float, float]
         row.median_us / bursts[row[:3]] for row in rows
         if row.layout == "forward" and row[:3] in bursts
     ])  # fmt: skip
-    explained = burst_over_lasting(_repeated("b200", sources, BF16))
+    explained = burst_over_lasting(_repeated("b200", sources, *BF16))
     return rounded(float(np.median(ratios)), 3), rounded(explained, 3)

@@ -37,13 +37,12 @@ NCCL_CTAS: Final = 24  # NCCL's own choice on an A100: its time lies between 16 
 
 def a100_profile(sources: Sources) -> Profile:
     """Return one NVSwitch node, measured; several nodes assumed."""
-    overlapped, machine = a100_overlap(sources), A100.machine
-    fit = overlapped.fit
+    (cells, fit), machine = a100_overlap(sources), A100.machine
     error = fit.leave_shape_out_error
     law = contention.overlap_law(
         fit, sm_count=machine.sm_count, ctas=NCCL_CTAS, kind="fitted", error=error
     )
-    told = {"cells": overlapped.cells, "constant_us": f"{fit.constant_us:g}"}
+    told = {"cells": cells, "constant_us": f"{fit.constant_us:g}"}
     hopper = attention.h100_attention(sources, H100.machine)
     pointwise = measured.transferred(measured.h200_ops(sources), machine, least_error=ASSUMED_ERROR)
     by_ctas = collectives_of(sources, "a100_all_reduce_by_ctas")
@@ -54,7 +53,7 @@ def a100_profile(sources: Sources) -> Profile:
             fit=attention.assumed_on(hopper, H100.machine, machine),
             provenance=A100.words("attention"),
         ),
-        pointwise=PointwiseSection(fits=tuple(pointwise), provenance=A100.words("pointwise")),
+        pointwise=PointwiseSection(fits=pointwise, provenance=A100.words("pointwise")),
         collectives=collectives.collective_section(A100, nodes),
         contention=Met(fit=law, provenance=A100.words("contention", error, **told)),
         launch=measured.launch_section(),
@@ -65,13 +64,14 @@ def a100_profile(sources: Sources) -> Profile:
 
 def h100_profile(sources: Sources) -> Profile:
     """Return DGX H100 nodes, one or several over 8×400 Gb/s InfiniBand."""
-    h200, overlapped, machine = measured.h200_ops(sources), a100_overlap(sources), H100.machine
+    (cells, overlap), h200 = a100_overlap(sources), measured.h200_ops(sources)
+    machine = H100.machine
     heads, own = attention.h100_attention(sources, machine), measured.rewritten_rows(H100, sources)
     pointwise = measured.transferred(h200, machine, own=own)
     fitted = rounded(statistics.fmean(fit.error for fit in pointwise if fit.kind == "fitted"), 2)
     off = contention.collective_slowdown(sources.ours("contention")).error
     law = contention.overlap_law(
-        overlapped.fit, sm_count=machine.sm_count, ctas=contention.NVLS_CTAS,
+        overlap, sm_count=machine.sm_count, ctas=contention.NVLS_CTAS,
         kind="assumed", error=contention.ASSUMED_SLOWDOWN,
     )  # fmt: skip
     law = replace(law, collective=replace(law.collective, error=off))
@@ -82,13 +82,9 @@ def h100_profile(sources: Sources) -> Profile:
             fit=heads, others=(small,),
             provenance=H100.words("attention", heads.error, transfer=TRANSFER_ERROR),
         ),
-        pointwise=PointwiseSection(
-            fits=tuple(pointwise), provenance=H100.words("pointwise", fitted)
-        ),
+        pointwise=PointwiseSection(fits=pointwise, provenance=H100.words("pointwise", fitted)),
         collectives=_h100_collectives(sources),
-        contention=Met(
-            fit=law, provenance=H100.words("contention", cells=overlapped.cells, off=off)
-        ),
+        contention=Met(fit=law, provenance=H100.words("contention", cells=cells, off=off)),
         launch=measured.launch_section(),
         power=capped_section(H100, sources, _gemms(H100, sources)),
     )  # fmt: skip

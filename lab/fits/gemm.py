@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from domino_tune.measure.importers.tables import gemm_csv
+from lab import told
 from lab.fits.common import TRANSFER_ERROR, Floats, Gpu, Sources, rounded
 from simulator.errors import InputError
 from simulator.lookup.gemm import GemmFit, GemmRow
@@ -26,7 +28,7 @@ from simulator.profile import GemmSection, Machine, Profile
 Shape = tuple[int, int, int, float]
 Rows = Sequence[Shape]
 Mask = NDArray[np.bool_]
-Bound = tuple[float, float, float]  # Start, least and most
+Bound = Sequence[float]  # Start, least and most
 Started = tuple[Floats, Floats, Floats]
 
 MIN_ROWS: Final = 200
@@ -34,26 +36,14 @@ _DIGITS: Final = 6
 _STARTS: Final = 8
 _JITTER: Final = 0.4
 _TRIED: Final = (15, 1e-3)
-# Probability of drawing a row outside the training shapes, relative to one inside.
-_OTHER_WEIGHT: Final = 0.3
-# Larger residuals count linearly: published rows differ from run to run.
-_LINEAR_ABOVE: Final = 0.03
-
-# Scalars of TiledLaw: start and bounds. Those with a lower bound > 0 are fitted as logarithms.
-_SCALARS: Final[dict[str, Bound]] = {
-    "fixed_us": (1.5, 0.05, 100.0), "mb_us": (2.0, 0.01, 100.0), "norm": (4.0, 1.0, 20.0),
-    "reduce_us": (2.0, 0.01, 100.0), "reduce_mb_us": (1.5, 0.01, 1000.0),
-    "throttle_gflop": (300.0, 1.0, 100_000.0), "bandwidth_bend": (0.0, -2.0, 2.0),
-    "ceil_share": (0.4, 0.0, 1.0), "idle_gain": (0.5, 0.0, 0.95), "repeat_share": (0.5, 0.0, 1.0),
-    "throttle": (0.1, 0.0, 1.0),
-}  # fmt: skip
-_TILE_US: Final[Bound] = (2.5, 0.01, 100.0)
-_LOGARITHMIC: Final[Mask] = np.array(
-    [least > 0 for _, least, _ in _SCALARS.values()] + [True] * 2 * TILE_CLASSES
+_OTHER_WEIGHT: Final = 0.3  # Of a row that is none of the training shapes, where some are drawn
+_LINEAR_ABOVE: Final = (
+    0.03  # Larger residuals count linearly: published rows differ from run to run
 )
-# Start rates of the tile classes, largest tile first, as shares of the best measured rate.
-_RATE_STARTS: Final = (1.15, 1.1, 1.1, 0.9, 0.7)
-_RATE_RANGE: Final = 10.0
+_SCALARS: Final[dict[str, Bound]] = told(__file__)["scalars"]
+_TILES: Final[dict[str, Any]] = told(__file__)["tiles"]
+_ABOVE_0: Final = [least > 0 for _, least, _ in _SCALARS.values()]
+_LOGARITHMIC: Final[Mask] = np.array(_ABOVE_0 + [True] * 2 * TILE_CLASSES)
 _HOPPERS_SMS: Final = 132
 _USUAL_TFLOPS: Final = (1600.0, 3200.0)  # Of a byte-wide GEMM on Hopper and on Blackwell
 _BACKWARD: Final = (("dgrad", False), ("wgrad", False), ("wgrad", True))
@@ -65,10 +55,9 @@ def gemm_section(gpu: Gpu, sources: Sources, other: Profile | None = None) -> Ge
     machine = gpu.machine
     fit = fit_gemm([(row.m, row.n, row.k, row.median_us) for row in rows], machine.sm_count)
     backward = _backward_fits(other, fit, machine) if other else ()
-    return GemmSection(
-        fits=tuple(sorted((fit, *backward), key=lambda f: (f.layout, f.dtype, f.accumulate))),
-        provenance=gpu.words("gemm", fit.error, rows=len(rows), transfer=TRANSFER_ERROR),
-    )
+    fits = sorted((fit, *backward), key=attrgetter("layout", "dtype", "accumulate"))
+    words = gpu.words("gemm", fit.error, rows=len(rows), transfer=TRANSFER_ERROR)
+    return GemmSection(fits=tuple(fits), provenance=words)
 
 
 def layout_fit(rows: Sequence[GemmRow], layout: str, sm_count: int) -> GemmFit:
@@ -157,7 +146,10 @@ def leave_out_error(rows: Rows, *, fit: GemmFit, sm_count: int) -> float:
 
 
 def _fit(table: Floats, sm_count: int) -> TiledLaw:
-    start, low, high = _start(table, sm_count)
+    m, n, k, us = table.T
+    rate = float(np.quantile(2e-6 * m * n * k / us, 0.99)) / sm_count
+    best_mb_us = float(np.quantile(2e-6 * (m * k + n * k + m * n) / us, 0.8))
+    start, low, high = _started(rate, (), mb_us=min(max(best_mb_us, 0.02), 99.0))
     tiles = np.arange(len(start)) >= len(_SCALARS)
     jitter = np.random.default_rng(0).normal(0.0, _JITTER, (_STARTS, len(start))) * tiles
     few, many = _sample(table, 1500), _sample(table, 6000)
@@ -186,13 +178,6 @@ def _descend(
     return float(found.cost), found.x
 
 
-def _start(table: Floats, sm_count: int) -> Started:
-    m, n, k, us = table.T
-    rate = float(np.quantile(2e-6 * m * n * k / us, 0.99)) / sm_count
-    best_mb_us = float(np.quantile(2e-6 * (m * k + n * k + m * n) / us, 0.8))
-    return _started(rate, (), mb_us=min(max(best_mb_us, 0.02), 99.0))
-
-
 def starts(element_bytes: float, sm_count: int, more: Sequence[Bound]) -> Started:
     """Return start and bounds of a law beside ``more`` numbers, from a GPU's usual rates."""
     return _started(_USUAL_TFLOPS[sm_count > _HOPPERS_SMS] / (element_bytes * sm_count), more)
@@ -200,8 +185,8 @@ def starts(element_bytes: float, sm_count: int, more: Sequence[Bound]) -> Starte
 
 def _started(rate: float, more: Sequence[Bound], **known: float) -> Started:
     scalars = ((known.get(name, one[0]), *one[1:]) for name, one in _SCALARS.items())
-    rates = ((rate * x, rate / _RATE_RANGE, rate * _RATE_RANGE) for x in _RATE_STARTS)
-    columns = np.array([*scalars, *rates, *[_TILE_US] * TILE_CLASSES, *more])
+    rates = ((rate * x, rate / _TILES["range"], rate * _TILES["range"]) for x in _TILES["rates"])
+    columns = np.array([*scalars, *rates, *[_TILES["us"]] * TILE_CLASSES, *more])
     logs = np.concatenate([_LOGARITHMIC, np.ones(len(more), np.bool_)])
     columns[logs] = np.log(columns[logs])
     return columns[:, 0], columns[:, 1], columns[:, 2]

@@ -141,7 +141,7 @@ Rows = Sequence[PointwiseRow]
 
 def transferred(
     other: Profile, machine: Machine, *, own: Rows = (), least_error: float = 0
-) -> list[Law]:
+) -> tuple[Law, ...]:
     """Return a law by name: those that the ``other`` GPU timed, fitted; those that it assumes,
     assumed. Rates within the L2 stay, beyond it they follow the memory bandwidth. Ops that have
     ``own`` rows get the law of these, if it is surer. With a ``least_error`` all are assumed."""
@@ -158,7 +158,7 @@ def transferred(
         replace(fit, error=max(least_error, rounded(fit.error + TRANSFER_ERROR, 2)))
         for fit in sorted(laws, key=lambda fit: fit.names)
     ]
-    return [replace(law, kind="assumed") for law in found] if least_error else found
+    return tuple(replace(law, kind="assumed") if least_error else law for law in found)
 
 
 def _whole(rows: Rows, name: str) -> list[PointwiseRow]:

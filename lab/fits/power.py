@@ -20,7 +20,7 @@ from simulator.case import Case
 from simulator.clock import burden_of
 from simulator.lookup.gemm import GemmRow
 from simulator.plan import SlicePlan
-from simulator.power import FamilyPower, PowerSection
+from simulator.power import PowerSection
 from simulator.predict import scheduled
 from simulator.provenance import ProvenanceKind
 
@@ -135,7 +135,6 @@ def _step_j(law: PowerSection, case: Case, plan: SlicePlan, row: Row) -> float:
 
 
 def _drawing(law: PowerSection, watts: float, **changed: Any) -> PowerSection:
-    def of(one: FamilyPower) -> FamilyPower:
-        return replace(one, draw_w=watts, **changed) if one.family == "collective" else one
-
-    return replace(law, families=tuple(map(of, law.families)))
+    told: dict[str, Any] = {"draw_w": watts, **changed}
+    every = (replace(x, **told) if x.family == "collective" else x for x in law.families)
+    return replace(law, families=tuple(every))

@@ -4,10 +4,9 @@ data/NOTICE.md says which tables these are and why they are not shipped."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from domino_tune.measure.importers.nccl import nccl_table
 from domino_tune.measure.importers.tables import collectives_csv, cta_all_reduce_csv
@@ -29,51 +28,35 @@ NODES_TABLES: Final = tuple(
 A100_SMS: Final = 108
 SMALL_BYTES: Final = 64 << 10  # up to this size NCCL uses few CTAs, whatever the limit
 
-Kind = TypeVar("Kind")
 
-
-@dataclass(frozen=True, kw_only=True)
-class Overlapped:
-    """The contention law on A100, and the number of cells that it was fitted to."""
-
-    cells: int
-    fit: OverlapFit
-
-
-@dataclass(frozen=True, kw_only=True)
-class Collectives:
-    """Laws of collectives, sorted by group."""
-
-    fits: tuple[CollectiveFit, ...]
-
-
-def a100_overlap(sources: Sources) -> Overlapped:
-    """Return the contention law fitted on A100, from the folder ``data/fitted``."""
-    return _read(Overlapped, sources, "a100_overlap")
+def a100_overlap(sources: Sources) -> tuple[int, OverlapFit]:
+    """Return the contention law fitted on A100, after the number of cells, from ``data/fitted``."""
+    told, how = _read(sources, "a100_overlap")
+    return told["cells"], parse(OverlapFit, told["fit"], **how)
 
 
 def collectives_of(sources: Sources, name: str) -> tuple[CollectiveFit, ...]:
     """Return the laws ``a100_all_reduce_by_ctas`` (4 GPUs) or ``h100_nodes_all_reduce``."""
-    return _read(Collectives, sources, name).fits
+    told, how = _read(sources, name)
+    return tuple(parse(CollectiveFit, fit, **how) for fit in told["fits"])
 
 
 def fit_unshipped(tables: Path, data: Path) -> None:
     """Fit all laws to the ``tables`` and write them into ``data/fitted``."""
-    made: dict[str, Callable[[], Overlapped | Collectives]] = {
-        "a100_overlap": lambda: fitted_overlap(tables),
-        "a100_all_reduce_by_ctas": lambda: Collectives(
-            fits=fit_collectives(_rows_by_ctas(tables, data / "measured"))
-        ),
-        "h100_nodes_all_reduce": lambda: Collectives(fits=fit_collectives(_nodes_rows(tables))),
-    }
-    for name, fit in made.items():
-        write_whole(data / "fitted" / f"{name}.json", json.dumps(to_plain(fit()), indent=1) + "\n")
+    cells, fit = fitted_overlap(tables)
+    by_ctas = fit_collectives(_rows_by_ctas(tables, data / "measured"))
+    made = {
+        "a100_overlap": {"cells": cells, "fit": fit}, "a100_all_reduce_by_ctas": {"fits": by_ctas},
+        "h100_nodes_all_reduce": {"fits": fit_collectives(_nodes_rows(tables))},
+    }  # fmt: skip
+    for name, one in made.items():
+        write_whole(data / "fitted" / f"{name}.json", json.dumps(to_plain(one), indent=1) + "\n")
 
 
-def fitted_overlap(tables: Path) -> Overlapped:
-    """Return the contention law fitted to its cells."""
+def fitted_overlap(tables: Path) -> tuple[int, OverlapFit]:
+    """Return the contention law, after the number of cells that it was fitted to."""
     cells = read_overlap((tables / OVERLAP_TABLE).read_bytes())
-    return Overlapped(cells=len(cells), fit=fit_overlap(cells, sm_count=A100_SMS))
+    return len(cells), fit_overlap(cells, sm_count=A100_SMS)
 
 
 def _rows_by_ctas(tables: Path, measured: Path) -> list[CollectiveRow]:
@@ -97,7 +80,7 @@ def _nodes_rows(tables: Path) -> list[CollectiveRow]:
     return [*two, *four, *extrapolated, *eight]
 
 
-def _read(kind: type[Kind], sources: Sources, name: str) -> Kind:
+def _read(sources: Sources, name: str) -> tuple[Any, dict[str, Any]]:
     path = sources.data / "fitted" / f"{name}.json"
-    content: Any = parse_json(path.read_bytes(), source=str(path), error=InputError)
-    return parse(kind, content, source=str(path), error=InputError)
+    how = {"source": str(path), "error": InputError}
+    return parse_json(path.read_bytes(), source=str(path), error=InputError), how

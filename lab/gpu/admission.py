@@ -17,7 +17,6 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from functools import cache, partial
 from itertools import product
 from typing import Any, Final, Literal, NamedTuple
@@ -40,8 +39,7 @@ from domino_tune.runtime.lanes.streams import HIGH_PRIORITY, StreamQueue
 from domino_tune.runtime.launch_spec import QUEUES_SETTING
 from lab import Shape
 from lab.gpu.cases import SHAPES
-from lab.gpu.stage import GpuCase, Row, Stage
-from lab.gpu.timing import Arena, Play, Traffic, median_ns
+from lab.gpu.stage import Arena, GpuCase, Play, Row, Stage, Traffic, median_ns
 
 EXPERTS: Final = 8
 REPEATS: Final = 5
@@ -111,9 +109,7 @@ def _grouped(shape: Shape, margin: int) -> Work:
     return lambda call: torch._grouped_mm(x[call % SETS], weight, offs=ends)
 
 
-MAKERS: Final[dict[str, Callable[[Shape, int], Work]]] = {
-    "library": _library, "grouped": _grouped, "spared": _spared,
-}  # fmt: skip
+MAKERS: Final = {"library": _library, "grouped": _grouped, "spared": _spared}
 """cuBLAS as it is; the GEMMs of experts in one kernel; cuBLASLt, asked to leave SMs free (its
 SM_COUNT_TARGET)."""
 
@@ -208,17 +204,7 @@ LAUNCHES: Final = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """The GEMMs of a row, and the device."""
-
-    tokens: int = 16384
-    out: int = 2560
-    wide: int = 5120
-    device: str = "cuda:0"
-
-
-def queue_cases(stage: Stage, sizes: Sizes | None = None) -> Iterator[GpuCase]:
+def queue_cases(stage: Stage, shape: Shape = (16384, 2560, 5120)) -> Iterator[GpuCase]:
     """Yield a case for each number of queues; its row has what each cell overlapped.
 
     Rows of GEMMs meet emulated collectives, as those of a plan do: with one hardware queue or as
@@ -228,18 +214,16 @@ def queue_cases(stage: Stage, sizes: Sizes | None = None) -> Iterator[GpuCase]:
     lasts as long as ``COVERED`` of the ``BEHIND`` GEMMs that follow it: a share of 1 is all that
     can be hidden, 1 / COVERED the first GEMM alone, and 0 nothing."""
     for name, queues in QUEUES.items():
-        measure = partial(_in_a_process, queues, sizes or Sizes(device=str(stage.device)))
-        yield GpuCase(name, SECONDS, measure)
+        yield GpuCase(name, SECONDS, partial(_in_a_process, queues, shape, str(stage.device)))
 
 
-def _in_a_process(queues: str, sizes: Sizes) -> Row:
+def _in_a_process(queues: str, shape: Shape, device: str) -> Row:
     """Return another process' row; ``failed`` says how it died. Raise RunError without a cell."""
     env = {name: value for name, value in os.environ.items() if name != QUEUES_SETTING}
-    words = ["-X", "faulthandler", "-m", "lab.gpu.admission", json.dumps(asdict(sizes))]
+    words = ["-X", "faulthandler", "-m", "lab.gpu.admission", json.dumps([shape, device])]
     ran = subprocess.run(
-        [sys.executable, *words],
-        env={**env, QUEUES_SETTING: queues} if queues else env, capture_output=True, text=True,
-        timeout=LIMIT_S, check=False,
+        [sys.executable, *words], env={**env, QUEUES_SETTING: queues} if queues else env, text=True,
+        capture_output=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     cells = [json.loads(line) for line in ran.stdout.splitlines()]
     said = f"ended with {ran.returncode}: {ran.stderr.strip()[-1000:]}" if ran.returncode else ""
@@ -249,16 +233,16 @@ def _in_a_process(queues: str, sizes: Sizes) -> Row:
     return {"queues": queues, "cells": cells, "failed": said, "told": f"overlapped: {shares}"}
 
 
-def measured(sizes: Sizes) -> Iterator[Row]:
+def measured(shape: Shape, named: str) -> Iterator[Row]:
     """Yield every cell that the device has, in this process; a graph needs CUDA."""
-    device = torch.device(sizes.device)
+    device = torch.device(named)
     for cell in LAUNCHES if device.type == "cuda" else LAUNCHES[:1]:
-        yield {"name": cell.name, **_cell(cell, sizes, device)}
+        yield {"name": cell.name, **_cell(cell, shape, device)}
 
 
-def _cell(cell: Launched, sizes: Sizes, device: torch.device) -> Row:
-    ones = partial(torch.ones, dtype=torch.bfloat16, device=device)
-    gemm = partial(F.linear, ones(sizes.tokens, sizes.wide), ones(sizes.out, sizes.wide))
+def _cell(cell: Launched, shape: Shape, device: torch.device) -> Row:
+    (tokens, out, wide), ones = shape, partial(torch.ones, dtype=torch.bfloat16, device=device)
+    gemm = partial(F.linear, ones(tokens, wide), ones(out, wide))
     one_ns = _took_ns(cell, device, lambda: [gemm() for _ in range(ROUNDS)]) / ROUNDS
     issue = _collectives(cell, device, Pace(round(COVERED * one_ns), ctas=16))
 
@@ -323,5 +307,5 @@ def _took_ns(cell: Launched, device: torch.device, play: Play) -> float:
 
 
 if __name__ == "__main__":
-    for row in measured(Sizes(**json.loads(sys.argv[1]))):
+    for row in measured(*json.loads(sys.argv[1])):
         print(json.dumps(row), flush=True)

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from domino_tune.measure.importers.merge import merged_section
 from domino_tune.measure.op_rows import SECTIONS
@@ -20,9 +20,6 @@ from simulator.profile import LaunchSection, Profile
 from simulator.provenance import Provenance
 from simulator.slicing import SEQUENCE_ROW_SLICES
 from simulator.specs import ClusterSpec, ModelSpec, Workload
-
-if TYPE_CHECKING:
-    pass
 
 TP: Final = 8
 LAYERS: Final = 2
@@ -56,10 +53,7 @@ class RankCase:
         work = self.workload
         return f"{self.model.name}/tp{self.tp}/b{work.micro_batch_size}x{work.seq_length}"
 
-    @property
-    def cluster(self) -> ClusterSpec:
-        """Return the cluster that the rank is a part of, in its own view."""
-        return ClusterSpec(tp=self.tp)
+    cluster = property(lambda self: ClusterSpec(tp=self.tp))  # in the rank's own view
 
     def signatures(self, plan: SlicePlan) -> set[Signature]:
         """Return the compute signatures of one plan."""

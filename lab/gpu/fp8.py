@@ -26,8 +26,7 @@ from domino_tune.measure.gpu.loads import REST_S
 from domino_tune.measure.gpu.replays import captured
 from lab import Shape, sizes_of
 from lab.gpu.cases import SHAPES
-from lab.gpu.stage import GpuCase, Row, Stage
-from lab.gpu.timing import Moves, Timed, each_ns, lasting, moved, ops_timer
+from lab.gpu.stage import GpuCase, Moves, Row, Stage, Timed, each_ns, lasting, moved, ops_timer
 
 LASTING: Final[Shape] = (8192, 7168, 8192)
 LASTING_S: Final = 9.0
@@ -179,24 +178,13 @@ class Heads(NamedTuple):
     key_size: int
     value_size: int
 
-    @property
-    def name(self) -> str:
-        """Return all of it, short."""
-        sizes = f"{self.key_size}+{self.value_size}"
-        return f"{self.batch}x{self.seq} heads {self.queries}/{self.keys} of {sizes}"
-
-    @property
-    def forward_flop(self) -> float:
-        """Return what the unmasked half multiplies and adds."""
-        pairs = self.batch * self.queries * self.seq**2 / 2
-        return 2 * pairs * (self.key_size + self.value_size)
-
 
 def attention_cases(stage: Stage, cases: Iterable[Any] = SHAPES["attention"]) -> Iterator[GpuCase]:
     """Yield a case per shape; its row has the forward and backward time by each library."""
     timed = ops_timer(stage.device)
     for one in starmap(Heads, cases):
-        yield GpuCase(one.name, 1.5, partial(_measured, timed, stage.device, one))
+        name = "{}x{} heads {}/{} of {}+{}".format(*one)
+        yield GpuCase(name, 1.5, partial(_measured, timed, stage.device, one))
 
 
 def _measured(timed: Timed, device: torch.device, one: Heads) -> Row:
@@ -204,7 +192,9 @@ def _measured(timed: Timed, device: torch.device, one: Heads) -> Row:
         f"{name} {direction}": partial(_work, one, library, device, direction)
         for name, library in LIBRARIES.items() for direction in ("forward", "backward")
     }  # fmt: skip
-    return {**one._asdict(), **each_ns(timed, makers, one.forward_flop)}
+    pairs = one.batch * one.queries * one.seq**2 / 2  # of the unmasked half
+    flop = 2 * pairs * (one.key_size + one.value_size)
+    return {**one._asdict(), **each_ns(timed, makers, flop)}
 
 
 def _work(one: Heads, library: SDPBackend, device: torch.device, direction: str) -> Work:

@@ -6,9 +6,9 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, product
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -27,9 +27,8 @@ from domino_tune.runtime.ops.pointwise import pointwise_for
 from domino_tune.runtime.session import Session
 from lab.gpu.cases import SHAPES, RankCase
 from lab.gpu.ops import play_plan, session_of
-from lab.gpu.stage import GpuCase, Row, Stage
+from lab.gpu.stage import GpuCase, Play, Row, Stage, median_ns
 from lab.gpu.sustained import captured_step
-from lab.gpu.timing import Play, median_ns
 from simulator.plan import MEGATRON
 from simulator.schedule import COMPUTE
 
@@ -146,25 +145,16 @@ CALLS: Final = 20
 SECONDS: Final = 12.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """A rank's share of Llama-2 13B at TP 8, or of anything smaller."""
-
-    tokens: int = 16384
-    hidden: int = 5120
-    inner: int = 1728
-    layers: int = 40
-    wide: tuple[int, ...] = (8192, 12288, 16384)
-
-
+Sizes = SimpleNamespace  # tokens, hidden, inner, layers, and widths of norms
 Ways = dict[str, Callable[[], object]]
 Make = Callable[[Sizes, torch.device], Ways]
 
 
 def rehearsal_cases(stage: Stage, sizes: Sizes | None = None) -> Iterator[GpuCase]:
     """Yield a case for each thing that is done in two ways or more, with each one's ns."""
+    some = sizes or Sizes(**SHAPES["rehearsal"])
     for name, make in MAKERS.items():
-        yield GpuCase(name, SECONDS, partial(_row, make, sizes or Sizes(), stage.device))
+        yield GpuCase(name, SECONDS, partial(_row, make, some, stage.device))
 
 
 def _row(make: Make, sizes: Sizes, device: torch.device) -> Row:

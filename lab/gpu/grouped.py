@@ -13,8 +13,7 @@ import torch
 
 from domino_tune.measure.gpu.events import Work
 from lab.gpu.cases import SHAPES
-from lab.gpu.stage import GpuCase, Row, Stage
-from lab.gpu.timing import Moves, Timed, each_ns, moved, ops_timer
+from lab.gpu.stage import GpuCase, Moves, Row, Stage, Timed, each_ns, moved, ops_timer
 
 BF16: Final = torch.bfloat16
 ALIGNED_ROWS: Final = 16
@@ -74,7 +73,8 @@ def _gemms(timed: Timed, device: torch.device, one: Experts, count: int) -> Row:
             works = gemm_works(rows, *sizes, device)
             some = {x: work for x, work in works.items() if even or not x.startswith("one")}
             cells.append({**_cell(timed, one, layer, rows, some), "even": even})
-    return {**one._asdict(), "cells": cells, "told": _told(cells)}
+    told = [cell.pop("told") for cell in cells]
+    return {**one._asdict(), "cells": cells, "told": f"fc1, {told[0]}"}
 
 
 def _quantized(timed: Timed, device: torch.device, one: Experts, count: int) -> Row:
@@ -83,12 +83,8 @@ def _quantized(timed: Timed, device: torch.device, one: Experts, count: int) -> 
         _cell(timed, one, layer, rows, quantized_works(rows, *sizes, device))
         for layer, sizes in one.layers.items()
     ]
-    return {**one._asdict(), "recipe": "rowwise", "quantized": cells, "told": _told(cells)}
-
-
-def _told(cells: list[dict[str, Any]]) -> str:
-    told, *_ = [cell.pop("told") for cell in cells]
-    return f"fc1, {told}"
+    told = [cell.pop("told") for cell in cells]
+    return {**one._asdict(), "recipe": "rowwise", "quantized": cells, "told": f"fc1, {told[0]}"}
 
 
 def _cell(timed: Timed, one: Experts, layer: str, rows: list[int], works: Works) -> dict[str, Any]:

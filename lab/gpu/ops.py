@@ -26,8 +26,7 @@ from domino_tune.runtime.launch.context import RankContext
 from domino_tune.runtime.ops.state import Training
 from domino_tune.runtime.session import Session
 from lab.gpu.cases import TP, TWO_SLICES, RankCase, preset_cases
-from lab.gpu.stage import GpuCase, Row, Stage, release_memory
-from lab.gpu.timing import Found, reason
+from lab.gpu.stage import Found, GpuCase, Row, Stage, reason, release_memory
 from simulator.ops import Signature
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.profile import Profile
@@ -53,13 +52,9 @@ def training_cases(stage: Stage) -> Iterator[GpuCase]:
     """Yield presets at TP 8 with two micro-batches a step and every layer recomputed."""
     twice: dict[str, Any] = {"grad_accumulation": 2, "recompute": "full", "recompute_modules": ()}
     cases = (case for case in preset_cases(memory_bytes(stage.device)) if case.tp == TP)
-    return played(
-        stage,
-        (
-            replace(case, plans=TRAINING_PLANS, workload=replace(case.workload, **twice))
-            for case in cases
-        ),
-    )
+    works = ((case, replace(case.workload, **twice)) for case in cases)
+    made = (replace(case, plans=TRAINING_PLANS, workload=work) for case, work in works)
+    return played(stage, made)
 
 
 def memory_bytes(device: torch.device) -> float:
@@ -143,7 +138,7 @@ def op_row(signature: Signature, times: Sequence[float]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def session_of(case: RankCase, device: Any) -> Session:
+def session_of(case: RankCase, device: torch.device) -> Session:
     """Return a session of a case's rank, alone on its device."""
     return single_gpu_session(case.model, case.workload, case.cluster, device)
 

@@ -55,11 +55,6 @@ class ProofCase(NamedTuple):
     backend: Backend = "nccl"
 
     @property
-    def spec(self) -> LaunchSpec:
-        """Return the launch of a single rank."""
-        return LaunchSpec(tp=self.ops.tp, backend=self.backend, single_rank=True)
-
-    @property
     def launch(self) -> str:
         """Return how ops are launched: ``eager`` or ``graph``, and in which order."""
         way = "graph" if self.cuda_graph else "eager"
@@ -144,13 +139,13 @@ def measured_profile(rows: Sequence[Row]) -> Profile:
 
 def _plans(stage: Stage, proof: ProofCase, shapes: Sequence[str]) -> Row:
     fields, began = proof.fields(profile_of(stage, proof, shapes)), time.monotonic()
-    spec, profiled = proof.spec, resolve(fields)
+    spec = LaunchSpec(tp=proof.ops.tp, backend=proof.backend, single_rank=True)
+    profiled = resolve(fields)
     case = as_emulated(profiled, spec)
     chosen = plans_of(case, fields, KINDS["plain"])
     launches = [run_emulated(case, chosen, proof.rounds, spec) for _ in range(2)]
     setting = setting_of(
-        case, case, chosen, launches, launches[0],
-        link=proof.launch, profile_id=profiled.profile.content_id,
-        profile_s=time.monotonic() - began,
+        case, case, chosen, launches, launches[0], link=proof.launch,
+        profile_id=profiled.profile.content_id, profile_s=time.monotonic() - began,
     )  # fmt: skip
     return {"setting": asdict(setting)}

@@ -34,8 +34,7 @@ from domino_tune.runtime.session import Session
 from domino_tune.store.profiles import load_profile
 from lab.gpu.cases import PLANS, TP, TWO_SLICES, PlayedPlan, RankCase, preset_cases
 from lab.gpu.ops import memory_bytes, op_row, session_of
-from lab.gpu.stage import GpuCase, Row, Stage
-from lab.gpu.timing import lasting
+from lab.gpu.stage import GpuCase, Row, Stage, lasting
 from simulator.build import build_schedule
 from simulator.cost import CostModel
 from simulator.ops import Signature
@@ -225,21 +224,20 @@ def clock_cases(stage: Stage) -> Iterator[GpuCase]:
     def case(name: str, measure: Callable[[], Row], *, withheld: bool = False) -> GpuCase:
         return GpuCase(name, SECONDS + 3, lambda: {"withheld": withheld, **measure()})
 
+    def plan(one: PlayedPlan) -> Row:
+        step = plan_step(stage, one)
+        row = lasting(stage.device, step.replay, SECONDS)
+        step.require_numbers()
+        return row
+
     def alone(family: str) -> Row:
         return lasting(stage.device, family_replay(family), SECONDS)
 
     yield case(REST, lambda: lasting(stage.device, None, 4.0))
     for one in PLANS:
-        yield case(one.name, partial(_plan_row, stage, one), withheld=one.withheld)
+        yield case(one.name, partial(plan, one), withheld=one.withheld)
     for family in FAMILIES:
         yield case(f"{family} alone", partial(alone, family))
-
-
-def _plan_row(stage: Stage, one: PlayedPlan) -> Row:
-    step = plan_step(stage, one)
-    row = lasting(stage.device, step.replay, SECONDS)
-    step.require_numbers()
-    return row
 
 
 def plan_step(stage: Stage, one: PlayedPlan) -> Step:

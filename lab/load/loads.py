@@ -208,7 +208,7 @@ def run(name: str, folder: Path, duration: Duration, *options: str) -> Table:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run loads, each on a new service. Return 1 for a missed target, 2 for an unknown name."""
+    """Run loads, each on a new service. Return 1 where a target is missed."""
     words = list(sys.argv[1:] if argv is None else argv)
     at = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(
@@ -226,8 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         duration = Duration(each_s=3.0, mixed_s=20.0)
     for name in options.names or LOADS:
         if name not in LOADS:
-            print(f"error: {unknown_name('load', name, LOADS)}", file=sys.stderr)
-            return 2
+            parser.error(str(unknown_name("load", name, LOADS)))
         with tempfile.TemporaryDirectory(prefix="domino_tune-load-") as folder:
             tables.append(run(name, Path(folder), duration, *serve_options))
         print_table(tables[-1])

@@ -41,9 +41,7 @@ GPT3_13B: Final[dict[str, Any]] = {
 JSON: Final = {"Content-Type": "application/json"}
 TRIALS: Final = 20
 ENDLESS_TRIALS: Final = 10_000  # Trials of a tune that lasts longer than any load here
-FILES: Final = (
-    "/files/plan", "/files/plan?to=megatron", "/files/report", "/files/trace", "/events",
-)  # fmt: skip
+FILES: Final = ("files/plan", "files/plan?to=megatron", "files/report", "files/trace", "events")
 
 
 class Answer(NamedTuple):
@@ -142,7 +140,7 @@ async def tuned(visitor: Visitor, number: int, due_s: float) -> None:
     """Start a tune, wait for it, and request all its files."""
     if job := await done(visitor, "tune", tune(number, TRIALS), number, due_s):
         for part in FILES:
-            await visitor.ask("tune's files", "GET", f"/v1/jobs/{job}{part}")
+            await visitor.ask("tune's files", "GET", f"/v1/jobs/{job}/{part}")
 
 
 async def cancel(visitor: Visitor, number: int, due_s: float) -> None:

@@ -69,14 +69,13 @@ def _parser() -> argparse.ArgumentParser:
     add, all_places = parser.add_argument, " ".join(MUTATED)
     add("paths", nargs="*", default=MUTATED, metavar="PATH",
         help=f"where faults are put (default: {all_places})")  # fmt: skip
-    add("--seed", type=int, default=0, metavar="N", help="which faults are chosen (default: 0)")
-    add("--count", type=int, default=100, metavar="N",
-        help="number of faults, the same for each area (default: 100)")  # fmt: skip
-    add("--jobs", type=int, default=2, metavar="N", help="faults tried at once (default: 2)")
-    add("--cpu-s", type=float, default=300, metavar="S",
-        help="most CPU time of the tests of one fault (default: 300)")  # fmt: skip
-    add("--minutes", type=float, default=math.inf, metavar="M",
-        help="begin no fault after this time (default: no limit)")  # fmt: skip
+    for name, default, what in (
+        ("--seed", 0, "which faults are chosen"), ("--jobs", 2, "faults tried at once"),
+        ("--count", 100, "number of faults, the same for each area"),
+        ("--cpu-s", 300.0, "most CPU time of the tests of one fault"),
+        ("--minutes", math.inf, "begin no fault after this time"),
+    ):  # fmt: skip
+        add(name, type=type(default), default=default, metavar="N", help=f"{what} (%(default)s)")
     add("--out", type=Path, metavar="FILE", help="write the tables to this file as Markdown, too")
     return parser
 
@@ -115,14 +114,11 @@ def listed(outcomes: Sequence[Outcome]) -> Table:
     """Return the faults that no test noticed, with the reasons of those that none can notice."""
     unseen = [one for one in outcomes if one.fate != "noticed"]
     reasons = {one: EQUIVALENT.get((one.fault.path, one.old, one.new)) for one in unseen}
-    return table(
-        "Faults that no test noticed", "where|without|with|fate",
-        [
-            (f"{one.fault.path}:{one.fault.line}", one.old, one.new,
-             f"equivalent: {reasons[one]}" if reasons[one] else one.fate)
-            for one in unseen
-        ],
-    )  # fmt: skip
+    lines = [
+        (f"{one.fault.path}:{one.fault.line}", one.old, one.new,
+         f"equivalent: {reasons[one]}" if reasons[one] else one.fate) for one in unseen
+    ]  # fmt: skip
+    return table("Faults that no test noticed", "where|without|with|fate", lines)
 
 
 def by_area(outcomes: Sequence[Outcome], cpu_s: float) -> Table:

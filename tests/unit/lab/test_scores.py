@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from lab.fidelity.page import checks, tables, to_json
-from lab.fidelity.scores import Cell, Setting, score, setting_from
+from lab.fidelity.scores import Cell, Setting, checks, score, setting_from, tables, to_json
 from simulator.draws import PLAN_ERROR
 from tests.conftest import REPOSITORY
 

@@ -13,8 +13,8 @@ from domino_tune.measure.gpu.sampler import Sample
 from lab.gpu.cases import PLANS
 from lab.gpu.gaps import burst_us, gap_ns
 from lab.gpu.ops import single_gpu_session
+from lab.gpu.stage import late_step
 from lab.gpu.sustained import by_family, elasticities, op_rows
-from lab.gpu.timing import late_step
 from simulator.ops import Attention, Gemm, Pointwise
 from simulator.specs import ClusterSpec, Workload
 from tests.real.domino_tune.runtime.jobs import LLAMA

@@ -14,7 +14,7 @@ import torch
 from domino_tune.measure.gpu.replays import back_to_back
 from domino_tune.runtime.lanes.emulated import Wire
 from domino_tune.runtime.lanes.pace import Pace
-from lab.gpu.admission import LAUNCHES, MAKERS, Sizes
+from lab.gpu.admission import LAUNCHES, MAKERS
 from lab.gpu.admission import measured as measured_queues
 from lab.gpu.cases import PLANS, TWO_SLICES
 from lab.gpu.ops import single_gpu_session
@@ -77,6 +77,6 @@ def test_ops_of_replayed_steps_are_timed(plan: SlicePlan, model: ModelSpec) -> N
 
 
 def test_rows_beside_collectives_are_timed() -> None:
-    cells = list(measured_queues(Sizes(tokens=1024, out=512, wide=512, device=str(DEVICE))))
+    cells = list(measured_queues((1024, 512, 512), str(DEVICE)))
     assert [cell["name"] for cell in cells] == [cell.name for cell in LAUNCHES]
     assert all(cell["together_ns"] > 0 for cell in cells)

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from domino_tune.base.errors import RunError
-from lab.gpu.admission import BEHIND, LAUNCHES, Sizes, _in_a_process, overlapped, queue_cases
+from lab.gpu.admission import BEHIND, LAUNCHES, _in_a_process, overlapped, queue_cases
 from lab.gpu.stage import Stage
 
-TINY = Sizes(tokens=16, out=16, wide=16, device="cpu")
+TINY = (16, 16, 16)
 
 
 def test_each_number_of_queues_has_its_process(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_each_number_of_queues_has_its_process(tmp_path: Path) -> None:
 
 def test_a_process_that_fails_is_told() -> None:
     with pytest.raises(RunError, match=r"queues ended with 1: [\s\S]*nowhere"):
-        _in_a_process("1", Sizes(device="nowhere"))
+        _in_a_process("1", TINY, "nowhere")
 
 
 def test_names_of_cells_are_distinct() -> None:

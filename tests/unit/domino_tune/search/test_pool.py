@@ -106,3 +106,14 @@ def test_the_pool_of_a_large_space_has_the_best_of_every_promising_cut() -> None
             of_cut.setdefault((cut, plan.order, plan.merge_wgrad), plan)
     assert set(list(of_cut.values())[: POOL // 2]) <= set(picked)
     assert set(ranked[:20]) <= set(picked)
+
+
+def test_cuts_leave_half_of_a_pool_to_the_best_estimates_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("domino_tune.search.pool.POOL", 16)
+    monkeypatch.setattr("domino_tune.search.pool.SEARCHED", 2)
+    problem, space = large()
+    picked = _promising(problem)
+    front, ranked = picked[: 2 + 16 // 2], sorted(space, key=problem.prior_ns)
+    assert picked == [*front, *(plan for plan in ranked if plan not in front)][:16]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -46,6 +47,8 @@ def test_without_a_law_the_nearest_row_is_scaled() -> None:
     table = AttentionTable([row])
     assert table.estimate(OP._replace(batch=8))[:2] == (200.0, "interpolated")
     assert table.estimate(OP._replace(batch=64)).source == "extrapolated"
+    far = AttentionTable([replace(row, batch=64)]).estimate(OP)  # as far, to the smaller side
+    assert far == table.estimate(OP._replace(batch=64))._replace(duration_us=100.0 / 16)
     assert table.estimate(OP._replace(direction="backward")).source == "assumed"
 
 

@@ -244,6 +244,9 @@ def test_a_recipe_of_fp8_is_read() -> None:
     assert (work.fp8_recipe, work.fp8_param_gather) == ("tensorwise", True)
     assert (work.num_layers_at_start_in_bf16, work.num_layers_at_end_in_bf16) == (1, 2)
     assert case_of(log({**GPT, "fp8": "e4m3"})).workload.fp8_recipe == "delayed"
+    assert (
+        read_megatron_log(log({**GPT, "fp4": "e2m1"}), "run.log").options["fp8_recipe"] == "nvfp4"
+    )
 
 
 def test_overlap_by_userbuffers_is_their_strategy() -> None:
