@@ -41,6 +41,7 @@ from simulator.plan import SlicePlan
 from simulator.recipes import Recipe, mode_of, step_key
 from simulator.schedule import TP, Repeat
 from simulator.stack import is_uniform
+from simulator.stretch import may_hide
 from simulator.units import S_PER_NS
 
 if TYPE_CHECKING:
@@ -60,11 +61,11 @@ CUT_FRAGMENTS: Final = frozenset(
 
 class Work(NamedTuple):
     """Sums of a block or an edge: ``rows`` at each clock (ns; J), and the host's ns.
-    ``recomputes``: it begins with a norm that backward plays again."""
+    ``hides``: it has compute beside which collectives run whatever is sliced."""
 
     rows: Floats
     launch_ns: float
-    recomputes: bool
+    hides: bool
 
     @property
     def compute_ns(self) -> Floats:
@@ -252,7 +253,7 @@ class SpaceBounds:
     ) -> None:  # fmt: skip
         """Leave of the compute by family what can hide a collective (``stretch.stretch_of``)."""
         for number, plan in enumerate(plans):
-            if plan.row_slices > 1 or works[number][0].recomputes:
+            if plan.row_slices > 1 or any(work.hides for work in works[number]):
                 continue
             counts = np.array(self._form.slices(plan, which)[: len(BLOCKS)])
             gathers = which == "backward" and plan.sequence_parallel
@@ -320,7 +321,7 @@ class SpaceBounds:
         parts, launch = recipe.parts, self.case.cost.launch
         rows = np.zeros((DRAWN + 1, len(self._mhz)))
         if not parts:
-            return Work(rows, 0.0, recomputes=False)
+            return Work(rows, 0.0, hides=False)
         waited = {"norm", "residual_bwd", *(("norm_again",) if again else ())}
         prices = [self._price(part.ways, replayed=part.replayed) for part in parts]
         shares = np.zeros((DRAWN, len(parts)))
@@ -338,8 +339,8 @@ class SpaceBounds:
         if launch.mode == "inline":
             spent += (launch_ns * [part.computes for part in parts])[:, None]
         rows[:DRAWN], rows[DRAWN] = shares @ spent, times @ drawn
-        recomputes = any(part.fragment == "norm_again" and part.computes for part in parts)
-        return Work(rows, float(launch_ns.sum()) * (launch.mode == "async"), recomputes)
+        hides = any(may_hide(part.fragment) and part.computes for part in parts)
+        return Work(rows, float(launch_ns.sum()) * (launch.mode == "async"), hides)
 
     def _price(self, ways: tuple[Signature, ...], *, replayed: bool) -> tuple[Floats, Floats, int]:
         """Return the least ns and J at each clock of an op that has one of ``ways`` as its

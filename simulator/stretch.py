@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from simulator.issue_order import BLOCKS, COLUMN_PARALLEL, ROW_PARALLEL
+from simulator.issue_order import AGAIN, BLOCKS, COLUMN_PARALLEL, ROW_PARALLEL
 from simulator.plan import SlicePlan
 
 NO_EDGES: Final[Mapping[str, int]] = MappingProxyType({})
@@ -53,7 +53,7 @@ def stretch_of(
     ``experts`` any compute may hide a collective: routers and a shared expert need none."""
     families = blocks[0].family_ns + blocks[1].family_ns
     hiding: dict[str, float] = dict(families)
-    recomputes = "norm_again" in blocks[0].fragment_ns  # which needs nothing of backward
+    recomputes = any(may_hide(name) for work in blocks for name in work.fragment_ns)
     if plan.row_slices == 1 and not recomputes and not experts:
         gemm_ns = 0.0
         for block, work, count in zip(BLOCKS, blocks, pieces, strict=True):
@@ -65,6 +65,12 @@ def stretch_of(
             gemm_ns += cut * beside / count
         hiding = {"gemm": gemm_ns}
     return Stretch(blocks, hiding, families.total(), sum(work.comm_ns for work in blocks))
+
+
+def may_hide(fragment: str) -> bool:
+    """Return whether a fragment is computed again beside collectives of backward, of which it needs
+    nothing; an attention core that is alone comes when none is in flight."""
+    return fragment.endswith(AGAIN) and fragment != f"core_attn{AGAIN}"
 
 
 def least_ns(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.unit.contracts.schedule_contract import CONTRACT, random_built
+from tests.unit.simulator.bound_checks import check_space_bounds
 from tests.unit.simulator.cases import KINDS
 from tests.unit.simulator.engine_checks import (
     check_admission,
@@ -23,7 +24,7 @@ from tests.unit.simulator.periodic_checks import check_shortcut_is_exact
     [
         (check_engines_agree, 2000), (check_contended_dag, 2000), (check_dag, 10_000),
         (check_admission, 2000), (check_shortcut_is_exact, 1000),
-        (check_peak_is_brute_force, 1000),
+        (check_peak_is_brute_force, 1000), (check_space_bounds, 3000),
     ],
     ids=lambda one: getattr(one, "__name__", None),
 )  # fmt: skip
