@@ -14,7 +14,7 @@ from domino_tune.measure.importers.imported import text_of
 from domino_tune.requests import ProfilesImportRequest
 from domino_tune.store.profiles import FiledProfile, filed, parse_profile
 from domino_tune.verbs.profiles import imported_profile, replaced_rows
-from simulator.limits import LONGEST_NOTE
+from simulator.lookup import LONGEST_NOTE
 
 MOST_LINES: Final = 20_000
 """Most lines of a table, and rows of its section: every row is compared with all others."""

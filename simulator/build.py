@@ -10,16 +10,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from simulator.buckets import (
-    BUCKET,
-    GATHERS,
-    awaiting,
-    bucket,
-    gather,
-    layers_per_bucket,
-    with_buckets,
-    with_gathers,
-)
 from simulator.edges import EMBED_GRADS, EMBEDS, HEAD_GRADS, HEADS, Edges, Places
 from simulator.errors import ScheduleError
 from simulator.fragments import Fragments, gradient_name
@@ -35,9 +25,20 @@ from simulator.issue_order import (
     without_recomputation,
 )
 from simulator.op_table import Ops, table_of
-from simulator.optimizer_step import begin_step, optimizer_step
+from simulator.optimizer import (
+    BUCKET,
+    GATHERS,
+    awaiting,
+    begin_step,
+    bucket,
+    gather,
+    layers_per_bucket,
+    optimizer_step,
+    with_buckets,
+    with_gathers,
+)
 from simulator.overlap import EP_OVERLAP
-from simulator.paired import paired
+from simulator.overlapped import paired
 from simulator.plan import SlicePlan
 from simulator.schedule import OpTemplate, Ref, Repeat, Schedule, Segment, check_order
 from simulator.schedules import fixed_order

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
-from simulator.chunks import Chunk, chunks_of_ranks, joined
 from simulator.cost import NO_CHANGES, Changes, CostModel
 from simulator.draws import Draw
-from simulator.errors import InfeasiblePlanError, InputError
-from simulator.host_costs import Hosts, hosts_of
+from simulator.dtypes import GIB
+from simulator.errors import InfeasiblePlanError, InputError, require_divisible
+from simulator.launch import Hosts, hosts_of
 from simulator.plan import SlicePlan
 from simulator.power import PowerSection
-from simulator.price import Cost, Price, cost_of
 from simulator.profile import Profile
 from simulator.shapes import Shapes, shapes_of
 from simulator.sharding import (
@@ -22,10 +22,148 @@ from simulator.sharding import (
     check_shardable,
     head_in_layers,
 )
-from simulator.specs import ClusterSpec, ModelSpec, Workload, require_divisible
+from simulator.specs import ClusterSpec, ModelSpec, PipelineSchedule, Workload
 from simulator.stack import LayerKind
-from simulator.units import GIB
 from simulator.usable import NO_MARGIN, UNSURE, Margin, Usable, percent, usable_memory
+
+# Chunks -------------------------------------------------------------------------------------------
+# The layers of a model, divided among the virtual stages of a pipeline.
+
+
+class Chunk(NamedTuple):
+    """The layers of one virtual stage, and whether it has the embedding, and the head and loss.
+    ``dense``: how many of the layers have no experts, in a model that has some."""
+
+    layers: int
+    embedding: bool
+    head: bool
+    dense: int = 0
+
+    def model(self, whole: ModelSpec) -> ModelSpec:
+        """Return the model of the chunk's layers alone."""
+        predicting = whole.num_nextn_predict_layers * self.head
+        return replace(
+            whole, num_hidden_layers=self.layers, first_k_dense_replace=self.dense,
+            num_nextn_predict_layers=predicting,
+        )  # fmt: skip
+
+    def of(self, shapes: Shapes) -> Shapes:
+        """Return the shapes of the chunk, from those of the whole model."""
+        return replace(
+            shapes,
+            model=self.model(shapes.model),
+            workload=self.workload(shapes.workload),
+            embedding=self.embedding,
+            head=self.head,
+        )
+
+    def workload(self, whole: Workload) -> Workload:
+        """Return the settings of the chunk's layers, from those of all."""
+        return replace(
+            whole,
+            recompute_layers=min(whole.recompute_layers, self.layers),
+            num_layers_at_start_in_bf16=whole.num_layers_at_start_in_bf16 * self.embedding,
+            num_layers_at_end_in_bf16=whole.num_layers_at_end_in_bf16 * self.head,
+        )
+
+
+def chunks_of_ranks(
+    model: ModelSpec, workload: Workload, cluster: ClusterSpec
+) -> tuple[tuple[Chunk, ...], ...]:
+    """Return the chunks of each rank of the pipeline, in the order of the model."""
+    stages = cluster.pp * cluster.vpp
+    layers = workload.pp_layers or (model.num_hidden_layers // stages,) * stages
+    for end, count in (
+        (0, workload.num_layers_at_start_in_bf16), (-1, workload.num_layers_at_end_in_bf16),
+    ):  # fmt: skip
+        if stages > 1 and count > layers[end]:
+            raise InputError(
+                f"{count} layers in BF16 are more than the {layers[end]} of a virtual stage; give "
+                "at most that many, or fewer stages."
+            )
+    firsts = [0, *accumulate(layers)]
+    chunks = [
+        Chunk(
+            count, k == 0, k == stages - 1,
+            min(count, max(0, model.first_k_dense_replace - firsts[k])),
+        )
+        for k, count in enumerate(layers)
+    ]  # fmt: skip
+    of_rank: list[list[Chunk]] = [[] for _ in range(cluster.pp)]
+    for stage, chunk in enumerate(chunks):
+        of_rank[place(stage, cluster.pp, workload.pp_schedule)[0]].append(chunk)
+    return tuple(map(tuple, of_rank))
+
+
+def place(stage: int, pp: int, schedule: PipelineSchedule) -> tuple[int, int]:
+    """Return the rank and the chunk there of a virtual stage: chunk k // pp of rank k % pp, as in
+    Megatron-LM; in a V the second chunks go back from the last rank to the first."""
+    chunk, rank = divmod(stage, pp)
+    turned = schedule == "dualpipev" and chunk == 1
+    return (pp - 1 - rank if turned else rank), chunk
+
+
+def stage_of(rank: int, chunk: int, pp: int, schedule: PipelineSchedule) -> int:
+    """Return the virtual stage of a rank's chunk."""
+    return chunk * pp + place(chunk * pp + rank, pp, schedule)[0]
+
+
+def joined(chunks: tuple[Chunk, ...]) -> Chunk:
+    """Return all layers of a rank as one chunk."""
+    return Chunk(
+        sum(chunk.layers for chunk in chunks),
+        any(chunk.embedding for chunk in chunks),
+        any(chunk.head for chunk in chunks),
+        sum(chunk.dense for chunk in chunks),
+    )
+
+
+# Price --------------------------------------------------------------------------------------------
+# What GPUs cost an hour, and what training then costs.
+
+HOUR_S = 3600.0
+TRILLION = 1e12
+DAY_S = 24 * HOUR_S
+
+
+class Price(NamedTuple):
+    """``gpu_hour``: of one GPU, in any currency. ``run_tokens``: of the run that is asked for, or
+    0."""
+
+    gpu_hour: float
+    run_tokens: float = 0.0
+
+
+class Cost(NamedTuple):
+    """In the currency of ``gpu_hour``: of a step, of 1e12 tokens, and of the run, which takes
+    ``run_days``; these are None where no run was asked for. Without failures, restarts and
+    evaluations."""
+
+    gpu_hour: float
+    step: float
+    trillion_tokens: float
+    run_tokens: float | None
+    run: float | None
+    run_days: float | None
+
+
+def cost_of(price: Price | None, step_s: float, gpus: int, tokens: int) -> Cost | None:
+    """Return what steps of ``step_s`` with ``tokens`` each cost on ``gpus``; None without a
+    price."""
+    if price is None:
+        return None
+    step = price.gpu_hour * gpus * step_s / HOUR_S
+    if not price.run_tokens:
+        return Cost(price.gpu_hour, step, TRILLION / tokens * step, None, None, None)
+    steps = price.run_tokens / tokens
+    return Cost(
+        price.gpu_hour, step, TRILLION / tokens * step, price.run_tokens, steps * step,
+        steps * step_s / DAY_S,
+    )  # fmt: skip
+
+
+# Case ---------------------------------------------------------------------------------------------
+# A model, a workload, a cluster and a profile; everything except the plan.
 
 
 @dataclass(frozen=True, kw_only=True)

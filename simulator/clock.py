@@ -26,19 +26,17 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
-from simulator.by_signature import timed_row, timed_rows
+from simulator.compiler import Repriced, Totals, repriced
 from simulator.cost import CostModel
+from simulator.dtypes import S_PER_NS
 from simulator.kernels import clocks as clock_kernels
 from simulator.kernels.load import call
 from simulator.op_table import Played as PlayedOp
-from simulator.op_table import listing_of
+from simulator.op_table import listing_of, timed_row, timed_rows
 from simulator.ops import Signature
 from simulator.power import FAMILIES, PowerSection
 from simulator.program import Program
-from simulator.repriced import Repriced, repriced
 from simulator.schedule import COMPUTE, Schedule
-from simulator.totals import Totals
-from simulator.units import S_PER_NS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,7 +1,7 @@
 """Closed forms for the time of a plan: a proven lower bound and an estimate, without an engine.
 
 Both add up durations fragment by fragment. The sums of a pass depend on few numbers of a plan, so a
-space's bounds are sums over its kinds of passes (``simulator.bound_groups``).
+space's bounds are sums over its kinds of passes (``simulator.stretch``).
 
 The forward and the backward pass of a micro-batch occupy disjoint stretches of time: compute is
 FIFO, and a compute op of the same pass reads every tensor-parallel all-reduce. Let W_f be the time
@@ -35,7 +35,6 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from simulator.bound_groups import BoundGroups, Group
 from simulator.case import Case
 from simulator.contention import SCALE, ComputeFamily, Family
 from simulator.cost import AtClock, CostModel
@@ -54,6 +53,8 @@ from simulator.schedule import EP, TP
 from simulator.stack import LayerKind, kinds
 from simulator.stretch import (
     NO_EDGES,
+    BoundGroups,
+    Group,
     Stretch,
     Work,
     backward_exposed_ns,

@@ -15,25 +15,25 @@ from simulator.contention import (
     ContentionFit,
     Family,
 )
+from simulator.cpu_hosts import NO_TIMES, IdleTimes
 from simulator.draws import NOMINAL, Draw, family_of
+from simulator.dtypes import S_PER_NS
 from simulator.errors import InputError, ProfileError
-from simulator.estimate import SOURCE_OF, Estimate, Source
-from simulator.idle_lane import NO_TIMES, IdleTimes
 from simulator.launch import NO_LAUNCH, launch_of
+from simulator.lookup import SOURCE_OF, Estimate, Source
+from simulator.lookup.collectives import SM_COUNT, gathered_us, scattered_us
 from simulator.lookup.expected import TILE_FUSED
-from simulator.lookup.fused import SM_COUNT, gathered_us, scattered_us
 from simulator.ops import Attention, Collective, Fused, Gemm, Pointwise, Signature
-from simulator.units import S_PER_NS
 
 if TYPE_CHECKING:
-    from simulator.host_costs import Hosts
+    from simulator.launch import Hosts
+    from simulator.lookup import Provenance
     from simulator.lookup.attention import AttentionTable
     from simulator.lookup.collectives import CollectiveTable
     from simulator.lookup.gemm import GemmTable
     from simulator.lookup.pointwise import PointwiseTable
     from simulator.power import PowerSection
     from simulator.profile import Profile
-    from simulator.provenance import Provenance
 
 
 # No machine differs by more than these factors, and beyond them times overflow. A link may fall

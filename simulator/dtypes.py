@@ -1,4 +1,4 @@
-"""Types of numbers: of values, gradients and moments, and what quantized linears multiply."""
+"""Types of numbers, what quantized linears multiply, and conversions of units."""
 
 from __future__ import annotations
 
@@ -30,3 +30,11 @@ MATH_OF: Final[dict[Fp8Recipe, str]] = {
 }  # fmt: skip
 """Fp8Recipe -> in what its GEMMs multiply. A scale a tensor costs the GEMM the same, whenever it
 was found."""
+
+
+# Conversions between the units of the engines and those that users read ---------------------------
+
+MS_PER_NS: Final = 1e-6
+S_PER_NS: Final = 1e-9
+GIB: Final = 1 << 30
+"""Bytes of one GiB."""

@@ -14,12 +14,9 @@ from typing import Any, Final
 import simpy
 
 from simulator.contention import SCALE
-from simulator.idle_lane import LONG_AGO_NS
-from simulator.op_spans import spans_of_ops
-from simulator.program import FIRST, REST, WORK_UNIT, Program, Rates, Step
-from simulator.resume import Resumed
-from simulator.schedule import COMPUTE, Schedule
-from simulator.timeline import Timeline
+from simulator.cpu_hosts import LONG_AGO_NS, Resumed
+from simulator.program import FIRST, REST, WORK_UNIT, Program, Rates, Step, spans_of_ops
+from simulator.schedule import COMPUTE, Schedule, Timeline
 from simulator.waves import OPEN
 
 _UNIT: Final = WORK_UNIT * SCALE

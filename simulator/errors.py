@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Self
+from typing import Final, Self
 
 
 class DominoTuneError(ValueError):
@@ -68,3 +68,25 @@ def unknown_name(kind: str, got: str, known: Iterable[str]) -> InputError:
     near = difflib.get_close_matches(got, names, n=1, cutoff=0.6)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return InputError(f"Unknown {kind} {got!r}.{hint} Known: {', '.join(names)}.")
+
+
+MOST: Final = 10**12  # far above any real size, but products of sizes stay manageable
+
+
+def require_positive_int(owner: str, name: str, value: object) -> None:
+    """Raise InputError unless ``value`` is an int from 1 to MOST (bool is not an int here)."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        shown = "less" if isinstance(value, int) and value < -MOST else repr(value)
+        raise InputError(f"{owner}.{name} must be a whole number ≥ 1, got {shown}.")
+    if value > MOST:
+        raise InputError(f"{owner}.{name} must be at most {MOST}, got more.")
+
+
+def require_divisible(what: str, value: int, by_what: str, by: int) -> None:
+    """Raise InputError, with the nearest multiples, unless ``by`` divides ``value``."""
+    if value % by:
+        below, above = value // by * by, (value // by + 1) * by
+        nearest = f"{below} or {above}" if below else str(above)
+        raise InputError(
+            f"{what} = {value} is not divisible by {by_what} = {by}; nearest multiples: {nearest}."
+        )

@@ -18,10 +18,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
-from simulator.core_attention import core_attention, core_attention_bwd
+from simulator.attention import (
+    core_attention,
+    core_attention_bwd,
+    latent_dgrad,
+    latent_qkv,
+    latent_wgrad,
+)
 from simulator.experts import MAKERS as EXPERT_MAKERS
 from simulator.experts import expert_wgrad, gradients_back
-from simulator.graphs import GRAPH_COPY, graph_entry
 from simulator.issue_order import (
     AGAIN,
     ALL_SLICES,
@@ -29,13 +34,15 @@ from simulator.issue_order import (
     COLUMN_PARALLEL,
     CORE,
     FORWARD_FRAGMENTS,
+    JOINED,
     ROW_PARALLEL,
+    SIDES,
     Token,
+    copied,
     is_cut,
     pieces,
 )
-from simulator.latent_attention import latent_dgrad, latent_qkv, latent_wgrad
-from simulator.merged import JOINED, SIDES, copied
+from simulator.modules import GRAPH_COPY, graph_entry
 from simulator.op_table import Ops, table_of
 from simulator.ops import Gemm
 from simulator.overlap import NONE, Overlap, overlap_of

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from simulator.by_signature import durations_of
+from simulator.case import Case
 from simulator.cost import CostModel
 from simulator.fragments import Fragments
 from simulator.issue_order import (
@@ -42,11 +42,14 @@ from simulator.issue_order import (
 from simulator.kernels import lives, planner
 from simulator.kernels.load import call
 from simulator.modules import fitting
-from simulator.op_table import table_of
+from simulator.op_table import durations_of, table_of
+from simulator.plan import SlicePlan
+from simulator.schedules import fixed_order
 from simulator.shapes import Shapes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
 
 DEPTH: Final = 6
 """Number of layers that are played."""
@@ -244,3 +247,14 @@ def issue_layers(
         lists, issued, last_group,
     )  # fmt: skip
     return issued[:done]
+
+
+# The issue order of a plan ------------------------------------------------------------------------
+# The fixed one of its strategy, or the greedy planner's.
+
+
+def order_of(case: Case, plan: SlicePlan) -> LayerOrder:
+    """Return the explicit order of a plan: the fixed one of its strategy, or the greedy one."""
+    if plan.strategy == "domino" and plan.order == "greedy":
+        return plan_order(case.shapes(plan), case.cost)
+    return fixed_order(plan, case.workload.recompute, case.workload.modules)

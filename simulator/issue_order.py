@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from simulator.errors import ScheduleError
 from simulator.modules import CORE_ALONE, Modules, tokens_again
 from simulator.plan import SlicePlan
-from simulator.specs import Recompute
+from simulator.specs import ModelSpec, Recompute
 
 BLOCKS: Final = ("attn", "mlp")
 COLUMN_PARALLEL: Final = {"attn": "qkv", "mlp": "fc1"}
@@ -348,3 +348,30 @@ def check_issue_order(order: IssueOrder, plan: SlicePlan, fragments: BlockFragme
             f"The order does not issue every fragment once per layer: {', '.join(wrong[:4])}. "
             "The plan changed after the order was planned; plan it again."
         )
+
+
+# Merged weight gradients --------------------------------------------------------------------------
+# One GEMM over all row slices, and the copies that its inputs need.
+#
+# The runtime has most kernels write a slice of dy or x beside the others
+# (``runtime/ops/joins.py``). Those of libraries that choose their own place cannot: attention's
+# output, LayerNorm's and the gradient of dropout, where ranks hold all tokens. Their slices are put
+# together by a copy, an op.
+
+JOINED: Final = ".joined"
+"""End of the names of values that all slices were copied into."""
+SIDES: Final = ("dy", "x")
+
+
+def copied(model: ModelSpec, block: str, linear: str, *, gathered: bool) -> tuple[bool, bool]:
+    """Return whether a copy puts together dy, and x, of the merged weight gradient of a linear;
+    ``gathered``: what ranks share is gathered in front of it."""
+    if linear == COLUMN_PARALLEL[block]:
+        return False, model.norm == "layernorm" and not gathered
+    return model.hidden_dropout > 0 and not gathered, block == "attn"
+
+
+def copies(model: ModelSpec, *, gathered: bool) -> int:
+    """Return how many copies a layer has."""
+    linears = [(b, of[b]) for b in BLOCKS for of in (COLUMN_PARALLEL, ROW_PARALLEL)]
+    return sum(sum(copied(model, *linear, gathered=gathered)) for linear in linears)

@@ -1,4 +1,4 @@
-"""Peak memory of a rank by category, from the lifetimes of the schedule's values.
+"""Peak memory: of a rank by category, of each rank of a pipeline, and of a plan's fullest one.
 
 A value lives from the op that writes it to the last op that reads it, in issue order. A value
 written in place takes no extra memory. Weights, main gradients and optimizer state always exist.
@@ -10,31 +10,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from simulator.build import built_once
-from simulator.case import Case
+from simulator.case import Case, Chunk, joined
 from simulator.edges import Edges
+from simulator.greedy import order_of
 from simulator.issue_order import LayerOrder
 from simulator.kernels import lives
 from simulator.kernels.load import call
 from simulator.op_table import Listing, listing_of
-from simulator.optimizer_state import state_bytes
-from simulator.ordering import order_of
+from simulator.optimizer import state_bytes
 from simulator.overlap import EP_OVERLAP, buffers_of
-from simulator.paired import SHARE_OF_LAYER
-from simulator.plan import MAX_ROW_SLICES, SlicePlan, row_problem
+from simulator.overlapped import SHARE_OF_LAYER
+from simulator.pipeline.build import PASSES, Piece, Pieces, pieces_of
+from simulator.pipeline.orders import held_by_chunk
+from simulator.plan import (
+    MAX_ROW_SLICES,
+    MEGATRON,
+    SEQUENCE_ROW_SLICES,
+    SlicePlan,
+    row_problem,
+    searched_slicings,
+)
 from simulator.quantized import one_copy, operand_bytes
-from simulator.schedule import Schedule
+from simulator.schedule import Repeat, Schedule
 from simulator.shapes import Shapes
-from simulator.slicing import SEQUENCE_ROW_SLICES, searched_slicings
+from simulator.specs import Workload
+from simulator.stack import LayerKind, kinds
 from simulator.templates import Templates
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
 
 WORKSPACE_BYTES: Final = 32 << 20
 """cuBLAS's workspace on Hopper and later, as PyTorch sets it (ATen/cuda/CublasHandlePool.cpp)."""
@@ -242,3 +253,246 @@ def _phases(schedule: Schedule) -> list[Phase]:
     phases = np.empty(len(segments), np.int64)
     call("phases_of", listing.ops, segments, listing.listed, phases)
     return lifetimes(listing, phases, lives.PHASES)
+
+
+# Peak memory of each rank of a pipeline -----------------------------------------------------------
+# What its chunks hold for the micro-batches in flight, or what the optimizer's step copies after
+# them.
+
+KINDS: Final = {part: kind for kind, part in PASSES.items()}
+Phases = dict[str, Phase]
+"""Live values of a chunk's passes: of ``F`` and ``B``, and of ``I`` and ``W``
+where these are apart."""
+
+
+def piped_memory(case: Case, pieces: Pieces) -> tuple[Memory, ...]:
+    """Return each rank's memory at its peak. In its step it holds nothing of a pass any more."""
+    every = {chunk for rank in pieces.ranks for chunk in rank}
+    phases = {chunk: held_phases(pieces, chunk) for chunk in every}
+    numbered = pieces.numbered
+    changes = [_change(phases[one.chunk], KINDS[one.part]) for one in numbered.pieces]
+    rows = np.array([(*one.at_peak, *one.at_end) for one in changes], np.int64)
+    ranks = [joined(rank) for rank in pieces.ranks]
+    alike = {chunk: number for number, chunk in enumerate(ranks)}
+    steps = {chunk: _step_peak(pieces, number) for chunk, number in alike.items()}
+    peaks = np.array([steps[chunk] for chunk in ranks], np.int64)
+    call("rank_peaks", pieces.wires.first, numbered.of_task, rows, peaks)
+    static = {
+        chunk: held_parameters(case, pieces.step_shapes(number)) for chunk, number in alike.items()
+    }
+    return tuple(
+        static[chunk]._replace(activations=whole - logits, logits=logits)
+        for chunk, (whole, logits) in zip(ranks, peaks.tolist(), strict=True)
+    )
+
+
+class _Change(NamedTuple):
+    """By what a pass changes the bytes that its rank holds: at its peak, and after it."""
+
+    at_peak: Live
+    at_end: Live
+
+
+def _change(phases: Phases, kind: str) -> _Change:
+    """Return the change of a pass, which takes over what the pass before it left."""
+    before = {"F": "", "B": "F", "I": "F", "W": "I"}[kind]
+    own = phases[before].held if before else Live(0, 0)
+    taken = Live(-own.whole, -own.logits)
+    return _Change(_sum(taken, phases[kind].peak), _sum(taken, phases[kind].held))
+
+
+def _sum(one: Live, other: Live) -> Live:
+    return Live(one.whole + other.whole, one.logits + other.logits)
+
+
+def held_phases(pieces: Pieces, chunk: Chunk) -> Phases:
+    """Return what a chunk holds during and after each pass; a received message lives as long as the
+    values that it carries."""
+    return {
+        kind: phase
+        for kinds in pieces.ways
+        for kind, phase in _held_in(pieces, chunk, kinds).items()
+    }
+
+
+def _held_in(pieces: Pieces, chunk: Chunk, kinds: str) -> Phases:
+    """Return the same of passes that follow one another."""
+    parts = {kind: PASSES[kind] for kind in kinds}
+    schedules = [pieces.schedule(Piece(chunk, part, False)) for part in parts.values()]
+    segments = [one.parts[0].segments for one in schedules]
+    passes = (Repeat(segments=tuple(chain(*segments))),)
+    whole = replace(schedules[0], parts=passes)
+    phased = np.repeat(np.arange(len(parts)), [len(several) for several in segments])
+    found = lifetimes(listing_of(whole), phased, len(parts))
+    phases = dict(zip(parts, found, strict=True))
+    received = pieces.whole.residual_bytes(-1)
+    if not chunk.embedding:
+        phases["F"] = _more(phases["F"], received, received)
+        phases[kinds[1]] = _more(phases[kinds[1]], received, 0)
+    if not chunk.head:
+        phases[kinds[1]] = _more(phases[kinds[1]], received, 0)
+    return phases
+
+
+def _step_peak(pieces: Pieces, rank: int) -> Live:
+    """Return the most live values of a rank's step."""
+    ahead, behind = pieces.step(rank)
+    found = ahead.programs.get(Live)
+    if found is None:
+        segments = *ahead.parts[0].segments, *behind.parts[0].segments
+        whole = replace(ahead, parts=(Repeat(segments=segments),))
+        found = lifetimes(listing_of(whole), np.zeros(len(segments), np.int64), 1)[0].peak
+        ahead.programs[Live] = found
+    peak: Live = found
+    return peak
+
+
+def _more(phase: Phase, at_peak: int, at_end: int) -> Phase:
+    return Phase(_sum(phase.peak, Live(at_peak, 0)), _sum(phase.held, Live(at_end, 0)))
+
+
+# Lower bounds on the memory of a layout's plans, before any of them is scheduled ------------------
+# When a rank's first backward begins, it holds what backward will read, for all micro-batches in
+# flight. Those are the same bytes for every cut and order of a mode. So the peak of every plan is
+# at least that, on each rank, with its parameters and what it receives for that backward.
+
+
+class _Rank(NamedTuple):
+    """What a rank always holds, and how many passes of each of its chunks when its first backward
+    begins."""
+
+    static_bytes: int
+    held: tuple[tuple[Chunk, int], ...]
+
+
+class _Keeps(NamedTuple):
+    """The bytes that a pass forward of a stack of one kind leaves: of each layer, and beside."""
+
+    layer: int
+    beside: int
+
+
+class KeptBytes:
+    """What cases with the same kinds of layers and micro-batches hold, each found once."""
+
+    def __init__(self) -> None:
+        self._of_layers: dict[tuple[object, ...], _Keeps] = {}
+        self._of_chunks: dict[tuple[object, ...], int] = {}
+        self._static: dict[tuple[object, ...], int] = {}
+
+    def static_bytes(self, case: Case, plan: SlicePlan, chunk: Chunk) -> int:
+        """Return what a rank with the layers of ``chunk`` always holds."""
+        key = plan, chunk, case.cluster.dp
+        if key not in self._static:
+            self._static[key] = sum(held_parameters(case, chunk.of(case.shapes(plan))))
+        return self._static[key]
+
+    def of_chunk(self, case: Case, plan: SlicePlan, chunk: Chunk, work: Workload) -> int:
+        """Return at least what a pass of ``chunk`` with the settings ``work`` leaves for
+        backward."""
+        key = plan, chunk, work.recompute, work.recompute_layers
+        if key not in self._of_chunks:
+            ends, found = chunk._replace(layers=0, dense=0), 0
+            beside = []
+            for kind, layers in kinds(chunk.model(case.model), chunk.workload(work)).items():
+                keeps = self._of_layer(case, plan, kind, ends)
+                found += layers * keeps.layer
+                beside.append(keeps.beside)
+            self._of_chunks[key] = found + min(beside)
+        return self._of_chunks[key]
+
+    def _of_layer(self, case: Case, plan: SlicePlan, kind: LayerKind, ends: Chunk) -> _Keeps:
+        """Return what layers of a kind keep between ``ends``."""
+        key = plan, kind, ends
+        if key not in self._of_layers:
+            pieces = pieces_of(case.of(kind), plan)
+            short, long = (ends._replace(layers=layers) for layers in (1, 2))
+            one, two = (held_phases(pieces, chunk)["F"].held.whole for chunk in (short, long))
+            layers = short.model(case.model).stacked_layers
+            self._of_layers[key] = _Keeps(two - one, one - layers * (two - one))
+        return self._of_layers[key]
+
+
+class LeastBytes:
+    """The bound of all plans of a case with the mode of ``plan``, which is unsliced, for any
+    number of recomputed layers. ``static``: what the fullest rank always holds."""
+
+    def __init__(self, case: Case, plan: SlicePlan, kept: KeptBytes) -> None:
+        self.plan = plan
+        self._case, self._kept = case, kept
+        firsts: dict[Chunk, int] = {}  # of equal ranks the first holds most micro-batches
+        for number, chunks in enumerate(case.chunks):
+            firsts.setdefault(joined(chunks), number)
+        self._ranks = [self._rank(chunk, number) for chunk, number in firsts.items()]
+        self._received = case.shapes(plan).residual_bytes(-1)
+        self.static = max(one.static_bytes for one in self._ranks)
+
+    def _rank(self, chunk: Chunk, number: int) -> _Rank:
+        case = self._case
+        counts = held_by_chunk(case.workload, case.cluster, number)
+        static = self._kept.static_bytes(case, self.plan, chunk)
+        return _Rank(static, tuple(zip(case.chunks[number], counts, strict=True)))
+
+    def of(self, work: Workload) -> int:
+        """Return the bound (bytes) with the recomputation of ``work``."""
+        return max(self._of_rank(one, work) for one in self._ranks)
+
+    def _of_rank(self, rank: _Rank, work: Workload) -> int:
+        held = sum(
+            count * self._kept.of_chunk(self._case, self.plan, chunk, work)
+            for chunk, count in rank.held
+            if count
+        )
+        receives = not rank.held[-1][0].head
+        return rank.static_bytes + held + receives * self._received
+
+
+# Peak memory of a plan, on each stage of its pipeline and on the fullest one ----------------------
+
+
+def stage_memory(
+    case: Case, plan: SlicePlan, order: LayerOrder | None = None
+) -> tuple[Memory, ...]:
+    """Return each stage's memory at its peak; one stage without a pipeline."""
+    if case.cluster.pp == 1:
+        return (unpiped_memory(case, plan, order),)
+    return piped_memory(case, pieces_of(case, plan, order))
+
+
+def peak_memory(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Memory:
+    """Return the memory at its peak of the fullest stage."""
+    return max(stage_memory(case, plan, order), key=sum)
+
+
+def peak_bytes(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> int:
+    """Return the sum of ``peak_memory``."""
+    return sum(peak_memory(case, plan, order))
+
+
+def least_peak_bytes(case: Case) -> int:
+    """Return a lower bound (bytes) on the peak of every searched plan; most plans of real models
+    need little more. With a pipeline it is the static memory of the fullest stage."""
+    return min(_least_bytes(case))
+
+
+def may_fit(case: Case) -> bool:
+    """Return whether ``least_peak_bytes`` may be recommended; the first bound usually decides."""
+    return any(held <= case.memory.sure_bytes for held in _least_bytes(case))
+
+
+def static_memory(case: Case, plan: SlicePlan) -> Memory:
+    """Return the static memory of the fullest stage: parameters, main gradients, optimizer state
+    and workspaces."""
+    whole = case.shapes(plan)
+    if case.cluster.pp == 1:
+        return held_parameters(case, whole)
+    ranks = dict.fromkeys(map(joined, case.chunks))
+    stages = (held_parameters(case, chunk.of(whole)) for chunk in ranks)
+    return max(stages, key=sum)
+
+
+def _least_bytes(case: Case) -> Iterator[int]:
+    if case.cluster.pp == 1:
+        return head_bytes(case)
+    usual = replace(MEGATRON, sequence_parallel=case.modes[0])
+    return iter([sum(static_memory(case, usual))])

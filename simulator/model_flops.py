@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from simulator.case import Case
-from simulator.chunks import place
+from simulator.case import Case, place
 from simulator.model_sizes import MTP_NORMS
 from simulator.sharding import padded_vocab_size
 from simulator.specs import ModelSpec

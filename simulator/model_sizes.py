@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
+from simulator.errors import InputError, require_positive_int
+
 EXTRAS: Final = (
     "qk_norm", "post_norm", "scaled_embeddings", "attn_logit_softcapping",
     "final_logit_softcapping",
@@ -21,6 +23,7 @@ class ModelSizes:
     prediction are as the last one. Parameters are all but those of routers' biases.
     """
 
+    name: str
     num_hidden_layers: int
     hidden_size: int
     num_attention_heads: int
@@ -229,3 +232,60 @@ class ModelSizes:
         tables = self.vocab_size * h * (1 if self.tie_word_embeddings else 2)
         positions = self.max_position_embeddings * h * (self.position_embedding == "learned")
         return tables + positions + h * self.norm_vectors
+
+    def _check_experts(self) -> None:
+        if not self.num_experts:
+            _refuse_alone(
+                self, "needs experts: set num_experts, too", "num_experts_per_tok",
+                "moe_intermediate_size", "shared_expert_intermediate_size",
+                "first_k_dense_replace",
+            )  # fmt: skip
+            return
+        for name in ("num_experts_per_tok", "moe_intermediate_size"):
+            require_positive_int("With experts, model", name, getattr(self, name))
+        for name, most in (
+            ("num_experts_per_tok", "num_experts"), ("first_k_dense_replace", "num_hidden_layers")
+        ):  # fmt: skip
+            if getattr(self, name) > getattr(self, most):
+                raise InputError(
+                    f"model.{name} = {getattr(self, name)} is above {most} = "
+                    f"{getattr(self, most)}; set it to at most that."
+                )
+        if not self.gated_mlp:
+            raise InputError(
+                f"{self.name} has experts, which are simulated as gated MLPs; set gated_mlp=true."
+            )
+
+    def _check_latent_attention(self) -> None:
+        if not self.kv_lora_rank:
+            _refuse_alone(
+                self, "is of latent attention: set kv_lora_rank, too", "q_lora_rank",
+                "qk_rope_head_dim", "v_head_dim",
+            )  # fmt: skip
+            return
+        for name in ("qk_rope_head_dim", "v_head_dim"):
+            require_positive_int("With kv_lora_rank, model", name, getattr(self, name))
+        if self.head_dim <= self.qk_rope_head_dim:
+            raise InputError(
+                f"With kv_lora_rank, model.head_dim is that of queries and keys, of which "
+                f"qk_rope_head_dim = {self.qk_rope_head_dim} elements are rotated; got head_dim = "
+                f"{self.head_dim}, set it to more."
+            )
+        if self.num_key_value_heads != self.num_attention_heads:
+            raise InputError(
+                f"With kv_lora_rank each head has keys and values of its own; set "
+                f"num_key_value_heads={self.num_attention_heads}, got {self.num_key_value_heads}."
+            )
+        other = [name for name in ("attention_bias", "qk_norm") if getattr(self, name)]
+        if other:
+            raise InputError(
+                f"Latent attention is simulated without {' and '.join(other)}; set "
+                f"{', '.join(f'{name}=false' for name in other)}, or kv_lora_rank=0."
+            )
+
+
+def _refuse_alone(model: ModelSizes, why: str, *names: str) -> None:
+    """Raise InputError if one of these sizes, which need another one, is not 0."""
+    for name in names:
+        if value := getattr(model, name):
+            raise InputError(f"model.{name} = {value} {why}, or leave it 0.")

@@ -105,7 +105,7 @@ CHOICES: Final = MappingProxyType(
 """Strategy -> what each kind of GEMM can be told, for tuning."""
 EP_OVERLAP: Final = "ep-overlap"
 """The strategy that runs a micro-batch forward beside another that goes back, so that one computes
-while the other's tokens are on their way to experts (``simulator.paired``)."""
+while the other's tokens are on their way to experts (``simulator.overlapped``)."""
 RIVAL_NAMES: Final = MappingProxyType(
     {
         "userbuffers": "userbuffers", "async-tp": "async-TP", "fused": "tile fusion",

@@ -21,15 +21,17 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from simulator.errors import ProfileError
-from simulator.limits import check_values
 from simulator.lookup import (
     ABSENT_IF_EMPTY,
+    PROVENANCE_KINDS,
+    Provenance,
+    ProvenanceKind,
+    check_values,
     require_choice,
     require_count,
     require_number,
     require_positive,
 )
-from simulator.provenance import PROVENANCE_KINDS, Provenance, ProvenanceKind
 
 FAMILIES: Final = ("gemm", "attention", "pointwise", "collective")
 NUMBERS: Final = ("boost_mhz", "cap_w", "idle_w", "exponent", "clock_spread")

@@ -13,13 +13,16 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Final, Literal
 
-from simulator.calibration import Calibration
 from simulator.contention import ContentionFit
+from simulator.cpu_hosts import IdleLane, ResumeFit, SkewFit
+from simulator.draws import Calibration
 from simulator.errors import MissingSectionError, ProfileError
-from simulator.idle_lane import IdleLane
-from simulator.limits import check_values
 from simulator.lookup import (
     ABSENT_IF_EMPTY,
+    NO_ROOF,
+    Provenance,
+    Roof,
+    check_values,
     require_choice,
     require_count,
     require_number,
@@ -27,18 +30,14 @@ from simulator.lookup import (
     require_sorted,
 )
 from simulator.lookup.attention import AttentionFit, AttentionRow, AttentionTable
-from simulator.lookup.collective_fit import CollectiveFit
+from simulator.lookup.collective_law import CollectiveFit
 from simulator.lookup.collectives import CollectiveRow, CollectiveTable
 from simulator.lookup.expected import COLLECTIVE_TABLE, POINTWISE_TABLE
+from simulator.lookup.experts import GroupedFit, GroupedRow, GroupedTable
 from simulator.lookup.gemm import GemmFit, GemmRow, GemmTable
-from simulator.lookup.grouped import GroupedFit, GroupedRow, GroupedTable
 from simulator.lookup.pointwise import DEFAULT, PointwiseFit, PointwiseRow, PointwiseTable
-from simulator.lookup.roof import NO_ROOF, Roof
 from simulator.ops import MULTIMEM, TpCollectives
 from simulator.power import PowerSection
-from simulator.provenance import Provenance
-from simulator.resume import ResumeFit
-from simulator.skew import SkewFit
 
 SCHEMA: Final = 3
 LaunchMode = Literal["async", "inline", "none"]

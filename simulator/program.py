@@ -10,14 +10,14 @@ A GEMM that leaves SMs free in its last wave is two steps: its full waves, and i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from simulator.contention import SCALE, Contention, Family
-from simulator.idle_lane import NO_TIMES, IdleTimes
+from simulator.cpu_hosts import NO_TIMES, IdleTimes, ResumeFit
 from simulator.implementation import LaunchOrder
 from simulator.ops import Signature
-from simulator.resume import ResumeFit
 from simulator.waves import OPEN
 
 WORK_UNIT: Final = 1024
@@ -103,3 +103,24 @@ class Rates(dict[tuple[int, ...], tuple[int, ...]]):
         slowdowns = self[in_flight] = self._contention.slowdowns(families)
         assert all(rate >= SCALE for rate in slowdowns)
         return slowdowns
+
+
+# Spans of ops from those of their steps -----------------------------------------------------------
+# An op is one step, or two.
+
+
+def spans_of_ops(
+    steps: Sequence[Step], spans: Sequence[tuple[int, int]]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the starts and the ends of ops, in ns, from the spans of steps. A wait for later ranks
+    is the beginning of the op after it, a REST the end of the op before it."""
+    starts: list[int] = []
+    ends: list[int] = []
+    for index, (step, (start, end)) in enumerate(zip(steps, spans, strict=True)):
+        if step.part == REST:
+            ends[-1] = end
+        elif step.family:
+            waited = index > 0 and not steps[index - 1].family
+            starts.append(spans[index - 1][0] if waited else start)
+            ends.append(end)
+    return tuple(starts), tuple(ends)

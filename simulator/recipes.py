@@ -7,7 +7,7 @@ made once and priced at many clocks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
@@ -27,16 +27,15 @@ from simulator.issue_order import (
 )
 from simulator.modules import plays_again
 from simulator.ops import Gemm, Signature
-from simulator.optimizer_step import begin_step, optimizer_step
+from simulator.optimizer import begin_step, optimizer_step
 from simulator.overlap import RIVALS
 from simulator.plan import SlicePlan
-from simulator.schedule import COMPUTE, CP, EP, TP, OpTemplate
+from simulator.schedule import COMPUTE, CP, EP, TP, OpTemplate, Ref
 from simulator.schedules import fixed_order
 from simulator.shapes import Held
 from simulator.specs import WGRADS_APART
 from simulator.stack import LayerKind, is_uniform, kinds, own_kind
 from simulator.templates import Templates
-from simulator.windows import windows
 
 
 class Part(NamedTuple):
@@ -271,3 +270,49 @@ def mode_of(plan: SlicePlan) -> tuple[object, ...]:
     slicing = plan.slice_dim, plan.slice_balance
     strategy = plan.strategy, plan.tp_comm_overlap, plan.strategy in RIVALS and plan.wgrad
     return *strategy, plan.comm_ctas, plan.sequence_parallel, *slicing
+
+
+# Windows ------------------------------------------------------------------------------------------
+# The parts of a layer's pass in which collectives run, for bounds of unsliced plans.
+#
+# Each lane is FIFO, and a collective is issued when all compute before it is done. So a pass is cut
+# before each op behind which no compute starts until all collectives so far are done: ops on both
+# sides of a cut never run at the same time.
+
+
+def windows(ops: Sequence[OpTemplate], *, wgrads_wait: bool) -> list[list[OpTemplate]]:
+    """Return the windows of a layer's ``ops``, which are in issue order, on compute and one other
+    lane. ``wgrads_wait``: gradients of weights are not a pass of their own.
+
+    Collectives that the layer does not wait for are left out.
+    """
+    end = len(ops)
+    due, ahead = _due(ops, wgrads_wait=wgrads_wait), [end] * (end + 1)
+    for place in reversed(range(end)):  # the first compute op from here on
+        ahead[place] = place if ops[place].lane == COMPUTE else ahead[place + 1]
+    found: list[list[OpTemplate]] = []
+    latest, begin = -1, 0
+    for place in range(end + 1):
+        if latest <= ahead[place]:
+            found.append(list(ops[begin:place]))
+            begin = place
+        latest = max(latest, due.get(place, -1))
+    return [window for window in found if any(op.lane != COMPUTE for op in window)]
+
+
+def _due(ops: Sequence[OpTemplate], *, wgrads_wait: bool) -> dict[int, int]:
+    """Return the place of each collective, and that of the first op that waits for it or for one
+    behind it; a place behind all ops where none does."""
+    due: dict[int, int] = {}
+    written: dict[Ref, int] = {}
+    for place, op in enumerate(ops):
+        if op.lane != COMPUTE:
+            due[place] = len(ops) + 1
+            written |= dict.fromkeys(op.writes, place)
+        elif wgrads_wait or "_wgrad" not in op.role:
+            for at in {written[ref] for ref in op.reads if ref in written}:
+                due[at] = min(due[at], place)
+    least = len(ops) + 1
+    for place in reversed(due):
+        due[place] = least = min(due[place], least)
+    return due

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Final
 
-from simulator.core_attention import SCORES
+from simulator.attention import SCORES
 from simulator.issue_order import COLUMN_PARALLEL
 from simulator.modules import OUTPUTS, REPLAYS, Replay, fitting, plays
 from simulator.schedule import RECOMPUTED_SUFFIX, OpTemplate, Ref

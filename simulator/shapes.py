@@ -12,9 +12,14 @@ from simulator.dtypes import DTYPE_BYTES, MATH_BYTES
 from simulator.implementation import FUSED, LaunchOrder
 from simulator.modules import plays_again
 from simulator.ops import MULTIMEM, Collective, CollectiveKind, Gemm, Layout, Pointwise
-from simulator.plan import SlicePlan, check_plan_fits, slice_multiple
+from simulator.plan import (
+    SlicePlan,
+    batch_slice_sizes,
+    check_plan_fits,
+    sequence_spans,
+    slice_multiple,
+)
 from simulator.sharding import padded_vocab_size
-from simulator.slicing import batch_slice_sizes, sequence_spans
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 from simulator.stack import LayerKind, is_uniform, kinds
 

@@ -17,11 +17,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from simulator.bound_groups import BoundGroups
 from simulator.build import Builder
-from simulator.by_signature import rows_of
 from simulator.case import Case
-from simulator.clocked_form import SAFETY as CLOCK_SAFETY
 from simulator.closed_form import (
     FAMILIES,
     PASSES,
@@ -31,18 +28,19 @@ from simulator.closed_form import (
     joins_edges,
     waits_for_gathers,
 )
+from simulator.dtypes import S_PER_NS
+from simulator.further_bounds import SAFETY as CLOCK_SAFETY
+from simulator.greedy import order_of
 from simulator.issue_order import BLOCKS, COLUMN_PARALLEL, ROW_PARALLEL
 from simulator.kernels import lives, windows
 from simulator.kernels.load import call
-from simulator.op_table import Played, list_ops, table_of
+from simulator.op_table import Played, list_ops, rows_of, table_of
 from simulator.ops import Collective, Gemm, Signature
-from simulator.ordering import order_of
 from simulator.plan import SlicePlan
 from simulator.recipes import Recipe, mode_of, step_key
 from simulator.schedule import TP, Repeat
 from simulator.stack import is_uniform
-from simulator.stretch import may_hide
-from simulator.units import S_PER_NS
+from simulator.stretch import BoundGroups, may_hide
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

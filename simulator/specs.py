@@ -18,11 +18,17 @@ from simulator.dtypes import (
     GradDtype,
     MomentsDtype,
 )
-from simulator.errors import InputError, unknown_name
-from simulator.graphs import GRAPH_SCOPES, GraphScope
+from simulator.errors import MOST, InputError, require_divisible, require_positive_int, unknown_name
 from simulator.implementation import DOMINO_TUNE, Implementation
 from simulator.model_sizes import ModelSizes
-from simulator.modules import CORE_ALONE, RECOMPUTE_MODULES, Modules, check_recomputation
+from simulator.modules import (
+    CORE_ALONE,
+    GRAPH_SCOPES,
+    RECOMPUTE_MODULES,
+    GraphScope,
+    Modules,
+    check_recomputation,
+)
 from simulator.ops import TpCollectives
 
 MAY_BE_0: Final = frozenset(
@@ -33,26 +39,6 @@ MAY_BE_0: Final = frozenset(
     }
 )  # fmt: skip
 """Sizes of a model that are 0 where it has no such thing."""
-MOST: Final = 10**12  # far above any real size, but products of sizes stay manageable
-
-
-def require_positive_int(owner: str, name: str, value: object) -> None:
-    """Raise InputError unless ``value`` is an int from 1 to MOST (bool is not an int here)."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        shown = "less" if isinstance(value, int) and value < -MOST else repr(value)
-        raise InputError(f"{owner}.{name} must be a whole number ≥ 1, got {shown}.")
-    if value > MOST:
-        raise InputError(f"{owner}.{name} must be at most {MOST}, got more.")
-
-
-def require_divisible(what: str, value: int, by_what: str, by: int) -> None:
-    """Raise InputError, with the nearest multiples, unless ``by`` divides ``value``."""
-    if value % by:
-        below, above = value // by * by, (value // by + 1) * by
-        nearest = f"{below} or {above}" if below else str(above)
-        raise InputError(
-            f"{what} = {value} is not divisible by {by_what} = {by}; nearest multiples: {nearest}."
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,63 +122,6 @@ class ModelSpec(ModelSizes):
         )  # fmt: skip
         self._check_experts()
         self._check_latent_attention()
-
-    def _check_experts(self) -> None:
-        if not self.num_experts:
-            _refuse_alone(
-                self, "needs experts: set num_experts, too", "num_experts_per_tok",
-                "moe_intermediate_size", "shared_expert_intermediate_size",
-                "first_k_dense_replace",
-            )  # fmt: skip
-            return
-        for name in ("num_experts_per_tok", "moe_intermediate_size"):
-            require_positive_int("With experts, model", name, getattr(self, name))
-        for name, most in (
-            ("num_experts_per_tok", "num_experts"), ("first_k_dense_replace", "num_hidden_layers")
-        ):  # fmt: skip
-            if getattr(self, name) > getattr(self, most):
-                raise InputError(
-                    f"model.{name} = {getattr(self, name)} is above {most} = "
-                    f"{getattr(self, most)}; set it to at most that."
-                )
-        if not self.gated_mlp:
-            raise InputError(
-                f"{self.name} has experts, which are simulated as gated MLPs; set gated_mlp=true."
-            )
-
-    def _check_latent_attention(self) -> None:
-        if not self.kv_lora_rank:
-            _refuse_alone(
-                self, "is of latent attention: set kv_lora_rank, too", "q_lora_rank",
-                "qk_rope_head_dim", "v_head_dim",
-            )  # fmt: skip
-            return
-        for name in ("qk_rope_head_dim", "v_head_dim"):
-            require_positive_int("With kv_lora_rank, model", name, getattr(self, name))
-        if self.head_dim <= self.qk_rope_head_dim:
-            raise InputError(
-                f"With kv_lora_rank, model.head_dim is that of queries and keys, of which "
-                f"qk_rope_head_dim = {self.qk_rope_head_dim} elements are rotated; got head_dim = "
-                f"{self.head_dim}, set it to more."
-            )
-        if self.num_key_value_heads != self.num_attention_heads:
-            raise InputError(
-                f"With kv_lora_rank each head has keys and values of its own; set "
-                f"num_key_value_heads={self.num_attention_heads}, got {self.num_key_value_heads}."
-            )
-        other = [name for name in ("attention_bias", "qk_norm") if getattr(self, name)]
-        if other:
-            raise InputError(
-                f"Latent attention is simulated without {' and '.join(other)}; set "
-                f"{', '.join(f'{name}=false' for name in other)}, or kv_lora_rank=0."
-            )
-
-
-def _refuse_alone(model: ModelSpec, why: str, *names: str) -> None:
-    """Raise InputError if one of these sizes, which need another one, is not 0."""
-    for name in names:
-        if value := getattr(model, name):
-            raise InputError(f"model.{name} = {value} {why}, or leave it 0.")
 
 
 DataParallel = Literal["replicas", "distributed-optimizer", "fsdp"]

@@ -29,7 +29,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from simulator.lookup.exchange import DEFAULT_SMS
+from simulator.lookup.experts import DEFAULT_SMS
 from simulator.ops import Collective, CollectiveKind, Pointwise
 from simulator.quantized import Quantized
 from simulator.schedule import EP, TP, OpTemplate, Ref

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final, NamedTuple
 
+from simulator.dtypes import GIB
 from simulator.profile import Machine
 from simulator.specs import ClusterSpec
-from simulator.units import GIB
 
 SURE: Final = 0.8
 """Chance to fit from which on a plan is recommended."""

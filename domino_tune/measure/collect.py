@@ -10,6 +10,7 @@ from domino_tune.measure.contention_law import assumptions, contention_fit, with
 from domino_tune.measure.idle_lane_law import idle_lane_law
 from domino_tune.measure.op_rows import MEASURED, add_ops, add_rows
 from domino_tune.measure.power_law import with_loads
+from simulator.cpu_hosts import ResumeFit, ResumeRow, SkewFit, SkewRow
 from simulator.lookup.collectives import CollectiveRow
 from simulator.ops import Collective
 from simulator.profile import (
@@ -20,8 +21,6 @@ from simulator.profile import (
     ResumeSection,
     SkewSection,
 )
-from simulator.resume import ResumeFit, ResumeRow
-from simulator.skew import SkewFit, SkewRow
 
 Message = Mapping[str, Any]
 

@@ -25,10 +25,9 @@ from domino_tune.runtime.launch_spec import CTA_SETTINGS
 from domino_tune.search.space import SpaceSpec
 from simulator.errors import InfeasiblePlanError
 from simulator.ops import Collective, CollectiveKind, Gemm, Signature
-from simulator.plan import MEGATRON, Order, SlicePlan, row_problem
+from simulator.plan import MEGATRON, Order, SlicePlan, row_problem, searched_slicings
 from simulator.profile import Machine
 from simulator.shapes import Shapes
-from simulator.slicing import searched_slicings
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 PROBE_LAYERS: Final = 2

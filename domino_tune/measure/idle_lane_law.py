@@ -1,6 +1,6 @@
 """The law of idle lanes, from collectives timed behind a lane that idled and behind each other.
 
-The law (``simulator.idle_lane``) has three unknowns: a bucket's size, the time that a whole bucket
+The law (``simulator.cpu_hosts``) has three unknowns: a bucket's size, the time that a whole bucket
 takes, and the time of waking. For a given size both times are the least-squares ones that are not
 negative; the size is the one that leaves the smallest squares.
 """
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.idle_lane import IdleLane
+from simulator.cpu_hosts import IdleLane
 from simulator.lookup.collectives import CollectiveRow
 
 SIZES: Final = tuple(round(1024 * 2 ** (step / 4)) for step in range(45))

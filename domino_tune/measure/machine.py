@@ -18,8 +18,8 @@ from domino_tune.measure.host_memory import memory_bytes
 from domino_tune.runtime.launch.launcher import find_launcher
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.runtime.priority import may_be_urgent
+from simulator.dtypes import GIB
 from simulator.profile import Machine
-from simulator.units import GIB
 
 PEAK_TFLOPS: Final = {"gloo": 0.1, "nccl": 100.0}
 """Assumed by backend until a GEMM has been timed: for one CPU thread, and for a GPU."""

@@ -8,14 +8,13 @@ from typing import Final
 
 from domino_tune.measure.coverage import contention_of, cta_counts, with_ctas
 from domino_tune.measure.probe_set import ProbeCase, ProbeSet, compute_only
-from simulator.dtypes import Dtype
+from simulator.dtypes import GIB, Dtype
 from simulator.errors import InputError
 from simulator.ops import Collective, CollectiveKind
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.presets import llama_model
 from simulator.profile import Profile
 from simulator.specs import ClusterSpec, ModelSpec, Workload
-from simulator.units import GIB
 
 SMALLEST_MESSAGE: Final = 4 << 10
 LAYERS: Final = 2

@@ -9,13 +9,12 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
-from simulator.lookup import Timing
+from simulator.lookup import Provenance, Timing
 from simulator.lookup.attention import AttentionRow
 from simulator.lookup.gemm import GemmRow
 from simulator.lookup.pointwise import PointwiseRow
 from simulator.ops import Attention, Collective, Gemm, Pointwise, Signature
 from simulator.profile import AttentionSection, GemmSection, PointwiseSection, Profile, gemm_key
-from simulator.provenance import Provenance
 
 KINDS: Final[Mapping[str, type[Any]]] = {
     "gemm": Gemm, "attention": Attention, "pointwise": Pointwise, "collective": Collective,

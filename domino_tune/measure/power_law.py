@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from simulator.lookup import Provenance, ProvenanceKind
 from simulator.power import FamilyPower, PowerSection, RowClock
-from simulator.provenance import Provenance, ProvenanceKind
 
 Row = Mapping[str, Any]
 REST: Final = "rest"

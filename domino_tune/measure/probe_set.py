@@ -17,8 +17,8 @@ from typing import Any, Final
 from domino_tune.measure.power_law import lacking_loads
 from simulator.build import build_schedule
 from simulator.case import Case
+from simulator.memory import peak_bytes
 from simulator.ops import Collective, Gemm, Signature
-from simulator.peak import peak_bytes
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.profile import Profile
 from simulator.specs import ClusterSpec, ModelSpec, Workload

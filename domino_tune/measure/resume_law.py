@@ -1,6 +1,6 @@
 """The law of the time that compute loses after a wait, fitted to steps in which a rank slept.
 
-Each stretch is the compute after one wait. Its law (``simulator.resume``) has two unknowns: the
+Each stretch is the compute after one wait. Its law (``simulator.cpu_hosts``) has two unknowns: the
 total cost of a wait of that length, and how soon it is paid. For a given recovery the cost is the
 least-squares one; the recovery is the one of ``RECOVERIES_US`` with the smallest sum of squares.
 """
@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from simulator.resume import ResumeFit, ResumeRow
+from simulator.cpu_hosts import ResumeFit, ResumeRow
 
 RECOVERIES_US: Final = (500.0, 1000.0, 2000.0, 4000.0, 8000.0)
 LONGEST_US: Final = 16_000

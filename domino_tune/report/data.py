@@ -10,7 +10,7 @@ from domino_tune.results.memory import UsableMemory
 from domino_tune.results.verdict import Verdict
 from simulator.errors import InputError
 from simulator.plan import SlicePlan
-from simulator.timeline import Timeline
+from simulator.schedule import Timeline
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,7 @@ from domino_tune.report.names import (
     role_label,
     shape_text,
 )
-from simulator.schedule import LANES, Op, is_layer_role
-from simulator.timeline import Timeline
+from simulator.schedule import LANES, Op, Timeline, is_layer_role
 
 MAX_OPS: Final = 12_000
 """Most ops of one timeline on the page; a longer one is drawn with some layers only."""

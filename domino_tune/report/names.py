@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from simulator.dtypes import MS_PER_NS
 from simulator.ops import Collective, Fused, Gemm, Pointwise, Signature
 from simulator.overlap import RIVAL_NAMES
 from simulator.schedule import Op
-from simulator.units import MS_PER_NS
 
 LABELS: Final = {
     "head.logits": "LM head", "embed": "embedding", "embed.post": "embedding post",

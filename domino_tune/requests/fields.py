@@ -30,10 +30,11 @@ from simulator.plan import (
     MAX_CTAS,
     MAX_ROW_SLICES,
     Order,
+    SliceBalance,
+    SliceDim,
     Strategy,
     WgradPlacement,
 )
-from simulator.slicing import SliceBalance, SliceDim
 from simulator.specs import ContextComm, DataParallel, MoeDispatcher, PipelineSchedule, Recompute
 
 NEEDED: Final = ("model", "profile", "tp", "seq_length", "micro_batch_size")

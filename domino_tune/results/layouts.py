@@ -14,8 +14,8 @@ from domino_tune.results.shown import Shown, frame
 from domino_tune.results.simulate import Simulated, SimulateResult
 from domino_tune.results.texts import ms, named, plan_words, share
 from domino_tune.results.tune import stopped_words
+from simulator.case import Cost
 from simulator.overlap import RIVAL_NAMES
-from simulator.price import Cost
 from simulator.usable import percent
 
 if TYPE_CHECKING:

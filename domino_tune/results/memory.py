@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simulator.units import GIB
+from simulator.dtypes import GIB
 from simulator.usable import Usable
 
 

@@ -15,12 +15,11 @@ from domino_tune.results.shown import Shown, frame
 from domino_tune.results.texts import cost_line, ms, share
 from domino_tune.results.verdict import Verdict
 from domino_tune.store.plans import PlanFile, Predicted, ProfileRef
-from simulator.case import Case
+from simulator.case import Case, Cost
 from simulator.issue_order import LayerOrder
 from simulator.plan import SlicePlan
-from simulator.price import Cost
+from simulator.schedule import Timeline
 from simulator.specs import ClusterSpec, ModelSpec, Workload
-from simulator.timeline import Timeline
 from simulator.usable import percent
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from simulator.case import Cost
 from simulator.overlap import EP_OVERLAP
 from simulator.plan import SlicePlan
-from simulator.price import Cost
 
 NONE: Final = "–"
 ORDER_WORDS: Final = {

@@ -13,8 +13,8 @@ from domino_tune.results.simulate import Interval, workload_line
 from domino_tune.results.texts import NONE, factor, memory, ms, percent
 from domino_tune.store.plans import ProfileRef
 from simulator.plan import SlicePlan
+from simulator.schedule import Timeline
 from simulator.specs import ClusterSpec, ModelSpec, Workload
-from simulator.timeline import Timeline
 
 if TYPE_CHECKING:
     from pandas import DataFrame

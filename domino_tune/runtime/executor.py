@@ -13,9 +13,8 @@ from domino_tune.runtime.lanes.lane import Lane
 from domino_tune.runtime.ops.joins import sides_of
 from domino_tune.runtime.ops.state import State
 from simulator.errors import InputError
-from simulator.schedule import Schedule
+from simulator.schedule import Schedule, Timeline
 from simulator.specs import Workload
-from simulator.timeline import Timeline
 
 
 @dataclass(frozen=True, kw_only=True)

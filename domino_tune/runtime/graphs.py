@@ -14,8 +14,7 @@ import torch
 
 from domino_tune.runtime.clock import DeviceClock, NoClock
 from domino_tune.runtime.executor import Executor, StepResult
-from simulator.schedule import COMPUTE
-from simulator.timeline import Timeline
+from simulator.schedule import COMPUTE, Timeline
 
 EAGER_STEPS: Final = 2
 """Eager steps before the capture: libraries create handles and communicators in them."""

@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from simulator.errors import InputError
+from simulator.errors import InputError, require_positive_int
 from simulator.overlap import RIVALS, RUNS_IN
 from simulator.plan import SlicePlan
-from simulator.specs import ClusterSpec, ModelSpec, Recompute, Workload, require_positive_int
+from simulator.specs import ClusterSpec, ModelSpec, Recompute, Workload
 
 Backend = Literal["gloo", "nccl"]
 Message = dict[str, object]

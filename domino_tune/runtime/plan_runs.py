@@ -20,8 +20,8 @@ from domino_tune.store.plans import order_to_json
 from simulator.build import build_schedule
 from simulator.issue_order import LayerOrder
 from simulator.plan import SlicePlan
+from simulator.schedule import Timeline
 from simulator.specs import ClusterSpec, ModelSpec, Workload
-from simulator.timeline import Timeline
 
 JOB: Final = "domino_tune.runtime.validate_job:validate"
 LOSS_TOLERANCE: Final = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}

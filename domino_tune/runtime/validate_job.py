@@ -29,8 +29,7 @@ from domino_tune.runtime.rounds import round_order
 from domino_tune.runtime.session import Session
 from domino_tune.store.plans import order_from_json
 from simulator.plan import SlicePlan
-from simulator.schedule import COMPUTE
-from simulator.timeline import Timeline
+from simulator.schedule import COMPUTE, Timeline
 
 WARM_UP: Final = 2
 MOST_SPANS: Final = 100

@@ -1,7 +1,7 @@
 """Factors of a machine from measured iterations: the most likely ones, and how uncertain they
 remain.
 
-The unknowns are the logarithms of the factors of ``simulator.calibration.PARTS`` and the constant
+The unknowns are the logarithms of the factors of ``simulator.draws.PARTS`` and the constant
 of an iteration. Their priors are the errors of the profile's look-ups. A measured iteration has an
 error that starts at NOISE and is estimated along with the unknowns, since runs may depend on
 something that no part explains. Least squares find the maximum of the posterior, and the Jacobian
@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from domino_tune.base.cores import Ahead, in_turn
-from simulator.calibration import MOST_FACTOR, PARTS
 from simulator.case import Case
-from simulator.draws import Draw, family_of
+from simulator.draws import MOST_FACTOR, PARTS, Draw, family_of
+from simulator.dtypes import MS_PER_NS
 from simulator.op_table import listing_of
 from simulator.ops import Fused
 from simulator.plan import SlicePlan
 from simulator.predict import played, predict
-from simulator.units import MS_PER_NS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -18,13 +18,12 @@ from domino_tune.base.cores import Ahead, in_turn
 from domino_tune.base.progress import Pace, Progress, no_progress
 from domino_tune.search.problem import go_on
 from simulator.case import Case
-from simulator.clocked_form import ClockedForm, Layers, closed_form
 from simulator.closed_form import ClosedForm
+from simulator.further_bounds import ClockedForm, Layers, PipelineForm, closed_form
+from simulator.greedy import order_of
 from simulator.issue_order import LayerOrder
-from simulator.ordering import order_of
+from simulator.memory import peak_bytes
 from simulator.overlap import EP_OVERLAP
-from simulator.peak import peak_bytes
-from simulator.pipeline.closed_form import PipelineForm
 from simulator.plan import SlicePlan
 from simulator.predict import iteration_ns
 from simulator.specs import Recompute, Workload

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from domino_tune.base.cores import Ahead, in_turn
-from simulator.errors import InfeasiblePlanError, InputError
+from simulator.errors import InfeasiblePlanError, InputError, require_positive_int
 from simulator.plan import SlicePlan
-from simulator.specs import require_positive_int
 
 if TYPE_CHECKING:
     from domino_tune.search.space import Space

@@ -12,21 +12,19 @@ import numpy as np
 from domino_tune.search.problem import TIE_PERCENT, Evaluation, Record
 from domino_tune.search.space import Space, SpaceSpec, Target, enumerate_plans
 from domino_tune.store.formats.deepspeed import check_deepspeed
-from simulator.bound_groups import Ints
 from simulator.build import Builder
 from simulator.case import Case
 from simulator.clock import settle
-from simulator.clocked_form import closed_form
+from simulator.further_bounds import closed_form
+from simulator.greedy import order_of
 from simulator.issue_order import LayerOrder
-from simulator.memory import live_peaks
+from simulator.memory import live_peaks, peak_bytes, static_memory
 from simulator.modules import plays_again
-from simulator.ordering import order_of
 from simulator.overlap import EP_OVERLAP
-from simulator.peak import peak_bytes, static_memory
-from simulator.plan import MAX_ROW_SLICES, SlicePlan
+from simulator.plan import MAX_ROW_SLICES, SlicePlan, Slicing, searched_slicings
 from simulator.predict import iteration_ns
-from simulator.slicing import Slicing, searched_slicings
 from simulator.space_bounds import SpaceBounds
+from simulator.stretch import Ints
 
 
 @dataclass(kw_only=True)

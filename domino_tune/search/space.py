@@ -14,20 +14,22 @@ from typing import Final, Literal, NamedTuple, overload
 
 import numpy as np
 
-from simulator.bound_groups import BoundGroups, by_key, coded
 from simulator.closed_form import joins_edges, waits_for_gathers
 from simulator.errors import InfeasiblePlanError, InputError, unknown_name
 from simulator.plan import (
     MAX_ROW_SLICES,
     ORDERS,
+    SEQUENCE_ROW_SLICES,
+    SLICINGS,
     WGRAD_PLACEMENTS,
     Order,
     SlicePlan,
+    Slicing,
     WgradPlacement,
 )
 from simulator.recipes import mode_of
-from simulator.slicing import SEQUENCE_ROW_SLICES, SLICINGS, Slicing
 from simulator.specs import ModelSpec, Workload
+from simulator.stretch import BoundGroups, by_key, coded
 
 Target = Literal["deepspeed"]
 TARGETS: Final = ("deepspeed",)

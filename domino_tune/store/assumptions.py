@@ -8,10 +8,10 @@ from typing import Any
 
 from simulator.contention import ContentionFit
 from simulator.lookup.attention import AttentionFit
-from simulator.lookup.collective_fit import CollectiveFit
+from simulator.lookup.collective_law import CollectiveFit
 from simulator.lookup.expected import EXPECTED
+from simulator.lookup.experts import GroupedFit
 from simulator.lookup.gemm import GemmFit, in_l2
-from simulator.lookup.grouped import GroupedFit
 from simulator.lookup.pointwise import PointwiseFit
 from simulator.power import PowerSection
 from simulator.profile import SECTIONS, GemmSection, Profile

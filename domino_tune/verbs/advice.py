@@ -12,7 +12,7 @@ from domino_tune.requests import TuneRequest
 from domino_tune.search.simulated import check_target
 from simulator.case import Case
 from simulator.errors import InfeasiblePlanError, InputError
-from simulator.peak import may_fit, peak_bytes, static_memory
+from simulator.memory import may_fit, peak_bytes, static_memory
 from simulator.plan import MAX_ROW_SLICES, MEGATRON, SlicePlan
 from simulator.specs import DataParallel
 from simulator.usable import percent

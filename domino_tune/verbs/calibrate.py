@@ -23,12 +23,12 @@ from domino_tune.store.profiles import bundled_names, load_profile, save_profile
 from domino_tune.store.shelf import DISK, Shelf
 from domino_tune.verbs.measured_runs import LEAST_RUNS, check_possible, merged_samples
 from domino_tune.verbs.resolve import plan_of, resolve
-from simulator.calibration import CalibratedPart, Calibration
 from simulator.case import Case
+from simulator.draws import CalibratedPart, Calibration
 from simulator.errors import DominoTuneError, InputError
+from simulator.lookup import Provenance
 from simulator.predict import predict
 from simulator.profile import Profile
-from simulator.provenance import Provenance
 
 USUAL: Final = "megatron"
 """Strategy of a run that does not name one."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from domino_tune.requests import TuneRequest
 from domino_tune.verbs.advice import Deadline, smallest_change, unsliced_plans, words_of
 from simulator.case import Case
+from simulator.dtypes import GIB
 from simulator.errors import InfeasiblePlanError
-from simulator.peak import least_peak_bytes, may_fit, static_memory
-from simulator.units import GIB
+from simulator.memory import least_peak_bytes, may_fit, static_memory
 from simulator.usable import UNSURE, percent
 
 

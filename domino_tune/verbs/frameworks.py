@@ -11,10 +11,10 @@ from domino_tune.search.exhaustive import search_exhaustive
 from domino_tune.search.problem import SearchOptions
 from domino_tune.search.simulated import SimulatedPlans, space_of
 from simulator.case import Case
+from simulator.dtypes import MS_PER_NS
 from simulator.errors import InfeasiblePlanError
 from simulator.overlap import EP_OVERLAP
 from simulator.plan import SlicePlan
-from simulator.units import MS_PER_NS
 from simulator.usable import SURE
 
 MEGATRON_LM: Final = ("megatron", "userbuffers")

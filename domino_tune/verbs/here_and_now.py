@@ -17,8 +17,7 @@ from simulator.engine import play
 from simulator.issue_order import LayerOrder
 from simulator.plan import SlicePlan
 from simulator.predict import plays_of
-from simulator.schedule import COMPUTE
-from simulator.timeline import Timeline
+from simulator.schedule import COMPUTE, Timeline
 
 LEAST_NS: Final = 10_000
 """Times of shorter ops do not show the speed: clock and interpreter are too large a part."""

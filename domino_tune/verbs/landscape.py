@@ -15,14 +15,13 @@ from domino_tune.search.simulated import SimulatedPlans, slicings_of
 from domino_tune.search.space import SpaceSpec
 from domino_tune.verbs.resolve import Chosen, baseline_plan
 from simulator.case import Case
+from simulator.dtypes import MS_PER_NS
 from simulator.errors import InfeasiblePlanError
+from simulator.greedy import order_of
 from simulator.issue_order import LayerOrder
-from simulator.ordering import order_of
-from simulator.peak import peak_bytes
-from simulator.plan import Order, SlicePlan
+from simulator.memory import peak_bytes
+from simulator.plan import Order, SlicePlan, Slicing
 from simulator.predict import predict
-from simulator.slicing import Slicing
-from simulator.units import MS_PER_NS
 
 ROWS: Final = (1, 2, 3, 4, 6, 8, 12, 16)
 COLUMNS: Final = (1, 2, 4, 8)

@@ -26,9 +26,9 @@ from domino_tune.verbs.resolve import (
 )
 from domino_tune.verbs.tune import divisors
 from simulator.case import Case
-from simulator.clocked_form import Layers
 from simulator.errors import InfeasiblePlanError, InputError
-from simulator.pipeline.least_memory import KeptBytes, LeastBytes
+from simulator.further_bounds import Layers
+from simulator.memory import KeptBytes, LeastBytes
 from simulator.plan import SlicePlan, row_problem
 from simulator.sharding import balanced_layers, spread_layers
 from simulator.specs import ModelSpec

@@ -47,12 +47,11 @@ from domino_tune.verbs.layout_space import (
 from domino_tune.verbs.resolve import Chosen, place
 from domino_tune.verbs.simulate import simulate_plan
 from simulator.case import Case
+from simulator.dtypes import GIB, MS_PER_NS
 from simulator.errors import InfeasiblePlanError, InputError
+from simulator.greedy import order_of
+from simulator.memory import KeptBytes, LeastBytes, may_fit, peak_bytes
 from simulator.model_flops import mfu
-from simulator.ordering import order_of
-from simulator.peak import may_fit, peak_bytes
-from simulator.pipeline.least_memory import KeptBytes, LeastBytes
-from simulator.units import GIB, MS_PER_NS
 from simulator.usable import UNSURE
 
 MANY: Final = 100

@@ -8,10 +8,10 @@ from statistics import mean
 from typing import Final
 
 from domino_tune.search.calibration import MeasuredRun
+from simulator.dtypes import GIB, MS_PER_NS
 from simulator.errors import DominoTuneError, InputError
+from simulator.memory import peak_bytes
 from simulator.model_flops import executed_per_gpu
-from simulator.peak import peak_bytes
-from simulator.units import GIB, MS_PER_NS
 
 LEAST_RUNS: Final = 2
 MOST_APART: Final = 0.25

@@ -26,11 +26,11 @@ from domino_tune.store.formats.torchtitan import torchtitan_notes, torchtitan_to
 from domino_tune.store.plans import PlanFile, load_plan
 from domino_tune.store.shelf import DISK, Shelf
 from simulator.case import Case
+from simulator.dtypes import MS_PER_NS
 from simulator.errors import DominoTuneError, InfeasiblePlanError
 from simulator.overlap import EP_OVERLAP, RUNS_IN
 from simulator.plan import SlicePlan
 from simulator.predict import predict
-from simulator.units import MS_PER_NS
 
 DOCUMENTS: Final = ("te-userbuffers", "torchtitan", "megatron-bridge")
 """Formats that are a file which the framework reads."""

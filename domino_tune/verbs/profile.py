@@ -32,12 +32,11 @@ from domino_tune.store.plans import ProfileRef
 from domino_tune.store.profiles import bundled_names, load_profile, user_profiles_dir
 from domino_tune.verbs.advice import Deadline, OutOfTimeError
 from domino_tune.verbs.ranks import check_runnable, launch_spec
-from simulator.dtypes import Dtype
+from simulator.dtypes import GIB, Dtype
 from simulator.errors import InputError, ProfileError
 from simulator.profile import SECTIONS, Profile
 from simulator.sharding import check_shardable
 from simulator.specs import ClusterSpec, Workload
-from simulator.units import GIB
 
 FOR_MODEL: Final = ("seq_length", "micro_batch_size")
 LEAST_LENGTH: Final = 128

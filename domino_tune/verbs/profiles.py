@@ -33,15 +33,15 @@ from domino_tune.store.profiles import (
 )
 from domino_tune.verbs.resolve import place, usual_implementation
 from simulator.case import Case
+from simulator.compiler import record
 from simulator.confidence import confidence_of
+from simulator.dtypes import MS_PER_NS
 from simulator.errors import DominoTuneError, InputError, ProfileError
 from simulator.plan import SlicePlan
 from simulator.predict import played, unsure_clocks
 from simulator.presets import MODELS
 from simulator.profile import NEVER, SECTIONS, Profile
-from simulator.record import record
 from simulator.specs import ClusterSpec, Workload
-from simulator.units import MS_PER_NS
 
 ASKED: Final = (("gpt3-13b", 8, 2048, 8), ("llama3-8b", 8, 8192, 2))
 """Cases for which ``profiles check`` says how sure a prediction is: model, TP, sequence, batch."""

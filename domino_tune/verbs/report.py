@@ -37,12 +37,11 @@ from domino_tune.verbs.landscape import NOTE
 from domino_tune.verbs.scale import requests_of
 from domino_tune.verbs.simulate import BASELINE, BOUND, CHOSEN
 from domino_tune.verbs.whatif import changed
+from simulator.dtypes import MS_PER_NS
 from simulator.errors import DominoTuneError
-from simulator.pipeline.predict import played_pipeline
-from simulator.predict import predict
+from simulator.predict import played_pipeline, predict
 from simulator.profile import SECTIONS
 from simulator.specs import ClusterSpec
-from simulator.units import MS_PER_NS
 
 PLANS_LISTED: Final = 12
 NUDGES: Final = (

@@ -16,16 +16,15 @@ from domino_tune.requests.fields import NEEDED
 from domino_tune.store.models import override
 from domino_tune.store.plans import PlanFile, ProfileRef, load_plan
 from domino_tune.store.shelf import DISK, Shelf
-from simulator.case import Case
+from simulator.case import Case, Price
 from simulator.dtypes import MATH_OF
 from simulator.errors import InputError
+from simulator.greedy import order_of
 from simulator.implementation import DOMINO_TUNE, IMPLEMENTATIONS, Implementation, changed
 from simulator.issue_order import LayerOrder
-from simulator.ordering import order_of
 from simulator.overlap import EP_OVERLAP, RIVALS
 from simulator.plan import MEGATRON, SlicePlan, check_pairs, row_problem
 from simulator.predict import predict
-from simulator.price import Price
 from simulator.profile import Profile
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 from simulator.usable import NO_MARGIN, Margin

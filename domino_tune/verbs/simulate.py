@@ -27,22 +27,25 @@ from domino_tune.verbs.resolve import (
 from domino_tune.verbs.verdict import verdict_of
 from simulator.case import Case
 from simulator.clock import Played
-from simulator.confidence import Confidence, confidence_of
+from simulator.compiler import Repriced, record
+from simulator.confidence import Confidence, Wider, confidence_of, highest, wider
 from simulator.cost import CostModel
+from simulator.dtypes import GIB, MS_PER_NS
 from simulator.engine import play
 from simulator.errors import InfeasiblePlanError
-from simulator.memory import Memory
+from simulator.memory import Memory, stage_memory
 from simulator.model_flops import flops_per_gpu, mfu
-from simulator.peak import stage_memory
-from simulator.pipeline.predict import PlayedPipeline, played_pipeline
 from simulator.plan import NO_COMM, SlicePlan
-from simulator.predict import iteration_ns, played, plays_of, unsure_clocks
-from simulator.record import record
-from simulator.repriced import Repriced
+from simulator.predict import (
+    PlayedPipeline,
+    iteration_ns,
+    played,
+    played_pipeline,
+    plays_of,
+    unsure_clocks,
+)
+from simulator.schedule import Timeline
 from simulator.sharding import least_micros
-from simulator.timeline import Timeline
-from simulator.units import GIB, MS_PER_NS
-from simulator.unknowns import Wider, highest, wider
 from simulator.usable import SURE, percent
 
 BASELINE: Final = "baseline"

@@ -31,9 +31,9 @@ from domino_tune.verbs.landscape import contention_sensitivity, plan_grid
 from domino_tune.verbs.resolve import Chosen, check_collectives, resolve
 from domino_tune.verbs.simulate import simulate_plan
 from simulator.case import Case
+from simulator.dtypes import GIB, MS_PER_NS
 from simulator.errors import InfeasiblePlanError
 from simulator.specs import TP_COLLECTIVES
-from simulator.units import GIB, MS_PER_NS
 
 
 def tune(

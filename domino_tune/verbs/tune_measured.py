@@ -58,11 +58,11 @@ from domino_tune.verbs.ranks import (
 from domino_tune.verbs.resolve import Chosen, resolve
 from domino_tune.verbs.simulate import simulate_plan
 from simulator.case import Case
+from simulator.dtypes import GIB, MS_PER_NS
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.implementation import DOMINO_TUNE
-from simulator.peak import peak_bytes
+from simulator.memory import peak_bytes
 from simulator.plan import SlicePlan
-from simulator.units import GIB, MS_PER_NS
 
 ROUNDS: Final = 10
 FINAL_ROUNDS: Final = 20

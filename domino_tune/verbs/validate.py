@@ -40,15 +40,15 @@ from domino_tune.verbs.ranks import (
 from domino_tune.verbs.resolve import baseline_plan
 from domino_tune.verbs.simulate import BASELINE, BOUND
 from simulator.case import Case
+from simulator.dtypes import GIB, MS_PER_NS
 from simulator.engine import play
 from simulator.errors import InfeasiblePlanError, InputError
-from simulator.ordering import order_of
-from simulator.peak import peak_bytes
+from simulator.greedy import order_of
+from simulator.memory import peak_bytes
 from simulator.plan import NO_COMM
 from simulator.predict import played
 from simulator.profile import Profile
-from simulator.timeline import Timeline
-from simulator.units import GIB, MS_PER_NS
+from simulator.schedule import Timeline
 
 INTERVAL_ROUNDS: Final = 6
 """Fewer rounds give no interval of 95 %."""

@@ -17,15 +17,15 @@ from domino_tune.search.rivals import rival_plans
 from domino_tune.verbs.resolve import Chosen, baseline_plan
 from simulator.case import Case
 from simulator.clock import Played
+from simulator.confidence import unknowns_of
 from simulator.draws import FAMILIES, OWN_SHARE, PLAN_ERROR, Draw, Family, families_of
+from simulator.dtypes import MS_PER_NS
+from simulator.memory import peak_bytes
 from simulator.op_table import listing_of
 from simulator.ops import Signature
 from simulator.overlap import RIVAL_NAMES, RUNS_IN
-from simulator.peak import peak_bytes
 from simulator.plan import SlicePlan
 from simulator.predict import played, predict
-from simulator.units import MS_PER_NS
-from simulator.unknowns import unknowns_of
 from simulator.usable import Usable, percent
 
 if TYPE_CHECKING:

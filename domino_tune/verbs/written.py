@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from domino_tune.results.simulate import Simulated, SimulateResult
 from domino_tune.store.plans import PlanFile, Predicted
+from simulator.dtypes import GIB
 from simulator.errors import InputError
-from simulator.ordering import order_of
-from simulator.peak import peak_bytes
-from simulator.units import GIB
+from simulator.greedy import order_of
+from simulator.memory import peak_bytes
 
 
 def recommended(best: Simulated, target: str | None = None) -> str:

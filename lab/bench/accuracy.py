@@ -28,12 +28,12 @@ from lab.verdict import Check, at_most, check_table, equal, reported, verdict
 from simulator.contention import compute_slowdown
 from simulator.lookup import expected
 from simulator.lookup.attention import AttentionTable
-from simulator.lookup.collective_fit import MIB
+from simulator.lookup.collective_law import MIB
 from simulator.lookup.collectives import CollectiveRow, CollectiveTable
 from simulator.lookup.expected import Expected
+from simulator.lookup.experts import GroupedLaw
 from simulator.lookup.gemm import GemmRow
-from simulator.lookup.gemm_bytes import ACCUMULATE_BYTES, moved_bytes
-from simulator.lookup.grouped import GroupedLaw
+from simulator.lookup.gemm_law import ACCUMULATE_BYTES, moved_bytes
 from simulator.lookup.pointwise import PointwiseRow, PointwiseTable
 from simulator.profile import Profile
 

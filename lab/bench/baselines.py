@@ -22,16 +22,14 @@ from lab.verdict import Check, at_most, check_table, reported
 from simulator.case import Case
 from simulator.confidence import Confidence
 from simulator.cost import CostModel
-from simulator.dtypes import Fp8Recipe
+from simulator.dtypes import MS_PER_NS, Fp8Recipe
+from simulator.greedy import order_of
 from simulator.implementation import IMPLEMENTATIONS
 from simulator.ops import Collective, Fused, Gemm, Pointwise, Signature
-from simulator.ordering import order_of
-from simulator.plan import SlicePlan
+from simulator.plan import SEQUENCE_ROW_SLICES, SLICE_BALANCES, SlicePlan
 from simulator.predict import predict
 from simulator.presets import MODELS
-from simulator.slicing import SEQUENCE_ROW_SLICES, SLICE_BALANCES
 from simulator.specs import ClusterSpec, Workload
-from simulator.units import MS_PER_NS
 
 TOLD: Final[dict[str, Any]] = told(__file__)
 JOBS: Final[dict[str, int]] = TOLD["jobs"]

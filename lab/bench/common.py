@@ -23,19 +23,19 @@ from lab import verdict
 from lab.fits.common import Sources
 from lab.verdict import SkippedError
 from simulator.case import Case
+from simulator.compiler import record
 from simulator.confidence import Confidence, confidence_of
 from simulator.cost import Changes
-from simulator.graphs import GRAPH_SCOPES
+from simulator.dtypes import MS_PER_NS
 from simulator.implementation import IMPLEMENTATIONS, changed
+from simulator.modules import GRAPH_SCOPES
 from simulator.overlap import EP_OVERLAP
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import played, predict, unsure_clocks
 from simulator.presets import MODELS
-from simulator.record import record
+from simulator.schedule import Timeline
 from simulator.sharding import spread_layers
 from simulator.specs import ClusterSpec, ModelSpec, Workload
-from simulator.timeline import Timeline
-from simulator.units import MS_PER_NS
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 SOURCES: Final = Sources(REPOSITORY / "data", REPOSITORY / "measurements")

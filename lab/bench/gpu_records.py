@@ -25,11 +25,11 @@ from lab.gpu.cases import PLANS, PlayedPlan
 from lab.gpu.proof import SHAPES, WAYS, ProofCase, measured_profile, proof_case
 from lab.verdict import Check, SkippedError, at_least, at_most, check_table, reported, table
 from simulator.case import Case
+from simulator.dtypes import MS_PER_NS
 from simulator.plan import SlicePlan
 from simulator.power import PowerSection
 from simulator.predict import played
 from simulator.profile import Profile
-from simulator.units import MS_PER_NS
 
 Row = Mapping[str, Any]
 NAME: Final = "h200-sxm"

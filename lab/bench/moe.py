@@ -19,13 +19,13 @@ from lab.bench.common import mean_off, rows, run_of, runs, shown, time_ms
 from lab.bench.published import Held
 from lab.verdict import Check, at_most, check_table, equal, reported
 from simulator.case import Case
+from simulator.dtypes import GIB
 from simulator.implementation import IMPLEMENTATIONS
-from simulator.peak import peak_bytes
+from simulator.memory import peak_bytes
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import predict
 from simulator.presets import MODELS
 from simulator.specs import ClusterSpec, Workload
-from simulator.units import GIB
 
 TOLD: Final[dict[str, Any]] = toml(__file__)
 SEQUENCE: Final = 4096

@@ -13,11 +13,11 @@ from domino_tune.verbs.simulate import shortened
 from lab.bench import common
 from lab.bench.common import TABLES, Run, mean_off, recorded, rows, runs, shown, time_ms
 from lab.verdict import Check, at_least, at_most, check_table, equal, reported, verdict
-from simulator.peak import peak_bytes
+from simulator.confidence import highest, wider
+from simulator.dtypes import GIB, MS_PER_NS
+from simulator.memory import peak_bytes
 from simulator.plan import MEGATRON
 from simulator.predict import predict
-from simulator.units import GIB, MS_PER_NS
-from simulator.unknowns import highest, wider
 from simulator.usable import FRAGMENTS, PREDICTED_SD, SURE, percent
 
 DENSE: Final = ("simumax", "ci", "korthikanti-full", "korthikanti-selective")

@@ -27,7 +27,7 @@ from domino_tune.store.profiles import load_profile
 from lab.fidelity.scores import MODELS
 from lab.verdict import Check, at_most, check_table, reported
 from simulator.case import Case
-from simulator.ordering import order_of
+from simulator.greedy import order_of
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 

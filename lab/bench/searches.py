@@ -25,7 +25,7 @@ from lab import told
 from lab.bench.common import GPT3_13B, REPOSITORY, paper_case, shown
 from lab.verdict import at_most, check_table, verdict
 from simulator.errors import InfeasiblePlanError
-from simulator.ordering import order_of
+from simulator.greedy import order_of
 from simulator.plan import SlicePlan
 from simulator.predict import plays_of, predict, simulate
 from simulator.presets import MODELS

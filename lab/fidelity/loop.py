@@ -34,10 +34,10 @@ from lab.fidelity.scores import BASELINE, KINDS, LINKS, MODELS, TUNED, Cell, Kin
 from lab.verdict import missed
 from simulator.case import Case
 from simulator.cost import Changes
+from simulator.dtypes import MS_PER_NS
 from simulator.plan import NO_COMM
 from simulator.predict import simulate
 from simulator.specs import ModelSpec, Workload
-from simulator.units import MS_PER_NS
 
 Plans = dict[str, Chosen]
 Runs = dict[str, Measured]

@@ -19,8 +19,9 @@ from lab.fits.power import capped_section
 from lab.fits.quantized import with_quantized
 from lab.fits.unshipped import a100_overlap, collectives_of
 from simulator.contention import ContentionFit
+from simulator.lookup import Provenance
 from simulator.lookup.attention import AttentionFit
-from simulator.lookup.collective_fit import CollectiveFit
+from simulator.lookup.collective_law import CollectiveFit
 from simulator.lookup.expected import POINTWISE_DEFAULT
 from simulator.lookup.gemm import GemmRow
 from simulator.lookup.pointwise import DEFAULT, PointwiseFit
@@ -28,7 +29,6 @@ from simulator.power import PowerSection
 from simulator.profile import AttentionSection, GemmSection, PointwiseSection, Profile
 from simulator.profile import CollectiveSection as Links
 from simulator.profile import ContentionSection as Met
-from simulator.provenance import Provenance
 
 A100, H100, B200 = (Gpu(name) for name in ("a100-sxm", "h100-dgx", "b200-sxm"))
 H200: Final = measured.GPU

@@ -21,7 +21,7 @@ import numpy as np
 from domino_tune.measure.importers.tables import collectives_csv
 from lab.fits.common import Floats, Gpu, Sources, mape, nonnegative, rounded, withheld
 from simulator.errors import InputError
-from simulator.lookup.collective_fit import MIB, CollectiveFit, GroupKey
+from simulator.lookup.collective_law import MIB, CollectiveFit, GroupKey
 from simulator.lookup.collectives import CollectiveRow
 from simulator.lookup.expected import COLLECTIVE_RELATED
 from simulator.ops import CollectiveKind

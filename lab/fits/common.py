@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares, nnls
 
 from simulator.errors import InputError
+from simulator.lookup import Provenance
 from simulator.profile import Machine, Profile
-from simulator.provenance import Provenance
 
 Floats = NDArray[np.float64]
 Bounds = tuple[tuple[float, ...], tuple[float, ...]]

@@ -21,10 +21,9 @@ from domino_tune.measure.importers.imported import text_of
 from domino_tune.measure.importers.tables import count, microseconds
 from domino_tune.measure.importers.tables import records as lines
 from lab.fits.common import ASSUMED_ERROR, Bounds, Cell, Floats, robust, rounded, withheld
-from simulator.contention import ComputeContention, ContentionFit, Slowdown
+from simulator.contention import ComputeContention, ContentionFit, MemoryQueue, Slowdown
 from simulator.errors import InputError
 from simulator.lookup import FitKind
-from simulator.memory_queue import MemoryQueue
 
 Row = Mapping[str, Any]
 ASSUMED_SLOWDOWN: Final = 0.15  # Expected error of a slowdown that nobody timed on that GPU

@@ -18,10 +18,8 @@ from lab import told
 from lab.fits.common import TRANSFER_ERROR, Floats, Gpu, Sources, rounded
 from simulator.errors import InputError
 from simulator.lookup.gemm import GemmFit, GemmRow
-from simulator.lookup.gemm_bytes import ACCUMULATE_BYTES
-from simulator.lookup.gemm_law import TILE_CLASSES, TiledLaw, make_law
-from simulator.lookup.gemm_stored import StoredCurves, curves_of
-from simulator.lookup.gemm_table import GemmCurves
+from simulator.lookup.gemm_law import ACCUMULATE_BYTES, TILE_CLASSES, TiledLaw, make_law
+from simulator.lookup.gemm_table import GemmCurves, StoredCurves, curves_of
 from simulator.ops import Gemm
 from simulator.profile import GemmSection, Machine, Profile
 

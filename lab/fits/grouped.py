@@ -24,9 +24,9 @@ from lab.fits.gemm import Bound, law_of, params_of, starts
 from lab.fits.quantized import over_rowwise
 from simulator.dtypes import MATH_BYTES
 from simulator.lookup import FitKind
+from simulator.lookup.experts import GroupedFit, GroupedLaw, GroupedRow, Times
 from simulator.lookup.gemm import GemmTable
 from simulator.lookup.gemm_law import TiledLaw
-from simulator.lookup.grouped import GroupedFit, GroupedLaw, GroupedRow, Times
 from simulator.ops import Gemm
 from simulator.profile import GroupedGemms, Profile
 

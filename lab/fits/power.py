@@ -18,11 +18,11 @@ from domino_tune.measure.power_law import power_law, power_section
 from lab.fits.common import Gpu, Sources, rounded
 from simulator.case import Case
 from simulator.clock import burden_of
+from simulator.lookup import ProvenanceKind
 from simulator.lookup.gemm import GemmRow
 from simulator.plan import SlicePlan
 from simulator.power import PowerSection
 from simulator.predict import scheduled
-from simulator.provenance import ProvenanceKind
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]

@@ -30,7 +30,7 @@ from lab.fits.gemm import Shape, fit_curves
 from lab.fits.measured import law_of_sizes
 from simulator.lookup.gemm import BACKWARD, Backward, GemmFit
 from simulator.lookup.gemm_law import make_law
-from simulator.lookup.gemm_stored import StoredCurves
+from simulator.lookup.gemm_table import StoredCurves
 from simulator.lookup.pointwise import PointwiseFit
 from simulator.ops import Layout
 from simulator.power import PowerSection

@@ -16,7 +16,7 @@ from lab.fits.collectives import fit_collectives
 from lab.fits.common import Sources
 from lab.fits.contention import OverlapFit, fit_overlap, read_overlap
 from simulator.errors import InputError
-from simulator.lookup.collective_fit import CollectiveFit
+from simulator.lookup.collective_law import CollectiveFit
 from simulator.lookup.collectives import CollectiveRow
 from simulator.profile import to_plain
 

@@ -13,12 +13,11 @@ from domino_tune.measure.importers.merge import merged_section
 from domino_tune.measure.op_rows import SECTIONS
 from lab import told
 from simulator.build import build_schedule
+from simulator.lookup import Provenance
 from simulator.ops import Collective, Signature
-from simulator.plan import MEGATRON, NO_COMM, SlicePlan
+from simulator.plan import MEGATRON, NO_COMM, SEQUENCE_ROW_SLICES, SlicePlan
 from simulator.presets import MODELS
 from simulator.profile import LaunchSection, Profile
-from simulator.provenance import Provenance
-from simulator.slicing import SEQUENCE_ROW_SLICES
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 TP: Final = 8

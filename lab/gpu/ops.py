@@ -27,10 +27,10 @@ from domino_tune.runtime.ops.state import Training
 from domino_tune.runtime.session import Session
 from lab.gpu.cases import TP, TWO_SLICES, RankCase, preset_cases
 from lab.gpu.stage import Found, GpuCase, Row, Stage, reason, release_memory
+from simulator.lookup import Provenance
 from simulator.ops import Signature
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.profile import Profile
-from simulator.provenance import Provenance
 from simulator.schedule import COMPUTE
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from simulator.kernels.kernel import kernel
+from simulator.kernels import kernel
 from simulator.kernels.lives import (
     G_COUNT,
     G_MIRROR,

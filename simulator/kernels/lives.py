@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from simulator.kernels.kernel import kernel
+from simulator.kernels import kernel
 
 Array = Any
 

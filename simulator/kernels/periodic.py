@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from simulator.kernels.kernel import kernel
+from simulator.kernels import kernel
 from simulator.kernels.player import (
     BINDINGS,
     BUSY_UNTIL,

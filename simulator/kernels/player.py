@@ -13,10 +13,10 @@ first. ``comm_first``: the collective. ``free``: the op, unless the collective w
 instant. ``ordered``: the op starts when all collectives issued before it have started.
 
 Idle lanes. A collective takes longer by what it does not save and by what it pays for waking, as
-its lane idled (``simulator.idle_lane``). While it waits for later ranks its link is idle.
+its lane idled (``simulator.cpu_hosts``). While it waits for later ranks its link is idle.
 
-Resuming. An op that starts after a wait pays what the wait costs (``simulator.resume``): its work
-is more by that.
+Resuming. An op that starts after a wait pays what the wait costs (``simulator.cpu_hosts``): its
+work is more by that.
 
 Contention. Between two instants at which any step starts or ends, rates are constant. At each such
 instant the work done is subtracted from every op in flight, rounded down to 1/1024 ns; the end of
@@ -37,7 +37,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from simulator.kernels.kernel import kernel
+from simulator.kernels import kernel
 
 Array = Any
 LANES: Final = 5
@@ -209,7 +209,7 @@ def compute(
 
 @kernel("f2 f", returns="f")
 def between(curve: Array, x: float) -> float:
-    """Return y of a curve at ``x`` (``simulator.curve``)."""
+    """Return y of a curve at ``x`` (``simulator.cpu_hosts``)."""
     low_x, low_y = 0.0, 0.0
     for row in range(curve.shape[0]):
         if curve[row, 0] >= x:

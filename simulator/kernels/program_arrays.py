@@ -23,8 +23,8 @@ from simulator.kernels.load import call
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from simulator.cpu_hosts import ResumeFit
     from simulator.implementation import LaunchOrder
-    from simulator.resume import ResumeFit
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
@@ -63,7 +63,7 @@ class State(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class ProgramArrays:
     """The structure of a program. ``config``: what holds for all of it; ``curve``: what compute
-    loses after waits (``simulator.resume``)."""
+    loses after waits (``simulator.cpu_hosts``)."""
 
     config: Ints
     steps: Ints

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from simulator.kernels.kernel import kernel
+from simulator.kernels import kernel
 from simulator.kernels.lives import (
     G_COUNT,
     G_FIRST,

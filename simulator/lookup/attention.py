@@ -15,11 +15,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from simulator.errors import MissingSectionError, ProfileError
-from simulator.estimate import Estimate
 from simulator.lookup import (
     ABSENT_IF_EMPTY,
     FIT_KINDS,
+    NO_RATIOS,
+    NO_ROOF,
+    Estimate,
     FitKind,
+    Roof,
     expected,
     reach,
     require_choice,
@@ -29,7 +32,6 @@ from simulator.lookup import (
     row_error,
     widened,
 )
-from simulator.lookup.roof import NO_RATIOS, NO_ROOF, Roof
 from simulator.ops import Attention, Direction
 
 TILE_ROWS: Final = 128

@@ -12,11 +12,15 @@ import numpy as np
 
 from simulator.dtypes import MATH_BYTES
 from simulator.errors import MissingSectionError, ProfileError
-from simulator.estimate import Estimate, Source
 from simulator.lookup import (
     ABSENT_IF_EMPTY,
     FIT_KINDS,
+    NO_RATIOS,
+    NO_ROOF,
+    Estimate,
     FitKind,
+    Roof,
+    Source,
     expected,
     reach,
     require_choice,
@@ -25,13 +29,11 @@ from simulator.lookup import (
     require_positive,
     row_error,
 )
-from simulator.lookup.gemm_bytes import (
+from simulator.lookup.experts import GroupedTable
+from simulator.lookup.gemm_law import (  # fmt: skip
     ACCUMULATE_BYTES,
     FAR_OCTAVES,
     SAME_RATE,
-    moved_bytes,
-)  # fmt: skip
-from simulator.lookup.gemm_law import (
     Floats,
     Law,
     Params,
@@ -39,12 +41,16 @@ from simulator.lookup.gemm_law import (
     check_params,
     fit_roofline,
     make_law,
+    moved_bytes,
 )
-from simulator.lookup.gemm_points import MAX_POINTS, GemmPoints, way
-from simulator.lookup.gemm_stored import Curves, StoredCurves
-from simulator.lookup.gemm_table import GemmCurves
-from simulator.lookup.grouped import GroupedTable
-from simulator.lookup.roof import NO_RATIOS, NO_ROOF, Roof
+from simulator.lookup.gemm_table import (
+    MAX_POINTS,
+    Curves,
+    GemmCurves,
+    GemmPoints,
+    StoredCurves,
+    way,
+)
 from simulator.ops import Gemm, Layout
 
 Ranges = Mapping[str, tuple[int, int]]

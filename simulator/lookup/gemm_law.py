@@ -14,8 +14,10 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.dtypes import MATH_BYTES, OUTPUT_BYTES
 from simulator.errors import ProfileError, unknown_name
 from simulator.lookup import require_number
+from simulator.ops import Gemm
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
@@ -303,3 +305,22 @@ def fit_roofline(m: Floats, n: Floats, k: Floats, us: Floats) -> RooflineLaw | N
         return None
     fixed, per_flop, per_byte = (float(x) for x in solved / scale)
     return RooflineLaw(fixed_us=fixed, flops_per_us=1 / per_flop, bytes_per_us=1 / per_byte)
+
+
+# Bytes of a GEMM, dtypes that are alike, and what counts as far from timings ----------------------
+
+FAR_OCTAVES: Final = 1.0
+"""A look-up that is more doublings than this outside its range counts as extrapolated."""
+ACCUMULATE_BYTES: Final = 4 + 4 - 2
+"""Bytes added per element: an fp32 C is read and written; overwriting writes 16 bits once."""
+SAME_RATE: Final[dict[str, str]] = {"fp16": "bf16"}
+"""Same tensor-core rate, same bytes."""
+
+
+def moved_bytes(gemm: Gemm) -> int:
+    """Return the bytes of A, B and C, of all groups; an accumulated C is read and written in
+    fp32."""
+    element, output = MATH_BYTES[gemm.dtype], OUTPUT_BYTES[gemm.dtype]
+    output += ACCUMULATE_BYTES if gemm.accumulate else 0
+    one = round(element * (gemm.m + gemm.n) * gemm.k) + output * gemm.m * gemm.n
+    return gemm.groups * one

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from simulator.errors import MissingSectionError, ProfileError
-from simulator.estimate import Estimate
 from simulator.lookup import (
     FIT_KINDS,
+    NO_ROOF,
+    Estimate,
     FitKind,
+    Roof,
     expected,
     reach,
     require_choice,
@@ -21,7 +23,6 @@ from simulator.lookup import (
     row_error,
     widened,
 )
-from simulator.lookup.roof import NO_ROOF, Roof
 from simulator.ops import Pointwise
 
 DEFAULT: Final = "default"  # the law of every name that no fit lists

@@ -9,26 +9,28 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from simulator.buckets import gradient_passes, layers_per_bucket
 from simulator.build import Builder, check_order_of
-from simulator.case import Case
-from simulator.chunks import Chunk, chunks_of_ranks, joined, place, stage_of
+from simulator.case import Case, Chunk, chunks_of_ranks, joined, place, stage_of
+from simulator.compiler import NEVER_NS, Led, Totals, repriced
 from simulator.cost import CostModel
+from simulator.greedy import order_of
 from simulator.issue_order import LayerOrder
 from simulator.ops import Collective
-from simulator.optimizer_step import WORLD_NORM, summed_gradients, update
-from simulator.ordering import order_of
+from simulator.optimizer import (
+    WORLD_NORM,
+    gradient_passes,
+    layers_per_bucket,
+    summed_gradients,
+    update,
+)
 from simulator.overlap import EP_OVERLAP
-from simulator.paired import paired
-from simulator.pipeline.orders import Action, Orders
+from simulator.overlapped import paired
+from simulator.pipeline.orders import LOWER, Action, Ints, Orders, Wiring, wiring
 from simulator.pipeline.program import PipelineProgram, hosts_lead, sends_beside
-from simulator.pipeline.wires import LOWER, Ints, Wiring, wiring
 from simulator.plan import MEGATRON, SlicePlan
-from simulator.repriced import NEVER_NS, Led, repriced
 from simulator.schedule import OpTemplate, Repeat, Schedule, Segment
 from simulator.shapes import Held, Shapes
 from simulator.templates import Templates
-from simulator.totals import Totals
 
 Pass = Literal["forward", "backward", "dgrad", "wgrad"]
 Ranks = tuple[tuple[Chunk, ...], ...]

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from simulator.compiler import Totals
 from simulator.contention import Family
 from simulator.kernels import player
 from simulator.kernels.program_arrays import Pricing, ProgramArrays, machine_of, priced
 from simulator.program import Loop, Program, Step
-from simulator.schedule import Schedule
-from simulator.timeline import Timeline
-from simulator.totals import Totals
+from simulator.schedule import Schedule, Timeline
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -26,11 +26,11 @@ from domino_tune.results.verdict import Contestant, Verdict
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case
 from simulator.confidence import confidence_of
+from simulator.dtypes import MS_PER_NS
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.predict import simulate
 from simulator.presets import MODELS
 from simulator.specs import ClusterSpec, Workload
-from simulator.units import MS_PER_NS
 
 SLICED = SlicePlan(order="inter", wgrad="eager")
 

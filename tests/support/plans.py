@@ -9,8 +9,8 @@ from typing import Any
 from domino_tune.store.plans import PlanFile, Predicted, ProfileRef
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case
+from simulator.greedy import order_of
 from simulator.implementation import IMPLEMENTATIONS
-from simulator.ordering import order_of
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.presets import MODELS
 from simulator.profile import Profile

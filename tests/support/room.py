@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simulator.case import Case
+from simulator.dtypes import GIB
 from simulator.profile import Machine
-from simulator.units import GIB
 
 
 def with_gib(case: Case, gib: float) -> Case:

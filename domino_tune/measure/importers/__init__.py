@@ -27,6 +27,7 @@ from domino_tune.measure.importers.tables import (
 )
 from domino_tune.store.profile_check import LEFT_OUT, check_section
 from simulator.errors import unknown_name
+from simulator.lookup import Provenance
 from simulator.profile import (
     SECTIONS,
     AttentionSection,
@@ -35,7 +36,6 @@ from simulator.profile import (
     PointwiseSection,
     Profile,
 )
-from simulator.provenance import Provenance
 
 __all__ = [
     "IMPORTERS", "NO_HINTS", "Hints", "Imported", "Importer", "descriptions", "import_into",

@@ -10,7 +10,7 @@ from typing import Final
 
 from domino_tune.measure.importers.imported import MOST_COUNT, Hints, Placed
 from simulator.errors import InputError, unknown_name
-from simulator.lookup.collective_fit import COLLECTIVES
+from simulator.lookup.collective_law import COLLECTIVES
 from simulator.lookup.collectives import CollectiveRow
 from simulator.ops import busbw_factor
 

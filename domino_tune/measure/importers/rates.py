@@ -10,10 +10,10 @@ from typing import Any, Final, NamedTuple
 
 from domino_tune.requests.profiles import UNITS as UNITS
 from simulator.errors import InputError
+from simulator.lookup import L2_MULTIPLE
 from simulator.lookup.collectives import CollectiveRow
-from simulator.lookup.gemm_bytes import moved_bytes
+from simulator.lookup.gemm_law import moved_bytes
 from simulator.lookup.pointwise import PointwiseRow
-from simulator.lookup.roof import L2_MULTIPLE
 from simulator.ops import busbw_factor
 from simulator.profile import Machine
 
@@ -53,7 +53,7 @@ class Bound(NamedTuple):
     """What limits an op. ``work`` per µs is its rate in ``unit``, at most ``most``.
 
     ``usual_us``: overhead plus work at the machine's rate; None if the rate is unknown.
-    ``floor_us``: look-ups raise faster rows to this time, see ``simulator.lookup.roof``.
+    ``floor_us``: look-ups raise faster rows to this time, see ``simulator.lookup``.
     """
 
     op: str

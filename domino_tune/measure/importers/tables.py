@@ -22,7 +22,7 @@ from domino_tune.measure.importers.imported import (
 )
 from simulator.errors import InputError
 from simulator.lookup.attention import AttentionRow
-from simulator.lookup.collective_fit import COLLECTIVES
+from simulator.lookup.collective_law import COLLECTIVES
 from simulator.lookup.collectives import CollectiveRow
 from simulator.lookup.gemm import GemmRow
 from simulator.lookup.pointwise import PointwiseRow

@@ -25,10 +25,9 @@ from domino_tune.runtime.launch.context import RankContext
 from domino_tune.runtime.session import Session
 from simulator.ops import Collective, Signature
 from simulator.plan import SlicePlan
-from simulator.schedule import COMPUTE, DP, TP
+from simulator.schedule import COMPUTE, DP, TP, Timeline
 from simulator.schedules import fixed_order
 from simulator.specs import ClusterSpec
-from simulator.timeline import Timeline
 
 Samples = dict[Signature, list[int]]
 Message = dict[str, Any]

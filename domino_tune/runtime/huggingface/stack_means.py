@@ -11,7 +11,7 @@ import torch
 from domino_tune.runtime.huggingface.gradients import Gradients
 from domino_tune.runtime.huggingface.replicas import Replicas
 from domino_tune.runtime.huggingface.shard import Held, ShardedStack, local
-from simulator import buckets
+from simulator import optimizer
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def buckets_of(stack: ShardedStack) -> list[Bucket]:
         if start and specs[start - 1].owner == specs[start].owner:
             continue
         size = shards.ranges[end - 1][1] - shards.ranges[start][0]
-        if not start or size >= buckets.DP_BUCKET_PARAMETERS:
+        if not start or size >= optimizer.DP_BUCKET_PARAMETERS:
             found.append(_bucket(stack, start, end))
             end = start
     return [*found, _bucket(stack, len(specs), len(shards.specs))]

@@ -2,7 +2,7 @@
 
 One GEMM reads all slices of dy and of x, so each is one matrix. Kernels of ours, and those of
 torch that take a place to write to, write their slice into it; a gather does, too. For the others
-the schedule has a copy (``simulator/merged.py``).
+the schedule has a copy (``simulator/issue_order.py``).
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from simulator.issue_order import ALL_SLICES
-from simulator.merged import JOINED
+from simulator.issue_order import ALL_SLICES, JOINED
 from simulator.schedule import Op
 
 IN_PLACE: Final = ("attn.rope_bwd", "attn.qk_norm_bwd", "attn.kv_bwd")

@@ -32,8 +32,8 @@ from domino_tune.verbs.tune import (
 )
 from domino_tune.verbs.whatif import Question, ask, best_plan, best_so_far, check_points
 from simulator.case import Case
+from simulator.dtypes import MS_PER_NS
 from simulator.errors import DominoTuneError
-from simulator.units import MS_PER_NS
 
 GAINS: Final = ("domino_gain", "domino_gain_here")
 """Fields of a layout that are unknown until the search has ended."""

@@ -17,8 +17,7 @@ from typing import Any, Final
 from domino_tune.store.files import write_whole
 from simulator.errors import InputError
 from simulator.ops import Collective, Signature
-from simulator.schedule import COMPUTE, LANES, Op
-from simulator.timeline import Timeline
+from simulator.schedule import COMPUTE, LANES, Op, Timeline
 
 Event = dict[str, Any]
 STREAMS: Final = (7, 20, 24, 28, 32)

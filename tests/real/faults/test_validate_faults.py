@@ -22,7 +22,7 @@ from domino_tune.runtime.plan_runs import BROKE, KILLED, OUT_OF_MEMORY, Measured
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.validate import validate
 from simulator.case import Case
-from simulator.ordering import order_of
+from simulator.greedy import order_of
 from simulator.plan import MEGATRON, SlicePlan
 from tests.conftest import REPOSITORY
 from tests.support.processes import PATIENCE_S, is_alive, started, wait_until

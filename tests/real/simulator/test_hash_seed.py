@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from domino_tune.search import SEARCHES
-from simulator.ordering import order_of
+from simulator.greedy import order_of
 from tests.conftest import REPOSITORY
 from tests.unit.simulator.test_greedy import UNEVEN, case_of
 
 SHOW_ORDER = """
-from simulator.ordering import order_of
+from simulator.greedy import order_of
 from tests.unit.simulator.test_greedy import UNEVEN, case_of
 order = order_of(case_of(micro_batch_size=7), UNEVEN)
 print(order.forward.to_strings(), order.backward.to_strings())

@@ -18,13 +18,12 @@ from simulator.case import Case
 from simulator.closed_form import ClosedForm
 from simulator.compiler import compile_program
 from simulator.cost import CostModel
+from simulator.greedy import order_of
 from simulator.issue_order import IssueOrder, LayerOrder, parse_issue_order
 from simulator.ops import Collective, Fused
-from simulator.ordering import order_of
 from simulator.plan import MEGATRON, Order, SlicePlan
 from simulator.predict import predict, simulate
-from simulator.schedule import COMPUTE, Op, Schedule, check_order, is_weight
-from simulator.timeline import Timeline
+from simulator.schedule import COMPUTE, Op, Schedule, Timeline, check_order, is_weight
 from tests.support.by_hand import totals
 from tests.unit.simulator.cases import cost_model, random_case, random_cost, random_plan, with_cost
 

@@ -13,10 +13,10 @@ from lab.bench.baselines import long_case, sliced
 from lab.bench.common import Run, runs
 from lab.bench.published import DENSE, Held, limits, memory
 from lab.verdict import SkippedError, at_most, check_table, count_verdicts, reported
+from simulator.dtypes import GIB
 from simulator.lookup.expected import EXPECTED, GEMM_DGRAD, SINGLE_RUN
-from simulator.peak import peak_bytes
+from simulator.memory import peak_bytes
 from simulator.predict import predict
-from simulator.units import GIB
 
 
 @pytest.mark.parametrize(("value", "code"), [(0.02, 0), (0.04, 1)])

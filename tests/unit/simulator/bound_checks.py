@@ -11,9 +11,9 @@ from typing import Final
 
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case
-from simulator.clocked_form import closed_form
 from simulator.cost import Changes, CostModel
 from simulator.errors import DominoTuneError
+from simulator.further_bounds import closed_form
 from simulator.predict import predict
 from simulator.profile import Profile
 from simulator.space_bounds import SpaceBounds

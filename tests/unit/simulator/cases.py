@@ -12,16 +12,14 @@ from domino_tune.store.profiles import load_profile
 from simulator.case import Case
 from simulator.contention import SizeContention
 from simulator.cost import Changes, CostModel
+from simulator.cpu_hosts import IdleLane, SkewFit, SkewRow
 from simulator.dtypes import MOMENTS_DTYPES, MomentsDtype
 from simulator.errors import InputError
-from simulator.idle_lane import IdleLane
 from simulator.implementation import IMPLEMENTATIONS, KEYS, NAMES, Implementation
+from simulator.lookup import Provenance
 from simulator.modules import OF_EXPERTS, RECOMPUTE_MODULES
-from simulator.plan import MEGATRON, NO_COMM, Order, SlicePlan, WgradPlacement
+from simulator.plan import MEGATRON, NO_COMM, SLICE_BALANCES, Order, SlicePlan, WgradPlacement
 from simulator.profile import Profile, SkewSection
-from simulator.provenance import Provenance
-from simulator.skew import SkewFit, SkewRow
-from simulator.slicing import SLICE_BALANCES
 from simulator.specs import (
     CP_COMM,
     DATA_PARALLEL,

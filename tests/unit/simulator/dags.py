@@ -12,12 +12,10 @@ from typing import NamedTuple
 
 from simulator.contention import Contention
 from simulator.cost import CostModel
-from simulator.idle_lane import NO_TIMES, IdleTimes
+from simulator.cpu_hosts import NO_TIMES, IdleTimes, ResumeFit, SkewFit
 from simulator.launch import Launch
 from simulator.ops import Collective, Pointwise, Signature
-from simulator.resume import ResumeFit
 from simulator.schedule import COMPUTE, OpTemplate, Ref, Repeat, Schedule, Segment
-from simulator.skew import SkewFit
 from tests.unit.simulator.programs import random_contention, random_resume, random_skew
 
 SIZES = 12

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from simulator.compiler import compile_program
+from simulator.compiler import Totals, compile_program, repriced
+from simulator.compiler import record as of_schedule
 from simulator.contention import Contention
 from simulator.engine import play
-from simulator.op_spans import spans_of_ops
-from simulator.program import Program
-from simulator.record import record as of_schedule
-from simulator.repriced import repriced
-from simulator.schedule import COMPUTE, Op, Schedule, Segment
-from simulator.timeline import Timeline
-from simulator.totals import Totals
+from simulator.program import Program, spans_of_ops
+from simulator.schedule import COMPUTE, Op, Schedule, Segment, Timeline
 from tests.support.by_hand import record, totals
 from tests.unit.simulator.admission_scheduler import admission_schedule
 from tests.unit.simulator.dags import random_dag

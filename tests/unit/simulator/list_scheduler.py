@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from simulator.resume import ResumeFit
+from simulator.cpu_hosts import ResumeFit
 from simulator.schedule import Op
 
 ON_COMPUTE = 0

@@ -6,9 +6,8 @@ import random
 
 from simulator.build import build_schedule
 from simulator.case import Case
-from simulator.memory import live_peaks
-from simulator.ordering import order_of
-from simulator.peak import peak_bytes, static_memory
+from simulator.greedy import order_of
+from simulator.memory import live_peaks, peak_bytes, static_memory
 from simulator.schedule import Schedule
 from tests.unit.simulator.cases import KINDS, cost_model, random_case, random_plan
 

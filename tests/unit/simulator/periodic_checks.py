@@ -8,8 +8,8 @@ from simulator.build import build_schedule
 from simulator.compiler import compile_program
 from simulator.cost import CostModel
 from simulator.engine import play
+from simulator.greedy import order_of
 from simulator.launch import Launch
-from simulator.ordering import order_of
 from simulator.program import REST
 from tests.support.by_hand import totals
 from tests.unit.simulator.cases import KINDS, random_case, random_cost, random_plan

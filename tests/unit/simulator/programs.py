@@ -10,17 +10,15 @@ from simulator.contention import (
     ComputeFamily,
     Contention,
     ContentionFit,
+    MemoryQueue,
     SizeContention,
     Slowdown,
 )
-from simulator.idle_lane import NO_TIMES, IdleTimes
+from simulator.cpu_hosts import NO_TIMES, IdleTimes, ResumeFit, ResumeRow, SkewFit, SkewRow
 from simulator.implementation import LAUNCH_ORDERS
-from simulator.memory_queue import MemoryQueue
 from simulator.ops import Pointwise
 from simulator.program import FIRST, REST, WORK_UNIT, Loop, Program, Step
-from simulator.resume import ResumeFit, ResumeRow
 from simulator.schedule import OpTemplate, Repeat, Schedule, Segment
-from simulator.skew import SkewFit, SkewRow
 from simulator.waves import OPEN
 
 FAMILIES = (

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from simulator.buckets import DP_BUCKET_PARAMETERS
 from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.dtypes import MomentsDtype
+from simulator.memory import static_memory
 from simulator.ops import Collective, Pointwise
-from simulator.peak import static_memory
+from simulator.optimizer import DP_BUCKET_PARAMETERS
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.predict import predict
 from simulator.presets import MODELS

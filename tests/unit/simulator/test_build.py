@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.buckets import DP_BUCKET_PARAMETERS
 from simulator.build import build_schedule, check_layer_order
 from simulator.errors import InfeasiblePlanError, InputError, ScheduleError
 from simulator.issue_order import IssueOrder, LayerOrder, Token
 from simulator.ops import Gemm
+from simulator.optimizer import DP_BUCKET_PARAMETERS
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.presets import MODELS
 from simulator.schedule import DP, TP, Op, Schedule, check_order

@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from simulator.cost import Changes, CostModel
+from simulator.cpu_hosts import SkewFit, SkewRow
 from simulator.errors import InputError
+from simulator.lookup import Provenance
 from simulator.lookup.attention import AttentionFit
-from simulator.lookup.collective_fit import CollectiveFit
+from simulator.lookup.collective_law import CollectiveFit
 from simulator.lookup.gemm import GemmFit
 from simulator.lookup.pointwise import PointwiseFit
 from simulator.ops import Attention, Collective, Gemm, Pointwise
@@ -23,8 +25,6 @@ from simulator.profile import (
     Profile,
     SkewSection,
 )
-from simulator.provenance import Provenance
-from simulator.skew import SkewFit, SkewRow
 
 BY_HAND = Provenance(kind="fitted", source="this test")
 RANGE = {"m": (1, 10**6), "n": (1, 10**6), "k": (1, 10**6)}

@@ -8,16 +8,15 @@ import pytest
 
 from simulator.case import Case
 from simulator.clock import burden_of
-from simulator.compiler import compile_program
+from simulator.compiler import Repriced, compile_program
 from simulator.engine import play
 from simulator.errors import InputError
-from simulator.limits import check_values
+from simulator.lookup import check_values
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.power import STEP_MHZ
 from simulator.predict import played, predict
 from simulator.presets import MODELS
 from simulator.profile import Profile
-from simulator.repriced import Repriced
 from simulator.specs import ClusterSpec, Workload
 from tests.support.by_hand import totals
 from tests.unit.simulator.cases import bundled_profile, hot_profile, uneven_profile

@@ -20,9 +20,9 @@ from domino_tune.search.exhaustive import search_exhaustive
 from domino_tune.search.rivals import usual_rivals
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case
-from simulator.clocked_form import closed_form
 from simulator.closed_form import ClosedForm
 from simulator.cost import Changes
+from simulator.further_bounds import closed_form
 from simulator.implementation import IMPLEMENTATIONS
 from simulator.modules import plays_again
 from simulator.plan import MEGATRON, Order, SlicePlan, WgradPlacement

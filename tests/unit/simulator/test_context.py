@@ -11,8 +11,8 @@ from domino_tune.store.profiles import load_profile
 from simulator.case import Case
 from simulator.engine import play
 from simulator.errors import InfeasiblePlanError, InputError
+from simulator.memory import peak_bytes
 from simulator.ops import Attention, Collective
-from simulator.peak import peak_bytes
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.predict import played, scheduled
 from simulator.presets import MODELS

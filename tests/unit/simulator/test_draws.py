@@ -11,23 +11,33 @@ from typing import Any
 import pytest
 
 from domino_tune.store.profiles import load_profile
-from simulator.calibration import MOST_FACTOR, PARTS, CalibratedPart, Calibration
 from simulator.case import Case
-from simulator.clocked_form import closed_form
 from simulator.contention import ContentionFit
 from simulator.cost import CostModel, Drawn
-from simulator.draws import FAMILIES, NOMINAL, OWN_SHARE, Draw, Family, families_of, family_of
+from simulator.draws import (
+    FAMILIES,
+    MOST_FACTOR,
+    NOMINAL,
+    OWN_SHARE,
+    PARTS,
+    CalibratedPart,
+    Calibration,
+    Draw,
+    Family,
+    families_of,
+    family_of,
+)
 from simulator.engine import play
 from simulator.errors import ProfileError
+from simulator.further_bounds import closed_form
+from simulator.lookup import Provenance
+from simulator.lookup.collectives import gathered_us, scattered_us
 from simulator.lookup.expected import TILE_FUSED
-from simulator.lookup.fused import gathered_us, scattered_us
 from simulator.ops import Attention, Collective, Fused, Gemm, Pointwise, Signature
 from simulator.pipeline import engine
-from simulator.pipeline.predict import played_pipeline
 from simulator.plan import MEGATRON, SlicePlan
-from simulator.predict import played, predict
+from simulator.predict import played, played_pipeline, predict
 from simulator.profile import Profile
-from simulator.provenance import Provenance
 from simulator.specs import ClusterSpec, Workload
 from tests.unit.simulator.cases import (
     KINDS,

@@ -6,13 +6,13 @@ import pytest
 
 from simulator.compiler import compile_program
 from simulator.contention import Contention
+from simulator.cpu_hosts import SkewFit, SkewRow
 from simulator.engine import play
 from simulator.errors import ScheduleError
 from simulator.launch import Launch
 from simulator.ops import Collective, Pointwise, Signature
 from simulator.program import WORK_UNIT
 from simulator.schedule import COMPUTE, DP, TP, OpTemplate, Ref, Repeat, Schedule, Segment
-from simulator.skew import SkewFit, SkewRow
 from tests.support.by_hand import totals
 from tests.unit.simulator.dags import TableCost
 from tests.unit.simulator.engine_checks import (

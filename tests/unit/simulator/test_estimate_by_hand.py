@@ -11,12 +11,12 @@ from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.closed_form import ClosedForm
 from simulator.cost import CostModel
+from simulator.greedy import order_of
+from simulator.lookup import Provenance
 from simulator.ops import Gemm
-from simulator.ordering import order_of
 from simulator.plan import MEGATRON, Order, SlicePlan, WgradPlacement
 from simulator.predict import predict
 from simulator.profile import LaunchSection
-from simulator.provenance import Provenance
 from simulator.schedule import COMPUTE
 from simulator.shapes import Shapes
 from simulator.specs import ClusterSpec, ModelSpec, Workload

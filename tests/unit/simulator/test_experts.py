@@ -14,10 +14,9 @@ from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.closed_form import ClosedForm
 from simulator.errors import InfeasiblePlanError
-from simulator.memory import unpiped_memory
+from simulator.greedy import order_of
+from simulator.memory import peak_bytes, unpiped_memory
 from simulator.ops import Collective, Gemm, Pointwise
-from simulator.ordering import order_of
-from simulator.peak import peak_bytes
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import predict
 from simulator.presets import MODELS

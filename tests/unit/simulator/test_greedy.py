@@ -10,9 +10,8 @@ import pytest
 from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.cost import CostModel
-from simulator.greedy import plan_order
+from simulator.greedy import order_of, plan_order
 from simulator.issue_order import FORWARD_FRAGMENTS, backward_fragments, check_issue_order
-from simulator.ordering import order_of
 from simulator.plan import SlicePlan
 from simulator.predict import predict, simulate
 from simulator.presets import MODELS

@@ -9,11 +9,10 @@ import pytest
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case
 from simulator.cost import Changes, CostModel
-from simulator.graphs import GRAPH_COPY, graph_entry, is_replayed
-from simulator.host_costs import KERNEL_US, hosts_of
 from simulator.implementation import IMPLEMENTATIONS
 from simulator.issue_order import BACKWARD_FRAGMENTS, BLOCKS, FORWARD_FRAGMENTS
-from simulator.launch import Launch
+from simulator.launch import KERNEL_US, Launch, hosts_of
+from simulator.modules import GRAPH_COPY, graph_entry, is_replayed
 from simulator.ops import Attention, Collective, Fused, Gemm, Pointwise, Signature
 from simulator.plan import MEGATRON
 from simulator.predict import predict

@@ -9,9 +9,9 @@ import pytest
 
 from simulator.case import Case
 from simulator.cost import Changes, CostModel
+from simulator.cpu_hosts import LONG_AGO_NS, NO_TIMES, IdleLane, IdleTimes
 from simulator.draws import Draw
 from simulator.errors import ProfileError
-from simulator.idle_lane import LONG_AGO_NS, NO_TIMES, IdleLane, IdleTimes
 from simulator.lookup.collectives import CollectiveRow
 from simulator.ops import Collective, Gemm
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan

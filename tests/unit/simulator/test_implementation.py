@@ -12,6 +12,7 @@ from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.dtypes import Dtype
 from simulator.errors import InputError
+from simulator.greedy import order_of
 from simulator.implementation import (
     IMPLEMENTATIONS,
     KEYS,
@@ -20,9 +21,8 @@ from simulator.implementation import (
     changed,
 )
 from simulator.lookup.attention import DETERMINISTIC
+from simulator.memory import peak_memory
 from simulator.ops import Attention, Collective, Gemm, Pointwise
-from simulator.ordering import order_of
-from simulator.peak import peak_memory
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import predict
 from simulator.presets import MODELS

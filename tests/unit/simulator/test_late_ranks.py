@@ -8,11 +8,11 @@ import pytest
 
 from simulator.compiler import compile_program
 from simulator.contention import ComputeContention, Contention, ContentionFit, Slowdown
+from simulator.cpu_hosts import SkewFit, SkewRow
 from simulator.launch import Launch
 from simulator.ops import Collective, Gemm, Signature
 from simulator.program import WORK_UNIT
 from simulator.schedule import COMPUTE, DP, TP, OpTemplate, Ref, Repeat, Schedule, Segment
-from simulator.skew import SkewFit, SkewRow
 from tests.unit.simulator.dags import TableCost
 
 ROWS = (SkewRow(1000.0, 1000.0),)

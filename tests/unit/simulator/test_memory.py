@@ -10,10 +10,9 @@ import pytest
 from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.dtypes import Dtype
+from simulator.greedy import order_of
 from simulator.implementation import IMPLEMENTATIONS, changed
-from simulator.memory import live_peaks
-from simulator.ordering import order_of
-from simulator.peak import peak_bytes, peak_memory, stage_memory, static_memory
+from simulator.memory import live_peaks, peak_bytes, peak_memory, stage_memory, static_memory
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.presets import MODELS
 from simulator.schedule import Schedule

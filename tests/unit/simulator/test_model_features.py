@@ -8,8 +8,8 @@ import pytest
 
 from simulator.build import build_schedule
 from simulator.case import Case
+from simulator.memory import peak_bytes
 from simulator.ops import Attention, Collective, Gemm, Pointwise
-from simulator.peak import peak_bytes
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.presets import MODELS
 from simulator.schedule import Op

@@ -10,10 +10,10 @@ import pytest
 from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.errors import InfeasiblePlanError, InputError
+from simulator.memory import peak_memory
 from simulator.model_flops import executed_flops, model_flops
 from simulator.modules import Modules
 from simulator.overlap import EP_OVERLAP
-from simulator.peak import peak_memory
 from simulator.plan import MEGATRON, check_plan_fits
 from simulator.predict import predict
 from simulator.presets import MODELS

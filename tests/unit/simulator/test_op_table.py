@@ -10,10 +10,10 @@ import pytest
 from simulator import templates
 from simulator.build import build_schedule
 from simulator.case import Case
+from simulator.greedy import order_of
 from simulator.issue_order import LayerOrder
 from simulator.memory import live_peaks
 from simulator.op_table import listing_of
-from simulator.ordering import order_of
 from simulator.plan import SlicePlan
 from simulator.schedule import Schedule
 from tests.unit.simulator.cases import KINDS, cost_model, random_case, random_plan

@@ -13,7 +13,7 @@ import pytest
 from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.errors import InfeasiblePlanError, InputError
-from simulator.lookup.fused import BARRIER_US, gathered_us, scattered_us
+from simulator.lookup.collectives import BARRIER_US, gathered_us, scattered_us
 from simulator.ops import Collective, Fused, Gemm
 from simulator.overlap import CHOICES, GEMMS, RIVALS, RUNS_IN, Overlap, gemms_of, overlap_of
 from simulator.plan import MEGATRON, STRATEGIES, SlicePlan

@@ -10,17 +10,16 @@ import pytest
 
 from simulator.build import build_schedule
 from simulator.case import Case
-from simulator.clocked_form import Layers, closed_form
+from simulator.compiler import repriced
 from simulator.errors import InfeasiblePlanError
-from simulator.ordering import order_of
+from simulator.further_bounds import Layers, closed_form
+from simulator.greedy import order_of
+from simulator.memory import peak_bytes
 from simulator.overlap import EP_OVERLAP
-from simulator.peak import peak_bytes
 from simulator.pipeline.build import Pieces, PipelineBuilder, pieces_of
 from simulator.pipeline.orders import ORDERS, in_pairs
-from simulator.pipeline.predict import busiest_schedule, played_pipeline
 from simulator.plan import MEGATRON, SlicePlan, check_pairs
-from simulator.predict import predict, simulate
-from simulator.repriced import repriced
+from simulator.predict import busiest_schedule, played_pipeline, predict, simulate
 from simulator.schedule import COMPUTE, EP, Op, check_order
 from simulator.specs import MOE_DISPATCHERS
 from tests.unit.simulator.test_experts import DEEPSEEK, QWEN, case_of, random_cases

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.errors import InfeasiblePlanError, InputError
-from simulator.plan import MEGATRON, NO_COMM, SlicePlan, check_plan_fits
+from simulator.plan import MEGATRON, NO_COMM, SlicePlan, batch_slice_sizes, check_plan_fits
 from simulator.presets import MODELS
-from simulator.slicing import batch_slice_sizes
 from simulator.specs import ClusterSpec, Workload
 
 CLUSTER = ClusterSpec(tp=2)

@@ -9,8 +9,8 @@ import pytest
 
 from domino_tune.store.profiles import bundled_names, load_profile
 from simulator.errors import ProfileError
+from simulator.lookup import Provenance
 from simulator.power import FAMILIES, NUMBERS, STEP_MHZ, FamilyPower, PowerSection, RowClock
-from simulator.provenance import Provenance
 
 
 def law(**changes: Any) -> PowerSection:

@@ -10,10 +10,10 @@ import pytest
 
 from domino_tune.store.profiles import load_profile, parse_profile
 from simulator.errors import MissingSectionError, ProfileError
+from simulator.lookup import Provenance
 from simulator.lookup.collectives import CollectiveRow
 from simulator.lookup.gemm import GemmRow
 from simulator.profile import SCHEMA, CollectiveSection, GemmSection, Machine, Profile, to_plain
-from simulator.provenance import Provenance
 
 BY_HAND = Provenance(kind="measured", source="this test")
 MACHINE = Machine(

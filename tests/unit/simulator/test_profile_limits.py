@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from simulator.cpu_hosts import SkewFit
 from simulator.errors import MissingSectionError, ProfileError
-from simulator.limits import LONGEST_NOTE, LONGEST_TEXT
+from simulator.lookup import LONGEST_NOTE, LONGEST_TEXT, Provenance
 from simulator.lookup.attention import AttentionFit
-from simulator.lookup.collective_fit import CollectiveFit
+from simulator.lookup.collective_law import CollectiveFit
 from simulator.lookup.collectives import CollectiveRow
 from simulator.lookup.expected import POINTWISE_TABLE
 from simulator.lookup.pointwise import PointwiseFit, PointwiseRow
@@ -28,8 +29,6 @@ from simulator.profile import (
     SkewSection,
     to_plain,
 )
-from simulator.provenance import Provenance
-from simulator.skew import SkewFit
 
 BY_HAND = Provenance(kind="measured", source="this test")
 MACHINE = Machine(

@@ -10,15 +10,13 @@ import pytest
 from domino_tune.store.profiles import load_profile
 from simulator.build import build_schedule
 from simulator.case import Case
-from simulator.clocked_form import closed_form
 from simulator.dtypes import Fp8Recipe
 from simulator.errors import InfeasiblePlanError, InputError
+from simulator.further_bounds import closed_form
+from simulator.greedy import order_of
 from simulator.implementation import IMPLEMENTATIONS
-from simulator.memory import held_parameters
+from simulator.memory import KeptBytes, LeastBytes, held_parameters, peak_bytes
 from simulator.ops import Collective, Gemm, Pointwise, Signature
-from simulator.ordering import order_of
-from simulator.peak import peak_bytes
-from simulator.pipeline.least_memory import KeptBytes, LeastBytes
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import predict, simulate
 from simulator.presets import MODELS

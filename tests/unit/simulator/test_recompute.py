@@ -11,11 +11,11 @@ import pytest
 from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.errors import InfeasiblePlanError, InputError
+from simulator.greedy import order_of
 from simulator.issue_order import AGAIN, FORWARD_FRAGMENTS, backward_fragments
+from simulator.memory import peak_memory
 from simulator.model_flops import model_flops
 from simulator.ops import Gemm
-from simulator.ordering import order_of
-from simulator.peak import peak_memory
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import predict
 from simulator.presets import MODELS

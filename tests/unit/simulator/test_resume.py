@@ -9,14 +9,13 @@ import pytest
 
 from simulator.case import Case
 from simulator.cost import CostModel
+from simulator.cpu_hosts import Resumed, ResumeFit, ResumeRow
 from simulator.errors import ProfileError
+from simulator.lookup import Provenance
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.predict import predict, simulate
 from simulator.profile import ResumeSection
-from simulator.provenance import Provenance
-from simulator.resume import Resumed, ResumeFit, ResumeRow
-from simulator.schedule import COMPUTE
-from simulator.timeline import Timeline
+from simulator.schedule import COMPUTE, Timeline
 from tests.unit.simulator.cases import with_cost
 from tests.unit.simulator.test_skew import small_case
 

@@ -16,8 +16,8 @@ from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.errors import InputError
 from simulator.implementation import DOMINO_TUNE
+from simulator.memory import peak_bytes, static_memory
 from simulator.ops import Collective, Pointwise
-from simulator.peak import peak_bytes, static_memory
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.predict import predict, simulate
 from simulator.presets import MODELS

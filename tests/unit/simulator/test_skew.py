@@ -8,14 +8,14 @@ import pytest
 
 from simulator.case import Case
 from simulator.cost import CostModel
+from simulator.cpu_hosts import SkewFit, SkewRow
 from simulator.errors import ProfileError
+from simulator.lookup import Provenance
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.predict import predict, simulate
 from simulator.presets import MODELS
 from simulator.profile import SkewSection, to_plain
-from simulator.provenance import Provenance
 from simulator.schedule import COMPUTE
-from simulator.skew import SkewFit, SkewRow
 from simulator.specs import ClusterSpec, Workload
 from tests.unit.simulator.cases import bundled_profile, cost_model, with_cost
 

@@ -12,15 +12,23 @@ import pytest
 from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.errors import InfeasiblePlanError, InputError, ScheduleError
+from simulator.greedy import order_of
 from simulator.implementation import IMPLEMENTATIONS
 from simulator.issue_order import LayerOrder
 from simulator.ops import Attention, Gemm, Pointwise
-from simulator.ordering import order_of
-from simulator.plan import MEGATRON, SlicePlan, check_plan_fits
+from simulator.plan import (
+    FRONT,
+    MEGATRON,
+    SLICE_BALANCES,
+    TILE,
+    SliceBalance,
+    SlicePlan,
+    check_plan_fits,
+    sequence_spans,
+)
 from simulator.schedule import Op, Schedule, check_order
 from simulator.schedules import fixed_order
 from simulator.shapes import Shapes
-from simulator.slicing import FRONT, SLICE_BALANCES, TILE, SliceBalance, sequence_spans
 from simulator.specs import RECOMPUTE, ClusterSpec, ModelSpec, Workload
 from tests.unit.simulator.cases import bundled_profile, cost_model, random_model, with_cost
 from tests.unit.simulator.small_models import value_bytes

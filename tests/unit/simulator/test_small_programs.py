@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from simulator.compiler import Totals
 from simulator.contention import CollectiveFamily, ComputeFamily, Contention
 from simulator.engine import play
 from simulator.implementation import LaunchOrder
-from simulator.op_spans import spans_of_ops
-from simulator.program import FIRST, REST, WORK_UNIT, Loop, Program, Step
-from simulator.totals import Totals
+from simulator.program import FIRST, REST, WORK_UNIT, Loop, Program, Step, spans_of_ops
 from tests.support.by_hand import record, totals
 from tests.unit.simulator.programs import program_schedule
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.dtypes import DTYPE_BYTES
-from simulator.errors import InputError
+from simulator.errors import InputError, require_divisible
 from simulator.presets import MODELS
 from simulator.sharding import check_shardable, padded_vocab_size
-from simulator.specs import ClusterSpec, Workload, require_divisible
+from simulator.specs import ClusterSpec, Workload
 
 GPT = MODELS["gpt3-13b"]
 LLAMA = MODELS["llama2-70b"]

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from domino_tune.store.profiles import load_profile
+from simulator.dtypes import GIB
 from simulator.implementation import NAMES
 from simulator.profile import Machine
 from simulator.specs import ClusterSpec
-from simulator.units import GIB
 from simulator.usable import (
     CONNECTION_BYTES,
     CONTEXT_BYTES,

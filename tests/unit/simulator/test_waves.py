@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from domino_tune.store.profiles import load_profile
-from simulator.compiler import compile_program
+from simulator.compiler import Repriced, compile_program
 from simulator.contention import Contention
 from simulator.launch import Launch
 from simulator.ops import Attention, Collective, Gemm, Signature
 from simulator.program import FIRST, REST, WHOLE, WORK_UNIT, Step
-from simulator.repriced import Repriced
 from simulator.schedule import COMPUTE, TP, OpTemplate, Repeat, Schedule, Segment
 from simulator.waves import OPEN, Waves, waves_of
 from tests.unit.simulator.dags import TableCost

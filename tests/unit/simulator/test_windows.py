@@ -11,17 +11,17 @@ import pytest
 
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case
-from simulator.clocked_form import closed_form
 from simulator.cost import Changes
 from simulator.errors import InfeasiblePlanError, InputError
+from simulator.further_bounds import closed_form
 from simulator.implementation import IMPLEMENTATIONS
 from simulator.ops import Pointwise
 from simulator.overlap import CHOICES, GEMMS, RIVALS, gemms_of
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import predict
+from simulator.recipes import windows
 from simulator.schedule import COMPUTE, TP, OpTemplate, Ref
 from simulator.specs import ClusterSpec, Workload
-from simulator.windows import windows
 from tests.unit.simulator.test_closed_form import GPT, LLAMA
 
 MACHINES: Final = ("h100-dgx", "a100-sxm", "h200-sxm", "b200-sxm")

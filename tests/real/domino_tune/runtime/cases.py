@@ -13,9 +13,8 @@ from domino_tune.store.profiles import load_profile
 from simulator.cost import CostModel
 from simulator.greedy import plan_order
 from simulator.issue_order import LayerOrder
-from simulator.plan import MEGATRON, NO_COMM, SlicePlan
+from simulator.plan import MEGATRON, NO_COMM, SLICE_BALANCES, SlicePlan
 from simulator.shapes import Shapes
-from simulator.slicing import SLICE_BALANCES
 from tests.real.domino_tune.runtime.jobs import GPT, LLAMA, ODD, QWEN, TRAINING, Job
 from tests.real.domino_tune.runtime.models import random_job
 from tests.real.domino_tune.runtime.orders import random_order

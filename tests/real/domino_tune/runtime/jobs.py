@@ -9,8 +9,8 @@ from typing import Any, Final
 import torch
 
 from domino_tune.runtime.ops.state import Training
-from simulator.buckets import DP_BUCKET_PARAMETERS
 from simulator.issue_order import LayerOrder
+from simulator.optimizer import DP_BUCKET_PARAMETERS
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Recompute, Workload
 

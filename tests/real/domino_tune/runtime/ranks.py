@@ -83,7 +83,7 @@ class Place:
 def play_job(place: Place, groups: Groups) -> RankResult:
     """Train, and look at everything that must hold on the way."""
     job = place.job
-    with patch("simulator.buckets.DP_BUCKET_PARAMETERS", job.bucket_parameters):
+    with patch("simulator.optimizer.DP_BUCKET_PARAMETERS", job.bucket_parameters):
         schedule = build_schedule(job.model, job.workload, job.cluster, job.plan, job.order)
     state = new_state(job, place.tp_rank, place.dp_rank)
     made = ((lane, place.group(lane, groups)) for lane in (TP, DP))

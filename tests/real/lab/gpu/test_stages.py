@@ -24,11 +24,11 @@ from lab.gpu.cases import RankCase, preset_cases, slice_plans
 from lab.gpu.fp8 import Heads, attention_cases
 from lab.gpu.ops import TRAINING_PLANS, played, single_gpu_session
 from lab.gpu.stage import GpuCase, Stage
+from simulator.dtypes import GIB
 from simulator.ops import Collective, Gemm
 from simulator.plan import MEGATRON
 from simulator.presets import MODELS
 from simulator.specs import ClusterSpec, Workload
-from simulator.units import GIB
 from tests.real.domino_tune.runtime.jobs import LLAMA
 
 MEMORY = 100.0 * GIB

@@ -15,8 +15,8 @@ from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.cost import CostModel
 from simulator.errors import InputError
+from simulator.greedy import order_of
 from simulator.ops import Collective, Gemm
-from simulator.ordering import order_of
 from simulator.plan import MEGATRON
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 from tests.support.probing import LLAMA, TINY, empty, timed

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from domino_tune.measure.idle_lane_law import idle_lane_law
-from simulator.idle_lane import IdleLane
+from simulator.cpu_hosts import IdleLane
 from simulator.lookup.collectives import CollectiveRow
 from simulator.ops import Collective
 

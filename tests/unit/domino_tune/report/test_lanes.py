@@ -9,9 +9,8 @@ from domino_tune.report.lanes import MAX_OPS, cut_spans, drawn_ops, lanes_json
 from simulator.case import Case
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.presets import MODELS
-from simulator.schedule import COMPUTE, EP
+from simulator.schedule import COMPUTE, EP, Timeline
 from simulator.specs import ClusterSpec, Workload
-from simulator.timeline import Timeline
 from tests.support.pages import case, report_data, shown
 from tests.unit.simulator.test_experts import case_of
 

@@ -10,7 +10,7 @@ import pytest
 from domino_tune.requests import TuneRequest
 from domino_tune.search.simulated import CasePlans
 from domino_tune.verbs.resolve import resolve
-from simulator.clocked_form import closed_form
+from simulator.further_bounds import closed_form
 from simulator.modules import plays_again
 
 SHARED: dict[str, Any] = {

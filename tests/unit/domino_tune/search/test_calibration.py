@@ -25,11 +25,10 @@ from domino_tune.search.calibration import (
 )
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.resolve import plan_of, resolve
-from simulator.calibration import MOST_FACTOR, PARTS
-from simulator.draws import Draw
+from simulator.draws import MOST_FACTOR, PARTS, Draw
+from simulator.dtypes import MS_PER_NS
 from simulator.predict import predict
 from simulator.profile import Profile
-from simulator.units import MS_PER_NS
 
 LAYOUTS: Final[tuple[dict[str, Any], ...]] = (
     {"model": "gpt3-1.3b", "tp": 8, "seq_length": 1024, "micro_batch_size": 2},

@@ -10,9 +10,8 @@ import pytest
 from domino_tune.search import SEARCHES, SearchOptions, SpaceSpec, enumerate_plans
 from domino_tune.search.space import restrict
 from simulator.errors import InfeasiblePlanError, InputError
-from simulator.plan import ORDERS, SlicePlan, check_plan_fits
+from simulator.plan import ORDERS, SLICINGS, SlicePlan, check_plan_fits
 from simulator.presets import MODELS
-from simulator.slicing import SLICINGS
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 from tests.unit.domino_tune.search.bumpy import MODEL, SMALL, BumpyProblem, space_of
 

@@ -24,9 +24,9 @@ from domino_tune.store.profiles import (
     user_profiles_dir,
 )
 from simulator.errors import DominoTuneError, InputError, ProfileError
+from simulator.lookup import Provenance
 from simulator.lookup.gemm import GemmRow
 from simulator.profile import GemmSection, Profile
-from simulator.provenance import Provenance
 
 FOLDER = Path(profiles.__file__).parent
 BUNDLED = ("a100-sxm", "b200-sxm", "b300-sxm", "gb200-nvl72", "gb300-nvl72", "h100-dgx", "h200-sxm")

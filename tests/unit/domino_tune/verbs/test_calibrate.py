@@ -19,10 +19,9 @@ from domino_tune.store.formats.megatron_log import read_megatron_log
 from domino_tune.store.profiles import bundled_names, load_profile, save_profile
 from domino_tune.verbs.calibrate import calibrate as calibrate_verb
 from domino_tune.verbs.resolve import plan_of, resolve
-from simulator.calibration import PARTS
-from simulator.draws import Draw
+from simulator.draws import PARTS, Draw
+from simulator.dtypes import MS_PER_NS
 from simulator.predict import predict
-from simulator.units import MS_PER_NS
 from tests.support.runs import Done, Runner
 from tests.unit.domino_tune.store.formats.test_megatron_log import GPT, log
 

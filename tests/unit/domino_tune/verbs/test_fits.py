@@ -27,8 +27,8 @@ from domino_tune.verbs.scale import tune_scale
 from domino_tune.verbs.simulate import simulate_plan
 from domino_tune.verbs.tune import tune
 from domino_tune.verbs.whatif import whatif
+from simulator.dtypes import GIB
 from simulator.errors import InfeasiblePlanError, InputError
-from simulator.units import GIB
 from simulator.usable import NO_MARGIN, SURE, UNSURE, Margin
 from tests.support.room import with_gib
 from tests.support.runs import Runner

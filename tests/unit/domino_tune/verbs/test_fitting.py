@@ -14,7 +14,7 @@ from domino_tune.verbs.fitting import check_may_fit
 from domino_tune.verbs.resolve import resolve
 from domino_tune.verbs.tune import tune
 from simulator.errors import InfeasiblePlanError
-from simulator.peak import least_peak_bytes, peak_bytes
+from simulator.memory import least_peak_bytes, peak_bytes
 from simulator.plan import SlicePlan
 
 ASKED: dict[str, dict[str, Any]] = {

@@ -7,10 +7,9 @@ from dataclasses import replace
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.verbs.here_and_now import as_emulated
 from simulator.case import Case
-from simulator.idle_lane import IdleLane
+from simulator.cpu_hosts import IdleLane, SkewFit, SkewRow
+from simulator.lookup import Provenance
 from simulator.profile import SkewSection
-from simulator.provenance import Provenance
-from simulator.skew import SkewFit, SkewRow
 from tests.unit.simulator.test_skew import small_case
 
 SKEW = SkewFit(slowest_factor=1.02, step_excess=0.01, rows=(SkewRow(9.0, 1.0),), error=0.01)

@@ -18,7 +18,7 @@ from domino_tune.store.shelf import DISK
 from domino_tune.verbs.layout_space import base_of, candidates_of, layouts_of
 from domino_tune.verbs.layouts import conclude, space_of, tune_layouts
 from simulator.errors import InfeasiblePlanError, InputError
-from simulator.peak import peak_bytes
+from simulator.memory import peak_bytes
 from simulator.plan import SlicePlan
 from tests.support.runs import Runner
 

@@ -22,14 +22,14 @@ from domino_tune.store.shelf import DISK
 from domino_tune.verbs.calibrate import OneProfile, asked_in, check_predictable, measured, planned
 from domino_tune.verbs.measured_runs import check_possible, merged_samples
 from domino_tune.verbs.simulate import simulate
-from simulator.calibration import CalibratedPart, Calibration
+from simulator.draws import CalibratedPart, Calibration
+from simulator.dtypes import MS_PER_NS
 from simulator.errors import InputError
+from simulator.lookup import Provenance
 from simulator.model_flops import executed_per_gpu, mfu
 from simulator.ops import Attention, Gemm
 from simulator.predict import predict
 from simulator.profile import Profile
-from simulator.provenance import Provenance
-from simulator.units import MS_PER_NS
 from tests.unit.domino_tune.store.formats.test_megatron_log import GPT, log
 
 SEVEN: Final = {

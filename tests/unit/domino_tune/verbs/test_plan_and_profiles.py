@@ -17,12 +17,12 @@ from domino_tune.store.profiles import load_profile
 from domino_tune.store.shelf import Pinned
 from domino_tune.verbs.plan import DOCUMENTS, RUNS, export_plan
 from simulator.case import Case
+from simulator.dtypes import MS_PER_NS
 from simulator.errors import InfeasiblePlanError
 from simulator.plan import SlicePlan
 from simulator.predict import predict
 from simulator.presets import MODELS
 from simulator.specs import ClusterSpec, Workload
-from simulator.units import MS_PER_NS
 from tests.support.plans import (
     DOMINO,
     SHARDED,

@@ -13,7 +13,7 @@ from domino_tune.runtime.plan_runs import Measured
 from domino_tune.verbs.here_and_now import Candidate, at_speed, present_speed
 from simulator.case import Case
 from simulator.engine import play
-from simulator.ordering import order_of
+from simulator.greedy import order_of
 from simulator.plan import NO_COMM, SlicePlan
 from simulator.predict import played
 from simulator.presets import MODELS

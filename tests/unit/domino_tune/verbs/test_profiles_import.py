@@ -13,8 +13,8 @@ import pytest
 from domino_tune.measure.importers import IMPORTERS
 from domino_tune.store.files import only_user
 from domino_tune.store.profiles import load_profile, save_profile, user_profiles_dir
+from simulator.lookup import Provenance
 from simulator.profile import LaunchSection, Profile
-from simulator.provenance import Provenance
 from tests.support.runs import Done, Runner
 from tests.unit.domino_tune.measure.importers.machines import H100
 

@@ -15,12 +15,11 @@ from domino_tune.verbs.resolve import resolve
 from domino_tune.verbs.tune import tune_cases
 from simulator.build import build_schedule
 from simulator.case import Case
+from simulator.dtypes import GIB
 from simulator.errors import InfeasiblePlanError
+from simulator.greedy import order_of
 from simulator.kernels.lives import TURN
-from simulator.memory import live_peaks
-from simulator.ordering import order_of
-from simulator.peak import least_peak_bytes, peak_bytes
-from simulator.units import GIB
+from simulator.memory import least_peak_bytes, live_peaks, peak_bytes
 from simulator.usable import SURE
 from tests.support.room import with_room
 from tests.unit.simulator.cases import cost_model, random_case

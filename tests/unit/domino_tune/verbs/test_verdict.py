@@ -23,16 +23,15 @@ from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.resolve import Chosen, baseline_plan, plan_of, resolve
 from domino_tune.verbs.simulate import simulate
 from domino_tune.verbs.verdict import DRAWS, _text, contestants_of, verdict_of
-from simulator.calibration import CalibratedPart, Calibration
 from simulator.case import Case
-from simulator.draws import FAMILIES, PLAN_ERROR, Draw, Family
+from simulator.draws import FAMILIES, PLAN_ERROR, CalibratedPart, Calibration, Draw, Family
 from simulator.errors import InputError
-from simulator.ordering import order_of
-from simulator.peak import peak_bytes
+from simulator.greedy import order_of
+from simulator.lookup import Provenance
+from simulator.memory import peak_bytes
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import predict
 from simulator.profile import Profile
-from simulator.provenance import Provenance
 from simulator.usable import percent
 from tests.support.room import with_gib, with_room
 

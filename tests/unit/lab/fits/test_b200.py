@@ -12,7 +12,7 @@ from domino_tune.store.profiles import load_profile
 from lab.fits.attention import b200_attention, b200_rows
 from lab.fits.blackwell import gemm_rows, rates_gb_s
 from lab.fits.common import Sources
-from simulator.lookup.collective_fit import MIB
+from simulator.lookup.collective_law import MIB
 from simulator.lookup.gemm import GemmRow
 from simulator.ops import Attention, Collective, CollectiveKind, Gemm, Pointwise
 from tests.conftest import DATA

@@ -12,7 +12,7 @@ from lab.fits.blackwell import gemm_rows, sources_differ
 from lab.fits.common import Sources
 from lab.fits.quantized import Casts, no_slower_than_larger
 from simulator.lookup.gemm_law import make_law
-from simulator.lookup.gemm_stored import StoredCurves
+from simulator.lookup.gemm_table import StoredCurves
 from simulator.ops import Collective, Gemm
 from tests.conftest import DATA
 

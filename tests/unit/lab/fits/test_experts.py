@@ -14,7 +14,7 @@ from lab.fits.collectives import all_to_alls, copies, deepep, hybridep
 from lab.fits.common import Sources
 from lab.fits.grouped import Layer, fit_of, layers, quantized_rows, served, trained_rows, trainer
 from lab.fits.measured import OTHER_HEADS
-from simulator.lookup.grouped import GroupedLaw, Times
+from simulator.lookup.experts import GroupedLaw, Times
 from simulator.ops import Attention, Gemm, Pointwise
 from tests.conftest import DATA
 

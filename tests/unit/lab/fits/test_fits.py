@@ -25,7 +25,7 @@ from simulator.contention import (
 )
 from simulator.errors import InputError
 from simulator.lookup.attention import AttentionFit, AttentionRow
-from simulator.lookup.collective_fit import MIB
+from simulator.lookup.collective_law import MIB
 from simulator.lookup.collectives import CollectiveRow
 from simulator.lookup.pointwise import PointwiseRow
 from tests.conftest import DATA

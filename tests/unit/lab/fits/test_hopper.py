@@ -11,7 +11,7 @@ from lab.fits.common import Sources
 from lab.fits.quantized import LAYOUTS, beside, with_lasting
 from simulator.lookup.gemm import GemmFit
 from simulator.lookup.gemm_law import make_law
-from simulator.lookup.gemm_stored import StoredCurves
+from simulator.lookup.gemm_table import StoredCurves
 from simulator.ops import Gemm
 from simulator.power import PowerSection
 from tests.conftest import DATA

@@ -10,8 +10,8 @@ from domino_tune.store.profiles import load_profile
 from lab.fits.common import Sources
 from lab.fits.contention import Streamed, fit_memory, streamed_cells
 from lab.fits.measured import attained_gb_s, h200_ops
+from simulator.contention import MemoryQueue
 from simulator.errors import InputError
-from simulator.memory_queue import MemoryQueue
 from tests.conftest import REPOSITORY
 
 LAW = MemoryQueue(attained_gb_s=4000, busiest=0.95, wait=0.03, by_cta=0.05, error=0.0)

@@ -7,7 +7,7 @@ import pytest
 from domino_tune.store.profiles import load_profile
 from lab.fits.collectives import BEST, CTAS, multimem_collectives
 from lab.fits.common import Sources
-from simulator.lookup.collective_fit import CollectiveFit
+from simulator.lookup.collective_law import CollectiveFit
 from simulator.ops import MULTIMEM, Collective, CollectiveKind
 from tests.conftest import REPOSITORY
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.kernels import load
-from simulator.kernels.kernel import Compiled
+from simulator.kernels import Compiled, load
 
 COMPILED = {"play_program": Compiled("symbol", b"code")}
 
@@ -40,7 +39,7 @@ def test_a_changed_kernel_never_meets_old_code(
     monkeypatch.setenv(load.FOLDER_VARIABLE, str(tmp_path))
     load._compiled()
     read = Path.read_text
-    for changed in ("player.py", "clocks.py", "build.py"):
+    for changed in ("player.py", "clocks.py", "load.py"):
 
         def read_changed(path: Path, encoding: str, changed: str = changed) -> str:
             return read(path, encoding) + "# changed" * (path.name == changed)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.errors import MissingSectionError, ProfileError
-from simulator.lookup.collective_fit import CollectiveFit
+from simulator.lookup.collective_law import CollectiveFit
 from simulator.lookup.collectives import CollectiveRow, CollectiveTable
 from simulator.ops import Collective, CollectiveKind
 

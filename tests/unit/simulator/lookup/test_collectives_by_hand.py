@@ -9,7 +9,7 @@ import pytest
 
 from simulator.errors import MissingSectionError, ProfileError
 from simulator.lookup import expected
-from simulator.lookup.collective_fit import CollectiveFit
+from simulator.lookup.collective_law import CollectiveFit
 from simulator.lookup.collectives import CollectiveRow, CollectiveTable
 from simulator.ops import Collective, CollectiveKind
 from tests.unit.simulator.near import near

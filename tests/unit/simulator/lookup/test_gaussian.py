@@ -8,10 +8,8 @@ from math import exp, expm1, log
 import numpy as np
 import pytest
 
-from simulator.lookup.gaussian import calibrated, kernel
 from simulator.lookup.gemm_law import Floats, RooflineLaw
-from simulator.lookup.gemm_points import GemmPoints, way
-from simulator.lookup.gemm_table import GemmCurves
+from simulator.lookup.gemm_table import GemmCurves, GemmPoints, calibrated, kernel, way
 
 LAW = RooflineLaw(fixed_us=2.0, flops_per_us=1e9, bytes_per_us=3e6)
 Shape = tuple[int, int, int]

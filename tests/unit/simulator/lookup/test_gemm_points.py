@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from simulator.lookup.gemm_law import Floats, Ints, make_law
-from simulator.lookup.gemm_points import GemmPoints, way
+from simulator.lookup.gemm_table import GemmPoints, way
 from tests.unit.simulator.lookup.gemm_shapes import PARAMS, SMS, law_rows
 
 LAW = make_law("tiled", PARAMS, SMS)

@@ -7,7 +7,7 @@ import pytest
 
 from simulator.errors import ProfileError
 from simulator.lookup.gemm_law import RooflineLaw
-from simulator.lookup.gemm_stored import Curves, StoredCurves, columns, curves_of
+from simulator.lookup.gemm_table import Curves, StoredCurves, columns, curves_of
 
 LAW = RooflineLaw(fixed_us=2.0, flops_per_us=1e9, bytes_per_us=1e7)
 SIZES = [

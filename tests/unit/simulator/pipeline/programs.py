@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from simulator.compiler import NEVER_NS
+from simulator.pipeline.orders import Wiring, wiring
 from simulator.pipeline.program import Message, PipelineProgram, Task
-from simulator.pipeline.wires import Wiring, wiring
-from simulator.repriced import NEVER_NS
 from simulator.specs import PIPELINE_SCHEDULES, WGRADS_APART, PipelineSchedule
 
 Ranks = tuple[tuple[Task, ...], ...]

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from simulator.errors import ScheduleError
-from simulator.pipeline import engine, recurrence
+from simulator.pipeline import engine
+from simulator.pipeline import program as recurrence
 from simulator.pipeline.orders import Action
 from simulator.pipeline.program import Message, PipelineProgram, Task
 from tests.unit.simulator.pipeline.programs import program, program_of, random_program

@@ -6,10 +6,9 @@ from itertools import product
 
 import pytest
 
-from simulator.chunks import place, stage_of
-from simulator.pipeline.orders import ORDERS, Action
-from simulator.pipeline.recurrence import play
-from simulator.pipeline.wires import wiring
+from simulator.case import place, stage_of
+from simulator.pipeline.orders import ORDERS, Action, wiring
+from simulator.pipeline.program import play
 from simulator.specs import PIPELINE_SCHEDULES, PipelineSchedule
 from tests.unit.simulator.pipeline.programs import program_of
 

@@ -13,13 +13,12 @@ from domino_tune.store.profiles import load_profile
 from simulator.case import Case
 from simulator.errors import InputError
 from simulator.implementation import IMPLEMENTATIONS
+from simulator.memory import peak_bytes, stage_memory
 from simulator.ops import Pointwise
-from simulator.peak import peak_bytes, stage_memory
 from simulator.pipeline import engine
 from simulator.pipeline.build import pieces_of
-from simulator.pipeline.predict import played_pipeline, rank_schedule
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
-from simulator.predict import predict, scheduled
+from simulator.predict import played_pipeline, predict, rank_schedule, scheduled
 from simulator.presets import MODELS
 from simulator.specs import ClusterSpec, Workload
 

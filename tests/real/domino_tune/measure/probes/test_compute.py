@@ -39,9 +39,8 @@ from domino_tune.runtime.ops.state import Training
 from domino_tune.runtime.session import Session
 from simulator.ops import Collective, CollectiveKind
 from simulator.plan import MEGATRON
-from simulator.schedule import DP, TP
+from simulator.schedule import DP, TP, Timeline
 from simulator.specs import ClusterSpec, Workload
-from simulator.timeline import Timeline
 from tests.support.probing import TINY
 
 MS = 1_000_000

@@ -13,8 +13,8 @@ from domino_tune.store.formats.hf_config import from_hf_config
 from domino_tune.store.plans import PlanFile, Predicted, ProfileRef
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case
+from simulator.greedy import order_of
 from simulator.implementation import IMPLEMENTATIONS
-from simulator.ordering import order_of
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.profile import Profile
 from simulator.specs import ClusterSpec, Workload

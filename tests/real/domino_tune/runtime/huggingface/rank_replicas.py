@@ -11,7 +11,7 @@ from domino_tune.runtime import player
 from domino_tune.runtime.huggingface.families import FAMILIES
 from domino_tune.runtime.huggingface.shard import local
 from domino_tune.runtime.lanes.call import Call
-from simulator import buckets
+from simulator import optimizer
 from tests.real.domino_tune.runtime.huggingface.models import batch
 from tests.real.domino_tune.runtime.huggingface.ranks import applied, whole, whole_gradients
 
@@ -26,7 +26,7 @@ def loss_of(model: Any, number: int) -> Any:
 
 def replica(name: str, plan: str, tp: int, **options: Any) -> Any:
     """Return a model of two replicas, each of whose layers has a bucket of its own."""
-    buckets.DP_BUCKET_PARAMETERS = 1  # type: ignore[misc]
+    optimizer.DP_BUCKET_PARAMETERS = 1  # type: ignore[misc]
     return applied(name, plan, tp, dp=2, **options)
 
 

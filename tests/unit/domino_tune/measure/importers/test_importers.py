@@ -18,9 +18,9 @@ from domino_tune.measure.importers import (
 )
 from domino_tune.store.profiles import dump_profile, load_profile, parse_profile
 from simulator.errors import InputError
+from simulator.lookup import Provenance
 from simulator.ops import Collective, Gemm
 from simulator.profile import GemmSection, Profile
-from simulator.provenance import Provenance
 from tests.conftest import DATA
 from tests.unit.domino_tune.measure.importers.machines import H100
 

@@ -11,13 +11,12 @@ from domino_tune.measure.importers.merge import with_laws_as_known
 from domino_tune.store.profiles import load_profile
 from lab.gpu.cases import laid_over
 from simulator.cost import CostModel
-from simulator.estimate import Estimate
+from simulator.lookup import Estimate, Provenance
 from simulator.lookup.attention import AttentionRow
 from simulator.lookup.gemm import GemmRow
 from simulator.lookup.pointwise import PointwiseRow
 from simulator.ops import Collective
 from simulator.profile import AttentionSection, GemmSection, PointwiseSection, Profile
-from simulator.provenance import Provenance
 
 PAIR = b"num_workers,bytes,us\n2,1048576,12\n"
 OF_EIGHT = Collective("all_reduce", 50 << 20, 1, 8)

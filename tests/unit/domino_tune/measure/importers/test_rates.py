@@ -9,9 +9,9 @@ import pytest
 from domino_tune.measure.importers import Hints, read_table
 from domino_tune.measure.importers.rates import UNITS, bound_of
 from simulator.errors import InputError
+from simulator.lookup import NO_ROOF
 from simulator.lookup.gemm import GemmTable
 from simulator.lookup.pointwise import PointwiseRow
-from simulator.lookup.roof import NO_ROOF
 from tests.unit.domino_tune.measure.importers.machines import H100, LAPTOP
 
 ATTENTION = "src,batch_size,isl,num_heads,head_dim,us\n"

@@ -20,9 +20,8 @@ from domino_tune.store.formats.chrome_trace import STREAMS, trace_bytes, write_t
 from simulator.errors import InputError
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.predict import simulate
-from simulator.schedule import EP
+from simulator.schedule import EP, Timeline
 from simulator.specs import MOE_DISPATCHERS, MoeDispatcher
-from simulator.timeline import Timeline
 from tests.support.pages import SLICED, case
 from tests.unit.simulator.test_experts import case_of
 

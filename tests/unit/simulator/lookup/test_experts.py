@@ -8,11 +8,19 @@ from dataclasses import replace
 import pytest
 
 from domino_tune.store.profiles import load_profile
-from simulator.errors import ProfileError
-from simulator.lookup.grouped import GroupedFit, GroupedLaw, GroupedRow, Times
-from simulator.ops import Gemm, Layout
+from simulator.errors import MissingSectionError, ProfileError
+from simulator.lookup import Provenance
+from simulator.lookup.experts import (
+    DEFAULT_SMS,
+    GroupedFit,
+    GroupedLaw,
+    GroupedRow,
+    Times,
+    network_bytes,
+    reached,
+)
+from simulator.ops import Collective, CollectiveKind, Gemm, Layout
 from simulator.profile import GroupedGemms
-from simulator.provenance import Provenance
 
 GPUS = ("h100-dgx", "h200-sxm", "b200-sxm", "gb200-nvl72", "gb300-nvl72", "b300-sxm")
 HOPPER = ("h100-dgx", "h200-sxm")
@@ -131,3 +139,122 @@ def test_impossible_laws_are_refused() -> None:
         GroupedGemms(rows=(row, row), provenance=WORDS)
     with pytest.raises(ProfileError, match="groups must be a whole number"):
         GroupedGemms(rows=(row._replace(groups=0),), provenance=WORDS)
+
+
+# Dispatch and combine -----------------------------------------------------------------------------
+# By bytes, ranks, nodes and the SMs that they hold.
+
+MB = 1_000_000
+ROW = 14336
+"""Bytes of a token of DeepSeek-V3."""
+OPS: tuple[CollectiveKind, ...] = tuple(DEFAULT_SMS)
+NODES = (*HOPPER, "b200-sxm", "b300-sxm")
+RACKS = ("gb200-nvl72", "gb300-nvl72")
+
+
+def us(name: str, c: Collective) -> float:
+    """What a bundled profile says."""
+    return load_profile(name).collective_table().estimate(c).duration_us
+
+
+@pytest.mark.parametrize(("name", "op"), list(itertools.product((*NODES, *RACKS), OPS)))
+def test_more_bytes_take_longer_and_more_sms_no_longer(name: str, op: CollectiveKind) -> None:
+    for nodes, per_node in ((1, 8), (1, 32)) if name in RACKS else ((1, 8), (2, 8), (4, 8)):
+        one = Collective(op, 200 * MB, nodes, per_node, row_bytes=ROW)
+        assert us(name, one) < us(name, one._replace(size_bytes=400 * MB))
+        few, some, many = (us(name, one._replace(ctas=sms)) for sms in (2, 10, 20))
+        assert few > some
+        assert many <= 1.05 * some
+
+
+@pytest.mark.parametrize(("name", "op"), list(itertools.product((*NODES, *RACKS), OPS)))
+def test_short_rows_take_longer_by_the_byte(name: str, op: CollectiveKind) -> None:
+    long = Collective(op, 200 * MB, 1, 8, 16, row_bytes=ROW)
+    assert us(name, long) <= us(name, long._replace(row_bytes=4096)) < 2.6 * us(name, long)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "tokens", "op", "row_bytes", "measured_us"),
+    [
+        (2048, 32768, "deepep_combine", 4096, 2490.0),
+        (7168, 32768, "deepep_combine", 14336, 5082.0),
+        (2048, 32768, "deepep_dispatch", 2112, 1935.0),
+    ],
+)  # fmt: skip
+def test_rows_of_each_model_are_near_their_timing(
+    hidden: int, tokens: int, op: CollectiveKind, row_bytes: int, measured_us: float
+) -> None:
+    size = round(tokens * 5.3 * row_bytes)  # 24 SMs of a B200: deepep_one_node.csv.gz
+    found = us("b200-sxm", Collective(op, size, 1, 8, 24, row_bytes=row_bytes))
+    assert found == pytest.approx(measured_us, rel=0.15), hidden
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_no_number_of_sms_is_the_librarys_own(op: CollectiveKind) -> None:
+    one = Collective(op, 200 * MB, 1, 8)
+    assert us("b200-sxm", one) == us("b200-sxm", one._replace(ctas=DEFAULT_SMS[op]))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "op", "copy_bytes", "measured_us"),
+    [(4096, "deepep_dispatch", 7392, 492.2), (4096, "deepep_combine", 14336, 982.7)],
+)
+def test_deepep_in_a_node_is_near_its_row(
+    tokens: int, op: CollectiveKind, copy_bytes: int, measured_us: float
+) -> None:
+    size = round(tokens * 5.27 * copy_bytes)  # top-8 of 256 experts on 8 ranks
+    one = Collective(op, size, 1, 8, 20, row_bytes=copy_bytes)
+    found = load_profile("h100-dgx").collective_table().estimate(one)
+    assert found.duration_us == pytest.approx(measured_us, rel=0.15)
+    assert (found.source, 0.05 < found.error < 0.2) == ("fitted", True)
+
+
+def test_on_blackwell_the_error_reaches_the_later_version() -> None:
+    size = round(8192 * 5.27 * 14336)
+    one = Collective("deepep_combine", size, 1, 8, 24, row_bytes=ROW)
+    found = load_profile("b200-sxm").collective_table().estimate(one)
+    assert (1 - found.error) * found.duration_us <= 1.06 * size / 675e3
+
+
+def test_the_network_carries_a_copy_a_node() -> None:
+    assert reached(1) == 1
+    assert reached(8) == pytest.approx(8 * (1 - (7 / 8) ** 8))
+    two = Collective("deepep_dispatch", 100 * MB, 2, 8)
+    assert network_bytes(two) == pytest.approx(100 * MB * reached(2) / reached(16) / 2)
+    assert network_bytes(two._replace(nodes=4)) < 100 * MB * 0.75 * reached(4) / 7
+    eight = us("h100-dgx", two._replace(nodes=8))
+    assert eight >= network_bytes(two._replace(nodes=8)) / 42.5e3
+
+
+def test_four_nodes_of_deepep_are_bound_by_the_nics() -> None:
+    size = round(4096 * 7.18 * 7392)  # 844 and 1,801 us on 2 and 4 nodes: deepep_nodes.csv.gz
+    assert us("h100-dgx", Collective("deepep_dispatch", size, 4, 8, 20)) == pytest.approx(
+        1801, rel=0.05
+    )
+
+
+@pytest.mark.parametrize("ranks", [8, 12, 16, 36, 64, 72])
+def test_a_rack_is_one_domain(ranks: int) -> None:
+    table = load_profile("gb200-nvl72").collective_table()
+    found = table.estimate(Collective("hybridep_dispatch", 400 * MB, 1, ranks, row_bytes=ROW))
+    assert 500 < found.duration_us < 1200
+
+
+def test_hybridep_in_a_hopper_node_is_deepeps() -> None:
+    one = Collective("hybridep_combine", 200 * MB, 1, 8)
+    found = load_profile("h100-dgx").collective_table().estimate(one)
+    other = us("h100-dgx", one._replace(op="deepep_combine", ctas=16))
+    assert (found.duration_us, found.source) == (other, "assumed")
+
+
+def test_an_a100_has_no_deepep() -> None:
+    table = load_profile("a100-sxm").collective_table()
+    with pytest.raises(MissingSectionError, match="dispatcher `alltoall`"):
+        table.estimate(Collective("deepep_dispatch", MB, 1, 8))
+    assert table.estimate(Collective("all_to_all", MB, 1, 8)).source == "fitted"
+
+
+def test_an_all_to_all_over_nodes_is_bound_by_each_ranks_nic() -> None:
+    one = Collective("all_to_all", 400 * MB, 4, 8)
+    wire_us = 400 * MB * 3 / 4 / 42.5e3
+    assert us("h100-dgx", one) == pytest.approx(wire_us, rel=0.02)
