@@ -33,7 +33,7 @@ from api.representation import Representation
 from api.routes import ALL
 from api.settings import Settings, from_environment
 from api.wire import Declared
-from domino_tune.base.version import VERSION
+from domino_tune.base.origin import VERSION
 from simulator.errors import DominoTuneError
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
-from domino_tune.base.loopback import is_loopback
+from domino_tune.requests.service import is_loopback
 from domino_tune.service.executors.job import Limits
 from domino_tune.service.quota import Keep
 from domino_tune.service.serving import SETTINGS

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from domino_tune.base.origin import REMEDY, hidden_packages
-from domino_tune.base.version import VERSION as __version__
+from domino_tune.base.origin import VERSION as __version__
 
 if TYPE_CHECKING:
     from domino_tune.results.calibrate import CalibrateResult

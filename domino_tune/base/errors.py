@@ -1,7 +1,10 @@
-"""Error classes, and for each its exit code, HTTP status and title."""
+"""Error classes, what each means to callers, what is missing, and text as it may be printed."""
 
 from __future__ import annotations
 
+import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from simulator.errors import (
@@ -123,3 +126,59 @@ def with_cause(error: BaseException) -> str:
     if cause is None:
         return str(error)
     return f"{error} [{type(cause).__name__}: {' '.join(str(cause).split())}]"
+
+
+# Optional dependencies ----------------------------------------------------------------------------
+# Which extra of this package installs them.
+
+EXTRAS: Final = {
+    "anyio": "api",
+    "cachetools": "api",
+    "dask": "dask",
+    "distributed": "dask",
+    "fastapi": "api",
+    "h11": "api",
+    "httpx": "client",
+    "prometheus_client": "api",
+    "psutil": "api",
+    "psycopg": "postgres",
+    "sqlalchemy": "api",
+    "starlette": "api",
+    "uvicorn": "api",
+}
+"""Package -> the extra that installs it."""
+
+
+@contextmanager
+def needed_for(what: str) -> Iterator[None]:
+    """Run imports; raise InputError that names the extra of a package that is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in EXTRAS:
+            raise
+        raise InputError(
+            f"{what} needs {missing}, which is not installed; get it with "
+            f"`pip install 'domino_tune[{EXTRAS[missing]}]'`."
+        ) from None
+
+
+# Text as it may be printed ------------------------------------------------------------------------
+# What comes from a file must not command a terminal.
+
+_UNSEEN: Final = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
+"""Unicode categories: control, format (which holds those that reorder a line), separators …"""
+
+
+def printable(text: str) -> str:
+    """Return ``text`` with escapes, as Python writes them, for all that is not seen as itself; line
+    breaks stay."""
+    if text.isprintable():
+        return text
+    return "".join(
+        one.encode("unicode_escape").decode()
+        if one != "\n" and unicodedata.category(one) in _UNSEEN
+        else one
+        for one in text
+    )

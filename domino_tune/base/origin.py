@@ -1,4 +1,4 @@
-"""Where Python finds our packages: another project's may have the same name and hide ours."""
+"""Our packages: their version, and where Python finds them, since others' names may hide them."""
 
 from __future__ import annotations
 
@@ -44,3 +44,9 @@ def _places(name: str) -> list[str]:
     if spec is None:
         return []
     return list(spec.submodule_search_locations or [spec.origin or "Python itself"])
+
+
+# The version of the program -----------------------------------------------------------------------
+# Pyproject.toml states the same.
+
+VERSION: Final = "0.1.0"

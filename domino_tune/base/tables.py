@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TextIO
 
-from domino_tune.base.printable import printable
+from domino_tune.base.errors import printable
 
 NO_LIMIT: Final = 10_000
 """Width in characters at which no text is wrapped or left out."""

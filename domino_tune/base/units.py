@@ -1,9 +1,11 @@
-"""Quantities as users write them: ``2x``, ``1gbit``, ``400GB/s``, ``5us``, ``80GiB``, ``500W``."""
+"""Quantities as users write them, and medians of timings."""
 
 from __future__ import annotations
 
 import math
 import re
+import statistics
+from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
 from simulator.errors import InputError
@@ -65,3 +67,66 @@ def parse_quantity(name: str, text: str, allowed: tuple[Dimension, ...]) -> Quan
     if not math.isfinite(value):
         raise QuantityError(f"{name} must be finite, got {text!r}; write it like {examples}.")
     return Quantity(value, unit[1])
+
+
+def positive(name: str, text: str) -> float:
+    """Return a number above 0; raise InputError for any other text."""
+    if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,9})?(e[0-9]{1,2})?", text.strip()) or not float(
+        text
+    ):
+        raise InputError(
+            f"{name} must be a number above 0, got {text!r}; write it like 2.5 or 15e12."
+        )
+    return float(text)
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """Return the names in ``attn,moe_router``; none of an empty text."""
+    return tuple(name.strip() for name in text.split(",")) if text else ()
+
+
+def moe_imbalance(name: str, text: str) -> float:
+    """Return the factor of ``1.2``; raise InputError unless it is a number ≥ 1."""
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,9})?", text.strip()) or float(text) < 1:
+        raise InputError(f"{name} must be a number ≥ 1, got {text!r}; write it like 1.2.")
+    return float(text)
+
+
+def power_cap_w(name: str, text: str) -> float:
+    """Return the watts of ``500W`` or ``500``; raise QuantityError unless it is a power > 0."""
+    watts = parse_quantity(name, f"{text}W" if text.strip().isdigit() else text, ("W",)).value
+    if not watts:
+        raise QuantityError(f"{name} must be above 0, got {text!r}; write it like 500W.")
+    return watts
+
+
+# Medians of repeated timings ----------------------------------------------------------------------
+# Confidence intervals and spread.
+
+CONFIDENCE: Final = 0.95
+
+
+def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Return (low, high) that holds the true median with ``confidence``, for any distribution.
+
+    Uses order statistics: each timing is above the median with probability 1/2. Fewer than six
+    timings give no interval of 95 %; then it is their whole range.
+    """
+    ordered = sorted(values)
+    count = len(ordered)
+    below, outside = 0, 0.0
+    while below < count // 2:
+        outside += math.comb(count, below) / 2**count
+        if 2 * outside > 1 - confidence:
+            break
+        below += 1
+    rank = max(below, 1)
+    return ordered[rank - 1], ordered[count - rank]
+
+
+def half_spread(values: Sequence[float]) -> float:
+    """Return half of the interquartile range; below four values, half of the whole range."""
+    if len(values) < 4:
+        return (max(values) - min(values)) / 2
+    low, _, high = statistics.quantiles(values, n=4)
+    return (high - low) / 2

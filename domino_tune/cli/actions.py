@@ -63,7 +63,7 @@ def layout(request: requests.LayoutRequest, outputs: SearchOutputs) -> None:
 def _search(
     kind: str, request: Any, outputs: SearchOutputs, run: Callable[[Any, Progress], Any]
 ) -> None:
-    from domino_tune.base.garbage import rare_collections
+    from domino_tune.base.memory import rare_collections
     from domino_tune.cli import service_actions, show
     from domino_tune.verbs.written import recommended
 
@@ -85,7 +85,7 @@ def _search(
 
 def scale(request: requests.ScaleRequest, outputs: ScaleOutputs) -> None:
     """Find the best layout at each number of GPUs, on this machine or at a server."""
-    from domino_tune.base.garbage import rare_collections
+    from domino_tune.base.memory import rare_collections
     from domino_tune.cli import service_actions, show
     from domino_tune.verbs.scale import tune_scale
 
@@ -105,7 +105,7 @@ def scale(request: requests.ScaleRequest, outputs: ScaleOutputs) -> None:
 def measure(request: requests.MeasureRequest, outputs: PlanOutputs) -> None:
     """Find the plan that runs fastest on real ranks; when interrupted, print how to continue."""
     from domino_tune.base.errors import TuningInterrupted
-    from domino_tune.base.garbage import rare_collections
+    from domino_tune.base.memory import rare_collections
     from domino_tune.base.tables import print_line
     from domino_tune.cli import show
     from domino_tune.verbs.tune_measured import tune_measured
@@ -186,7 +186,7 @@ def profile(request: requests.ProfileRequest, outputs: JsonOutputs) -> None:
 
 def calibrate(request: requests.CalibrateRequest, outputs: ServerOutputs) -> None:
     """Fit a profile to measured iterations, here or at a server; print what the runs showed."""
-    from domino_tune.base.garbage import rare_collections
+    from domino_tune.base.memory import rare_collections
     from domino_tune.cli import service_actions, show
 
     if outputs.server:

@@ -18,9 +18,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from domino_tune import requests
-from domino_tune.base.errors import meaning_of
-from domino_tune.base.printable import printable
-from domino_tune.base.version import VERSION
+from domino_tune.base.errors import meaning_of, printable
+from domino_tune.base.origin import VERSION
 from domino_tune.cli import actions, asking, completion, job_actions, service_actions
 from domino_tune.cli.output import load, printed
 from domino_tune.requests import outputs

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from domino_tune.base.printable import printable
+from domino_tune.base.errors import printable
 from domino_tune.base.progress import Progress
 from domino_tune.base.tables import print_line
 

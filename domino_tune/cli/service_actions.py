@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def serve(request: requests.ServeRequest, outputs: Outputs) -> None:
     """Serve until interrupted; print the address when the server answers requests."""
-    from domino_tune.base.extras import needed_for
+    from domino_tune.base.errors import needed_for
 
     with needed_for("serve"):
         from domino_tune.service.serving import serve as run

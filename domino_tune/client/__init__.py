@@ -13,7 +13,7 @@ locally; ServiceError where the server cannot be reached or fails; AccessError w
 missing, wrong or allows too little.
 """
 
-from domino_tune.base.extras import needed_for
+from domino_tune.base.errors import needed_for
 
 with needed_for("domino_tune.client"):
     from domino_tune.client.client import Client

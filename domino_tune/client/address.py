@@ -6,7 +6,7 @@ import re
 from typing import Final
 from urllib.parse import SplitResult, quote, urlsplit
 
-from domino_tune.base import loopback
+from domino_tune.requests import service
 from simulator.errors import InputError
 
 _JOB: Final = re.compile(r"(.+)/v1/jobs/([A-Za-z0-9_-]+)/?")
@@ -27,7 +27,7 @@ def base_url(server: str) -> str:
 
 def is_loopback(url: str) -> bool:
     """Return whether the URL leads to this machine: such requests must not go through a proxy."""
-    return loopback.is_loopback(_split(url).hostname or "")
+    return service.is_loopback(_split(url).hostname or "")
 
 
 def segment(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from ipaddress import ip_network
 from typing import Annotated, Final, Literal
@@ -148,3 +149,15 @@ class JobsStopRequest(JobFields):
 
 class JobsDeleteRequest(JobFields):
     """Delete a job with its result and files; one that runs ends."""
+
+
+# Loopback addresses -------------------------------------------------------------------------------
+# Only this machine reaches them.
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches ``host``, an address or a name."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

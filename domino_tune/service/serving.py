@@ -12,12 +12,9 @@ from typing import Final
 
 import uvicorn
 
-from domino_tune.base.errors import ServiceError
-from domino_tune.base.extras import needed_for
-from domino_tune.base.freed_memory import give_freed_memory_back
-from domino_tune.base.garbage import leave_out_what_is_there
-from domino_tune.base.loopback import is_loopback
-from domino_tune.requests.service import ServeRequest
+from domino_tune.base.errors import ServiceError, needed_for
+from domino_tune.base.memory import give_freed_memory_back, leave_out_what_is_there
+from domino_tune.requests.service import ServeRequest, is_loopback
 from domino_tune.service.quota import DAY_S, MIB
 from domino_tune.service.sql.location import database_url, is_there, open_service_database
 from domino_tune.service.tokens import TokenDesk

@@ -10,7 +10,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from domino_tune.base.units import QuantityError, parse_quantity
+from domino_tune.base.units import (
+    QuantityError,
+    moe_imbalance,
+    names_in,
+    parse_quantity,
+    positive,
+    power_cap_w,
+)
 from domino_tune.requests import JobFields, PlanFields, WorkloadFields
 from domino_tune.requests.fields import NEEDED
 from domino_tune.store.models import override
@@ -473,17 +480,6 @@ def price_of(request: JobFields) -> Price | None:
     return Price(positive("--gpu-hour", request.gpu_hour), run)
 
 
-def positive(name: str, text: str) -> float:
-    """Return a number above 0; raise InputError for any other text."""
-    if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,9})?(e[0-9]{1,2})?", text.strip()) or not float(
-        text
-    ):
-        raise InputError(
-            f"{name} must be a number above 0, got {text!r}; write it like 2.5 or 15e12."
-        )
-    return float(text)
-
-
 def how_tokens_move(request: JobFields) -> dict[str, Any]:
     """Return the fields of a workload that the request gives of tokens on their way to experts."""
     given: dict[str, Any] = {}
@@ -492,23 +488,3 @@ def how_tokens_move(request: JobFields) -> dict[str, Any]:
     if request.moe_imbalance is not None:
         given["moe_imbalance"] = moe_imbalance("--moe-imbalance", request.moe_imbalance)
     return given
-
-
-def names_in(text: str) -> tuple[str, ...]:
-    """Return the names in ``attn,moe_router``; none of an empty text."""
-    return tuple(name.strip() for name in text.split(",")) if text else ()
-
-
-def moe_imbalance(name: str, text: str) -> float:
-    """Return the factor of ``1.2``; raise InputError unless it is a number ≥ 1."""
-    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,9})?", text.strip()) or float(text) < 1:
-        raise InputError(f"{name} must be a number ≥ 1, got {text!r}; write it like 1.2.")
-    return float(text)
-
-
-def power_cap_w(name: str, text: str) -> float:
-    """Return the watts of ``500W`` or ``500``; raise QuantityError unless it is a power > 0."""
-    watts = parse_quantity(name, f"{text}W" if text.strip().isdigit() else text, ("W",)).value
-    if not watts:
-        raise QuantityError(f"{name} must be above 0, got {text!r}; write it like 500W.")
-    return watts

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from domino_tune.base.errors import RunError, TuningInterrupted
-from domino_tune.base.medians import median_interval
 from domino_tune.base.progress import Progress, no_progress
+from domino_tune.base.units import median_interval
 from domino_tune.measure.machine import machine_of
 from domino_tune.measure.same_machine import compared_fields
 from domino_tune.requests import MeasureRequest

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from domino_tune.base.errors import RunError, ToleranceError
-from domino_tune.base.medians import half_spread, median_interval
 from domino_tune.base.progress import Progress, no_progress
+from domino_tune.base.units import half_spread, median_interval
 from domino_tune.requests import ValidateRequest
 from domino_tune.results.simulate import Interval
 from domino_tune.results.validate import Iteration, RoleTimes, ValidatedPlan, ValidateResult

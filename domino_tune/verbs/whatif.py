@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from domino_tune.base.progress import Progress, no_progress
-from domino_tune.base.units import Dimension, QuantityError, parse_quantity
+from domino_tune.base.units import (
+    Dimension,
+    QuantityError,
+    moe_imbalance,
+    parse_quantity,
+    power_cap_w,
+)
 from domino_tune.requests import TuneRequest, WhatIfRequest
 from domino_tune.requests.options import MOST
 from domino_tune.results.simulate import SimulateResult
@@ -20,10 +26,8 @@ from domino_tune.store.shelf import DISK, Shelf
 from domino_tune.verbs.resolve import (
     Chosen,
     check_quantization,
-    moe_imbalance,
     place,
     plan_of,
-    power_cap_w,
     read_plan_file,
     resolve,
 )

@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from domino_tune.base.medians import half_spread
+from domino_tune.base.units import half_spread
 from domino_tune.measure.collect import add_message
 from domino_tune.measure.op_rows import SECTIONS, measured_ops
 from domino_tune.measure.probes.compute import SHORTEST_NS, Samples

@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 
 from api.routes.health import PING_S
 from api.settings import Settings
-from domino_tune.base.version import VERSION
+from domino_tune.base.origin import VERSION
 from domino_tune.verbs.tune_measured import check_measurable
 from lab.load.loads import DEPLOYED_MIB, MIB
 from simulator.errors import InputError

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple, Protocol
 
-from domino_tune.base.medians import half_spread
+from domino_tune.base.units import half_spread
 from domino_tune.measure.gpu.meetings import RATES, AdmissionProbe
 from domino_tune.measure.probes.compute import BURST, TRIES
 from domino_tune.measure.probes.lanes import LanesProbe

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from domino_tune.base.errors import RunError
-from domino_tune.base.freed_memory import keep_freed_memory
+from domino_tune.base.memory import keep_freed_memory
 from domino_tune.runtime import priority
 from domino_tune.runtime.lanes.groups import GroupLanes, group_timeout
 from domino_tune.runtime.lanes.silent import SilentLanes

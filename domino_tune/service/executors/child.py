@@ -21,7 +21,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, Final, NamedTuple
 
-from domino_tune.base.freed_memory import give_freed_memory_back
+from domino_tune.base.memory import give_freed_memory_back
 from domino_tune.service.executors.job import (
     ChildDiedError,
     EndedError,

@@ -21,7 +21,7 @@ from importlib import metadata
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
-from domino_tune.base.version import VERSION
+from domino_tune.base.origin import VERSION
 from domino_tune.service.executors.child import run_in_child
 from domino_tune.service.executors.job import (
     ChildDiedError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from domino_tune.base.extras import needed_for
+from domino_tune.base.errors import needed_for
 from domino_tune.store.files import home_dir, make_folder
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from api.settings import VARIABLE, Settings, from_environment
-from domino_tune.base.loopback import is_loopback
+from domino_tune.requests.service import is_loopback
 from simulator.errors import InputError
 
 

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from domino_tune.base.printable import printable
+from domino_tune.base.errors import printable
 from domino_tune.base.tables import Table, print_line, print_table
 
 HOSTILE = "\x1b]0;mine\x07 \x9b2J a\rb \u202egnp.exe\u2066 \u200b"

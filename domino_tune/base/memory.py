@@ -1,9 +1,11 @@
-"""Memory that a process frees: a rank keeps it, a server returns it. Only glibc has the options."""
+"""Memory of a process: what it frees is kept or returned, and garbage is collected less often."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 _TRIM_THRESHOLD: Final = -1
@@ -45,3 +47,31 @@ def _set(options: Mapping[int, int]) -> bool:
     except (AttributeError, OSError):  # not glibc
         return False
     return all(mallopt(option, value) for option, value in options.items())
+
+
+# Fewer and shorter garbage collections ------------------------------------------------------------
+
+THRESHOLD: Final = 5_000_000
+"""Objects that are made before the collector looks for cycles."""
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Look for cycles rarely. A search makes millions of small tuples, none of them in cycles;
+    looking through them takes a quarter of its time."""
+    before = gc.get_threshold()
+    gc.set_threshold(THRESHOLD, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def leave_out_what_is_there() -> None:
+    """Leave what there is now, imports above all, out of all collections to come.
+
+    It stays as long as the process, and going through it for cycles stopped a worker for 30 ms in
+    every third what-if.
+    """
+    gc.collect()
+    gc.freeze()

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from domino_tune.base.freed_memory import give_freed_memory_back, keep_freed_memory
+from domino_tune.base.memory import give_freed_memory_back, keep_freed_memory
 
 USES = """
 import ctypes, sys
-from domino_tune.base.freed_memory import give_freed_memory_back, keep_freed_memory
+from domino_tune.base.memory import give_freed_memory_back, keep_freed_memory
 
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
@@ -67,3 +67,32 @@ def test_where_the_c_library_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     assert not keep_freed_memory()
     assert not give_freed_memory_back()
+
+
+# Test garbage -------------------------------------------------------------------------------------
+# Existing objects are left out of garbage collections; objects that are made later are not.
+
+LATER = """
+import gc, weakref
+from domino_tune.base.memory import leave_out_what_is_there
+
+class Node:
+    pass
+
+def cycle():
+    node = Node()
+    node.own = node
+    return weakref.ref(node)
+
+gone = cycle()
+leave_out_what_is_there()
+assert gone() is None, "garbage is not kept"
+assert gc.get_freeze_count() > 1000
+later = cycle()
+gc.collect()
+assert later() is None
+"""
+
+
+def test_only_what_is_there_is_left_out() -> None:
+    subprocess.run([sys.executable, "-c", LATER], check=True)
