@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, Final
 
-from domino_tune.requests.from_text import Asked, field_name, from_values
-from domino_tune.requests.options import Request, is_list, option_of
+from domino_tune.requests.options import Asked, Request, field_name, from_values, is_list, option_of
 from domino_tune.requests.outputs import Asking
 from simulator.errors import InputError
 

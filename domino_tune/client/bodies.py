@@ -19,8 +19,7 @@ from domino_tune.requests import (
     Request,
     WhatIfRequest,
 )
-from domino_tune.requests.from_text import by_field
-from domino_tune.requests.options import flag_of
+from domino_tune.requests.options import by_field, flag_of
 from domino_tune.requests.verbs import QUESTIONS
 from domino_tune.store.files import read_text
 from domino_tune.store.formats.megatron_log import read_megatron_log

@@ -2,13 +2,6 @@
 
 from domino_tune.requests.fields import JobFields, PlanFields, RanksFields, WorkloadFields
 from domino_tune.requests.options import Request
-from domino_tune.requests.profiles import (
-    ProfilesCheckRequest,
-    ProfilesDiffRequest,
-    ProfilesImportRequest,
-    ProfilesListRequest,
-    ProfilesShowRequest,
-)
 from domino_tune.requests.service import (
     JobsDeleteRequest,
     JobsListRequest,
@@ -28,6 +21,11 @@ from domino_tune.requests.verbs import (
     PlanExportRequest,
     PlanShowRequest,
     ProfileRequest,
+    ProfilesCheckRequest,
+    ProfilesDiffRequest,
+    ProfilesImportRequest,
+    ProfilesListRequest,
+    ProfilesShowRequest,
     ScaleRequest,
     SearchFields,
     SimulateRequest,

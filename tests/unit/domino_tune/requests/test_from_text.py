@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from domino_tune.requests import SimulateRequest
-from domino_tune.requests.from_text import by_field, request_from_text
+from domino_tune.requests.options import by_field, request_from_text
 from simulator.errors import InputError
 
 

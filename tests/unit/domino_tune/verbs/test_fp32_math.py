@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from domino_tune.requests.from_text import request_from_text
+from domino_tune.requests.options import request_from_text
 from domino_tune.requests.verbs import SimulateRequest
 from domino_tune.results.simulate import SimulateResult
 from domino_tune.store.profiles import load_profile, save_profile

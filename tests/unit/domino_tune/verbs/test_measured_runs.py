@@ -13,7 +13,7 @@ import pytest
 
 from domino_tune import calibrate
 from domino_tune.requests import SimulateRequest
-from domino_tune.requests.from_text import request_from_text
+from domino_tune.requests.options import request_from_text
 from domino_tune.search.calibration import MeasuredRun, fit_runs
 from domino_tune.store.formats.megatron_log import read_megatron_log
 from domino_tune.store.formats.run_table import RunRow, read_runs

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from domino_tune.requests import SimulateRequest
-from domino_tune.requests.from_text import request_from_text
+from domino_tune.requests.options import request_from_text
 from domino_tune.store.formats.megatron import megatron_arguments, megatron_notes
 from domino_tune.store.formats.megatron_bridge import bridge_settings
 from domino_tune.store.formats.megatron_log import read_megatron_log

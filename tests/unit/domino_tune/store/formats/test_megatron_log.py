@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 from domino_tune.requests import SimulateRequest
-from domino_tune.requests.from_text import request_from_text
+from domino_tune.requests.options import request_from_text
 from domino_tune.store.formats.megatron_arguments import NEEDED, VOCABULARY
 from domino_tune.store.formats.megatron_log import read_megatron_log
 from domino_tune.verbs.resolve import plan_of, resolve
