@@ -31,14 +31,13 @@ from domino_tune.requests import (
 from domino_tune.requests.fields import NEEDED, CutFields
 from domino_tune.requests.options import MOST_ENTRIES, Text
 from domino_tune.requests.service import JobKind, JobState
-from domino_tune.results.calibrate import CalibrateResult
-from domino_tune.results.layouts import Layouts
-from domino_tune.results.plan import ExportResult
-from domino_tune.results.scale import ScaleResult
+from domino_tune.results.files import ExportResult
+from domino_tune.results.layouts import Layouts, ScaleResult
+from domino_tune.results.measured import ValidateResult
+from domino_tune.results.profile import CalibrateResult
 from domino_tune.results.simulate import SimulateResult
 from domino_tune.results.tune import BEST, SPEEDUPS, GridCell, TrialResult
 from domino_tune.results.tune import TuneResult as TuneAnswer
-from domino_tune.results.validate import ValidateResult
 from domino_tune.results.whatif import POINT_FIELDS, WhatIfResult
 from domino_tune.service.work.reporting import StopReason
 from domino_tune.store.formats.run_table import LEAST_MS, LONGEST_NOTE, MOST_MS

@@ -13,13 +13,11 @@ from domino_tune.base.origin import REMEDY, hidden_packages
 from domino_tune.base.origin import VERSION as __version__
 
 if TYPE_CHECKING:
-    from domino_tune.results.calibrate import CalibrateResult
-    from domino_tune.results.layouts import LayoutsResult
-    from domino_tune.results.profile import ProfilingResult
-    from domino_tune.results.scale import ScaleResult
+    from domino_tune.results.layouts import LayoutsResult, ScaleResult
+    from domino_tune.results.measured import ValidateResult
+    from domino_tune.results.profile import CalibrateResult, ProfilingResult
     from domino_tune.results.simulate import SimulateResult
     from domino_tune.results.tune import TuneResult
-    from domino_tune.results.validate import ValidateResult
     from domino_tune.results.whatif import WhatIfResult
     from domino_tune.store.plans import PlanFile, load_plan, save_plan
     from domino_tune.store.profiles import load_profile, save_profile
@@ -39,13 +37,11 @@ if TYPE_CHECKING:
     from simulator.specs import ModelSpec
 
 _PLACES: Final = {
-    "domino_tune.results.calibrate": ("CalibrateResult",),
-    "domino_tune.results.layouts": ("LayoutsResult",),
-    "domino_tune.results.profile": ("ProfilingResult",),
-    "domino_tune.results.scale": ("ScaleResult",),
+    "domino_tune.results.layouts": ("LayoutsResult", "ScaleResult"),
+    "domino_tune.results.measured": ("ValidateResult",),
+    "domino_tune.results.profile": ("CalibrateResult", "ProfilingResult"),
     "domino_tune.results.simulate": ("SimulateResult",),
     "domino_tune.results.tune": ("TuneResult",),
-    "domino_tune.results.validate": ("ValidateResult",),
     "domino_tune.results.whatif": ("WhatIfResult",),
     "domino_tune.store.plans": ("PlanFile", "load_plan", "save_plan"),
     "domino_tune.store.profiles": ("load_profile", "save_profile"),

@@ -47,7 +47,7 @@ from api.wire import (
 )
 from domino_tune.base.errors import NotFoundError, PreconditionError
 from domino_tune.requests.service import JobKind, JobState
-from domino_tune.results.json_form import to_json
+from domino_tune.results import to_json
 from domino_tune.service.encoding import json_bytes
 from domino_tune.service.idempotency import Idempotency
 from domino_tune.service.jobs.job import Job

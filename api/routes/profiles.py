@@ -29,7 +29,7 @@ from api.wire import (
 from domino_tune.base.errors import PreconditionError
 from domino_tune.measure.importers.rates import UNITS
 from domino_tune.requests import ProfilesImportRequest
-from domino_tune.results.json_form import to_json
+from domino_tune.results import to_json
 from domino_tune.service.encoding import json_bytes
 from domino_tune.service.idempotency import Idempotency
 from domino_tune.service.library import ANY, Library

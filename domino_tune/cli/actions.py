@@ -201,7 +201,7 @@ def calibrate(request: requests.CalibrateRequest, outputs: ServerOutputs) -> Non
 
 def plan_export(request: requests.PlanExportRequest, outputs: FileOutputs) -> None:
     """Write a framework's arguments and environment, as a file for a shell to source or as JSON."""
-    from domino_tune.results.json_form import to_json
+    from domino_tune.results import to_json
     from domino_tune.store.files import write_whole
     from domino_tune.verbs.plan import export_text
     from domino_tune.verbs.plan import plan_export as run

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def answer(result: Any, as_json: bool, table: Callable[[Any], None]) -> None:
     """Print the result as JSON or as its table."""
-    from domino_tune.results.json_form import to_json
+    from domino_tune.results import to_json
 
     if as_json:
         sys.stdout.write(json_text(to_json(result)))

@@ -16,8 +16,8 @@ from domino_tune.client import Client
 from domino_tune.client.address import job_at
 from domino_tune.client.tokens import find_token
 from domino_tune.requests.service import SendRequest
-from domino_tune.results.json_form import to_json
-from domino_tune.results.validate import ValidateResult
+from domino_tune.results import to_json
+from domino_tune.results.measured import ValidateResult
 from domino_tune.store.files import check_writable, home_dir, make_folder, read_json, write_whole
 from simulator.errors import InputError
 

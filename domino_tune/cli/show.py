@@ -11,8 +11,8 @@ from domino_tune.base.tables import Table, print_line, print_table
 from domino_tune.cli.progress import progress, still_progress
 
 if TYPE_CHECKING:
-    from domino_tune.results.models import ModelsResult
-    from domino_tune.results.plan import PlanResult
+    from domino_tune.results.files import PlanResult
+    from domino_tune.results.listed import ModelsResult
     from domino_tune.results.shown import Shown
     from simulator.issue_order import IssueOrder
     from simulator.specs import ModelSpec
@@ -63,8 +63,8 @@ def warn(warnings: Iterable[str]) -> None:
 
 def plan(result: PlanResult) -> None:
     """Print the content of a plan file, and the case that it was made for."""
+    from domino_tune.results.shown import ms
     from domino_tune.results.simulate import workload_line
-    from domino_tune.results.texts import ms
 
     file = result.plan_file
     print_table(

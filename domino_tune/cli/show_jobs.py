@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from domino_tune.base.tables import Table, print_table
 from domino_tune.cli import show
 from domino_tune.client.jobs import READERS, Job, duration
-from domino_tune.results.texts import ms
+from domino_tune.results.shown import ms
 from domino_tune.results.tune import stopped_words
 
 _COLUMNS = ("job", "kind", "state", "label", "created", ">done", ">left", ">time", "best so far")

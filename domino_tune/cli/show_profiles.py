@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from domino_tune.base.tables import Table, print_line, print_table
 from domino_tune.cli.show import warn
-from domino_tune.results.profiles import (
+from domino_tune.results.files import (
     CheckResult,
     DiffResult,
     ImportResult,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from domino_tune.base.tables import Table, print_line, print_table
-from domino_tune.results.tokens import TokenAddedResult, TokensResult
+from domino_tune.results.listed import TokenAddedResult, TokensResult
 
 
 def listing(result: TokensResult) -> None:

@@ -12,7 +12,7 @@ from domino_tune.report.names import (
     percent_text,
 )
 from domino_tune.report.verdict import chances, leads, winner
-from domino_tune.results.texts import plan_words, slices_words
+from domino_tune.results.shown import plan_words, slices_words
 from simulator.usable import percent
 
 EVEN = 1.005

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass, fields
 
 from domino_tune.results.layouts import Layouts
-from domino_tune.results.memory import UsableMemory
-from domino_tune.results.verdict import Verdict
+from domino_tune.results.simulate import UsableMemory, Verdict
 from simulator.errors import InputError
 from simulator.plan import SlicePlan
 from simulator.schedule import Timeline

@@ -22,7 +22,7 @@ from domino_tune.report.memory import where_memory_goes
 from domino_tune.report.pipeline import pipeline_picture
 from domino_tune.report.scale import scale_parts
 from domino_tune.report.verdict import verdict_part
-from domino_tune.results.scale import ScaleResult
+from domino_tune.results.layouts import ScaleResult
 from domino_tune.store.files import write_whole
 
 SCRIPTS: Final = ("lanes_data.js", "lanes_view.js", "lanes.js")

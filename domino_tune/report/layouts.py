@@ -12,7 +12,7 @@ from domino_tune.report.names import gib_text, ms_text, percent_text, times_text
 from domino_tune.report.plan_names import plan_key
 from domino_tune.report.ties import TIE_WORDS, ties
 from domino_tune.results.layouts import LayoutResult, Layouts
-from domino_tune.results.texts import share
+from domino_tune.results.shown import share
 from simulator.usable import percent
 
 ROW: Final = 42

@@ -6,7 +6,7 @@ from domino_tune.report.data import Held, ReportData
 from domino_tune.report.markup import Html, section, table, tag
 from domino_tune.report.names import gib_text
 from domino_tune.report.stacks import Legend, Stack, stack_rows, stacked
-from domino_tune.results.memory import UsableMemory
+from domino_tune.results.simulate import UsableMemory
 from simulator.usable import SURE, percent
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from domino_tune.report.markup import Html, tag
-from domino_tune.results.texts import plan_words
+from domino_tune.results.shown import plan_words
 from simulator.plan import SlicePlan
 
 KEY: Final = (

@@ -8,8 +8,8 @@ from domino_tune.report.frontier import layout_name
 from domino_tune.report.markup import Html, section, table, tag
 from domino_tune.report.names import gib_text, ms_text, percent_text, times_text
 from domino_tune.report.plot import Axis, plot_figure
-from domino_tune.results.scale import ScalePoint, ScaleResult
-from domino_tune.results.texts import share
+from domino_tune.results.layouts import ScalePoint, ScaleResult
+from domino_tune.results.shown import share
 from simulator.usable import percent
 
 EVEN = 1.0005

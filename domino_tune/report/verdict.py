@@ -9,8 +9,8 @@ from domino_tune.report.data import ReportData
 from domino_tune.report.frontier import ticks_around
 from domino_tune.report.markup import Html, section, tag
 from domino_tune.report.names import STRATEGY_NAMES, ms_text, percent_text
-from domino_tune.results.texts import plan_words
-from domino_tune.results.verdict import CLEAR, Contestant, Verdict, fits_words
+from domino_tune.results.shown import plan_words
+from domino_tune.results.simulate import CLEAR, Contestant, Verdict, fits_words
 
 MARGIN: Final = 0.02
 """Room on either side of the axis, in speed-up."""

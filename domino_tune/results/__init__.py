@@ -1,4 +1,37 @@
 """Results: what the verbs return, as JSON, tables and DataFrames. May import store and below.
 
-One module a verb, imported by the commands that need it.
+One module a verb, or for a few that are alike, imported by the commands that need it.
 """
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import Annotated, Any, Final
+
+from domino_tune.store.parsing import without
+from simulator.plan import SlicePlan
+
+# Results as JSON, as `--json` and the API give them -----------------------------------------------
+
+LabelledPlan = Annotated[SlicePlan, without("label")]
+"""A plan of a result: its JSON holds, besides the fields, the label that they make."""
+HIDDEN: Final = {"json": False}
+"""Metadata of a field that pages and traces need and JSON does not show."""
+
+
+def to_json(value: Any) -> Any:
+    """Return ``value`` as JSON: results by ``to_json``, dataclasses as objects, tuples as lists."""
+    if isinstance(value, SlicePlan):
+        return {"label": value.label, **{k: to_json(v) for k, v in asdict(value).items()}}
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if hasattr(value, "__dataclass_fields__"):
+        shown = (item for item in fields(value) if item.metadata.get("json", True))
+        return {item.name: to_json(getattr(value, item.name)) for item in shown}
+    if isinstance(value, dict):
+        return {key: to_json(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_json(item) for item in value]
+    if isinstance(value, float):
+        return round(value, 6)
+    return value

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import MISSING
 from typing import Any, TypeVar, get_type_hints
 
-from domino_tune.results.calibrate import CalibrateResult
-from domino_tune.results.layouts import Layouts
-from domino_tune.results.scale import ScaleResult
+from domino_tune.results.layouts import Layouts, ScaleResult
+from domino_tune.results.profile import CalibrateResult
 from domino_tune.results.simulate import Simulated
 from domino_tune.results.tune import Tuned
 from domino_tune.store.parsing import parse

@@ -1,4 +1,4 @@
-"""Shown: results that show themselves, as the command line's tables or as HTML in a notebook."""
+"""How results show themselves: numbers as text, tables, HTML in a notebook."""
 
 from __future__ import annotations
 
@@ -9,9 +9,117 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
 from domino_tune.base.tables import Table, print_line, print_table
+from simulator.case import Cost
+from simulator.overlap import EP_OVERLAP
+from simulator.plan import SlicePlan
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+
+# Numbers of results as the text that people read --------------------------------------------------
+
+NONE: Final = "–"
+ORDER_WORDS: Final = {
+    "greedy": "greedy order",
+    "inter": "DeepSpeed's order (inter)",
+    "intra": "order inside the layer (intra)",
+    "paper": "the paper's order",
+}
+BALANCE_WORDS: Final = {
+    "balanced": "of equal work", "even": "of equal length", "front": "more work in the first",
+}  # fmt: skip
+WGRAD_WORDS: Final = {
+    "fill": "weight gradients fill the waits",
+    "eager": "weight gradients at once",
+    "deferred": "weight gradients after the dgrads",
+}
+
+
+def ms(value: float) -> str:
+    """Return milliseconds as text, to 0.1 ms."""
+    return f"{value:,.1f} ms"
+
+
+def percent(value: float | None) -> str:
+    """Return a relative error as text with its sign."""
+    return NONE if value is None else f"{value:+.1%}"
+
+
+def factor(value: float | None) -> str:
+    """Return a ratio as text."""
+    return NONE if value is None else f"{value:.3f}x"
+
+
+def share(value: float | None) -> str:
+    """Return a share as a whole percentage."""
+    return NONE if value is None else f"{value:.0%}"
+
+
+def memory(gib: float) -> str:
+    """Return an amount of memory in GiB as text."""
+    return f"{gib:.2f} GiB" if gib >= 1 else f"{1024 * gib:,.1f} MiB"
+
+
+def money(amount: float) -> str:
+    """Return an amount with as many digits as matter."""
+    return f"{amount:,.0f}" if amount >= 100 else f"{amount:.3g}"
+
+
+def cost_line(cost: Cost | None) -> tuple[str, ...]:
+    """Return what training costs, in one line; none without a price."""
+    if cost is None:
+        return ()
+    told = f"{money(cost.step)} a step, {money(cost.trillion_tokens)} for 1e12 tokens"
+    if cost.run is not None and cost.run_tokens is not None:
+        told += f", {money(cost.run)} for {cost.run_tokens:.3g} tokens in {cost.run_days:,.1f} days"
+    return (f"Cost at {cost.gpu_hour:g} a GPU hour: {told}, if nothing fails.",)
+
+
+def plan_words(plan: SlicePlan) -> str:
+    """Return a plan in words."""
+    sharded = ", sequence parallel" if plan.sequence_parallel else ""
+    if plan.strategy == "megatron":
+        return f"unsliced{sharded}"
+    if plan.strategy == "no_comm":
+        return "unsliced, communication for free"
+    if plan.strategy == EP_OVERLAP:
+        waits = ", weight gradients of experts after their exchange" * (plan.wgrad == "deferred")
+        return f"two micro-batches beside each other{waits}{sharded}"
+    if plan.strategy != "domino":
+        told = ", ".join(plan.tp_comm_overlap) or "every GEMM as usual"
+        return f"unsliced, communication hidden GEMM by GEMM ({told}){sharded}"
+    parts = [slices_words(plan), ORDER_WORDS[plan.order], WGRAD_WORDS[plan.wgrad]]
+    if plan.merge_wgrad:
+        parts.append("merged over slices")
+    if plan.comm_ctas:
+        parts.append(f"{plan.comm_ctas} CTAs for communication")
+    return ", ".join(parts) + sharded
+
+
+def slices_words(plan: SlicePlan) -> str:
+    """Return the slices: ``2 row slices``, with column slices and dgrad pieces if there are any."""
+    rows = f"{plan.row_slices} row slice{'s' * (plan.row_slices > 1)}"
+    if plan.slices_sequences:
+        rows += f" of each sequence, {BALANCE_WORDS[plan.slice_balance]}"
+    attn, mlp = plan.attn_col_slices, plan.mlp_col_slices
+    if (attn, mlp) != (1, 1):
+        count = f"{attn}" if attn == mlp else f"{attn}/{mlp}"
+        rows += f" × {count} column slices"
+    dgrad = (plan.attn_dgrad_slices, plan.mlp_dgrad_slices)
+    if dgrad != (attn, mlp):
+        rows += f", dgrad in {dgrad[0]}/{dgrad[1]}"
+    return rows
+
+
+def named(plan: SlicePlan) -> str:
+    """Return a plan in words with its exact label; a rival's label says it all."""
+    label = plan.label
+    return f"{plan_words(plan)} ({label})" if plan.strategy == "domino" else label
+
+
+# Shown --------------------------------------------------------------------------------------------
+# Results that show themselves, as the command line's tables or as HTML in a notebook.
 
 LONG: Final = 16
 """Rows above which a notebook shows a table folded."""

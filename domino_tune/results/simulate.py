@@ -1,4 +1,4 @@
-"""Result of simulate: a plan compared with the baseline and the bound."""
+"""Result of simulate: a plan beside the baseline and the bound; its memory, pipeline, verdict."""
 
 from __future__ import annotations
 
@@ -8,22 +8,239 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from domino_tune.base.tables import Table
-from domino_tune.results.json_form import HIDDEN, LabelledPlan
-from domino_tune.results.memory import UsableMemory
-from domino_tune.results.pipeline import Pipeline, stages_table
-from domino_tune.results.shown import Shown, frame
-from domino_tune.results.texts import cost_line, ms, share
-from domino_tune.results.verdict import Verdict
+from domino_tune.results import HIDDEN, LabelledPlan
+from domino_tune.results.shown import Shown, cost_line, frame, ms, named, share
 from domino_tune.store.plans import PlanFile, Predicted, ProfileRef
 from simulator.case import Case, Cost
+from simulator.dtypes import GIB
 from simulator.issue_order import LayerOrder
 from simulator.plan import SlicePlan
 from simulator.schedule import Timeline
 from simulator.specs import ClusterSpec, ModelSpec, Workload
-from simulator.usable import percent
+from simulator.usable import SURE, Usable, percent
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+
+# What of a GPU's memory tensors can use, and why not all of it ------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakenMemory:
+    """Memory that no tensor can have: what has it, GiB, and how that is known."""
+
+    what: str
+    gib: float
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class UsableMemory:
+    """GiB of a GPU. ``usable_gib``: what is left of ``gpu_gib`` after ``taken``.
+
+    ``recommended_gib``: the largest predicted peak that fits with a chance of 80 %.
+    ``reserved_gib``: what PyTorch's allocator is expected to reserve for the chosen plan's peak.
+    Each source begins with how the number is known: measured, reported, nominal, counted, assumed
+    or asked for.
+    """
+
+    gpu_gib: float
+    source: str
+    taken: tuple[TakenMemory, ...]
+    usable_gib: float
+    recommended_gib: float
+    reserved_gib: float
+    reserved_source: str
+
+    @classmethod
+    def of(cls, memory: Usable, peak_bytes: int) -> UsableMemory:
+        """Return what is usable, and what a peak reserves of it."""
+        return cls(
+            gpu_gib=memory.total / GIB,
+            source=memory.total_source,
+            taken=tuple(
+                TakenMemory(what=one.what, gib=one.size / GIB, source=one.source)
+                for one in memory.taken
+            ),
+            usable_gib=memory.usable_bytes / GIB,
+            recommended_gib=memory.sure_bytes / GIB,
+            reserved_gib=memory.reserved_bytes(peak_bytes) / GIB,
+            reserved_source=memory.fragments.source,
+        )
+
+    @property
+    def text(self) -> str:
+        """How the usable memory comes about, in one line."""
+        less = "".join(f" − {one.gib:.1f} {one.what}" for one in self.taken)
+        kind = self.source.partition(":")[0]
+        return (
+            f"Usable: {self.gpu_gib:.1f} GiB ({kind}){less} = {self.usable_gib:.1f} GiB; peaks up "
+            f"to {self.recommended_gib:.1f} GiB are recommended."
+        )
+
+
+# The pipeline of a result -------------------------------------------------------------------------
+# Where each stage's time goes.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One stage's times in ms. ``layers``: of each of its virtual stages; ``exposed_comm_ms``:
+    exposed collectives; ``p2p_wait_ms``: waits for messages; ``bubble_ms``: waits for other stages.
+    """
+
+    layers: tuple[int, ...]
+    compute_ms: float
+    exposed_comm_ms: float
+    p2p_wait_ms: float
+    bubble_ms: float
+
+    @property
+    def waits_ms(self) -> float:
+        """All waits for other stages and their messages."""
+        return self.p2p_wait_ms + self.bubble_ms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """The chosen plan's pipeline. ``message_mib``, ``message_ms``: size of the message that one
+    stage sends the next for a micro-batch, and the longest time of one. ``busiest_stage`` counts
+    from 0.
+    """
+
+    schedule: str
+    busiest_stage: int
+    message_mib: float
+    message_ms: float
+    stages: tuple[Stage, ...]
+
+    @property
+    def busiest(self) -> Stage:
+        """The stage with the most work, which the table of variants describes."""
+        return self.stages[self.busiest_stage]
+
+
+def stages_table(pipeline: Pipeline, memory_gib: Sequence[float]) -> Table:
+    """Return one row per stage of the chosen plan's pipeline."""
+    rows = [
+        (
+            str(number), "+".join(map(str, stage.layers)), ms(stage.compute_ms),
+            ms(stage.exposed_comm_ms), ms(stage.p2p_wait_ms), ms(stage.bubble_ms),
+            f"{held:.1f} GiB",
+        )
+        for number, (stage, held) in enumerate(
+            zip(pipeline.stages, memory_gib, strict=True)
+        )
+    ]  # fmt: skip
+    return Table(
+        title=f"Stages of the chosen plan, {pipeline.schedule}",
+        columns=("stage", ">layers", ">compute", ">exposed", ">p2p", ">bubble", ">memory"),
+        rows=rows,
+        marked=(pipeline.busiest_stage,),
+        notes=(
+            f"A message is {pipeline.message_mib:.1f} MiB and takes at most "
+            f"{pipeline.message_ms:.2f} ms.",
+        ),
+    )
+
+
+# The verdict --------------------------------------------------------------------------------------
+# Which strategy is the fastest, by how much, and how sure that is.
+
+CLEAR: Final = 0.6
+"""Lowest chance at which a strategy is called the fastest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contestant:
+    """A strategy's plan; speed-ups are over the baseline. ``name``: the strategy's, for use in a
+    sentence.
+
+    ``low``, ``high``: the 10th and the 90th percentile of the speed-up over the machine draws.
+    ``chance``: the share of draws in which no other plan that is sure enough to fit
+    (``fits_chance``, 80 % or more) is faster. ``runs_in``: the frameworks that have the strategy.
+    """
+
+    strategy: str
+    name: str
+    plan: LabelledPlan
+    iteration_ms: float
+    speedup: float
+    low: float
+    high: float
+    chance: float
+    fits: bool
+    fits_chance: float
+    runs_in: str
+
+    @property
+    def recommended(self) -> bool:
+        """Whether the plan is sure enough to fit a GPU."""
+        return self.fits_chance >= SURE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The contestants, baseline first, compared on ``draws`` machines within the profile's errors.
+
+    ``text``: the answer in words. ``unsure``: how much each family of errors moves the chosen
+    plan's speed-up, as a relative standard error, the largest first. ``seed``: of the draws.
+    """
+
+    text: str
+    contestants: tuple[Contestant, ...]
+    draws: int
+    seed: int
+    unsure: dict[str, float]
+
+    @property
+    def leader(self) -> Contestant | None:
+        """Return the strategy that is sure enough to fit and is most often the fastest; None if no
+        strategy is sure enough.
+        """
+        return max((one for one in self.contestants if one.recommended), key=_chance, default=None)
+
+    def table(self) -> Table:
+        """Return one row per contestant."""
+        worst = [f"{family} {error:.1%}" for family, error in list(self.unsure.items())[:3]]
+        return Table(
+            title=self.text,
+            columns=(
+                "strategy", "plan", ">iteration", ">speedup", ">80 % of draws", ">fastest",
+                "runs in",
+            ),
+            rows=[_row(one) for one in self.contestants],
+            marked=tuple(i for i, one in enumerate(self.contestants) if one is self.leader),
+            notes=(
+                f"{self.draws:,} machines drawn from the profile's errors; what makes the "
+                "speed-up unsure: "
+                f"{', '.join(worst) or 'nothing'}.",
+            ),
+            narrow=("runs in", "plan", "iteration"),
+            below="plan",
+        )  # fmt: skip
+
+
+def _chance(one: Contestant) -> float:
+    return one.chance
+
+
+def _row(one: Contestant) -> tuple[str, ...]:
+    chance = f"{one.chance:.0%}" if one.recommended else fits_words(one)
+    return (
+        one.name, named(one.plan), ms(one.iteration_ms), f"{one.speedup:.3f}x",
+        f"{one.low:.2f}–{one.high:.2f}", chance, one.runs_in,
+    )  # fmt: skip
+
+
+def fits_words(one: Contestant) -> str:
+    """Return why a plan is not recommended because of its memory."""
+    return f"fits: {percent(one.fits_chance)}" if one.fits else "does not fit"
+
+
+# Result of simulate -------------------------------------------------------------------------------
+# A plan compared with the baseline and the bound.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Result of tune: the best plan, the trials, the grid of cuts, and the effect of contention."""
+"""Result of tune: the best plan, what frameworks run, the trials, the grid, contention."""
 
 from __future__ import annotations
 
@@ -7,15 +7,59 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from domino_tune.base.tables import Table
-from domino_tune.results.frameworks import RunsThere, frameworks_table
-from domino_tune.results.json_form import LabelledPlan, to_json
-from domino_tune.results.shown import Shown, frame
+from domino_tune.results import LabelledPlan, to_json
+from domino_tune.results.shown import Shown, frame, ms
 from domino_tune.results.simulate import Simulated, SimulateResult
-from domino_tune.results.texts import ms
 from simulator.plan import SlicePlan
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+
+# What frameworks can run --------------------------------------------------------------------------
+# The best plan, or else the best of the plans that they support.
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsThere:
+    """The best plan that fits and that a framework can run; it and its numbers are None if no such
+    plan exists.
+
+    ``runs_best``: whether that is the best plan of all. ``speedup``: over the same baseline.
+    ``route`` and ``request``: where to ask for that plan, and the fields to change in the request;
+    None if the baseline is the best there.
+    """
+
+    framework: str
+    runs_best: bool
+    plan: LabelledPlan | None
+    iteration_ms: float | None
+    speedup: float | None
+    route: str | None
+    request: dict[str, Any] | None
+
+
+def frameworks_table(frameworks: Sequence[RunsThere]) -> Table:
+    """Return one row per framework."""
+    return Table(
+        title="What frameworks run of it",
+        columns=("framework", "runs the best plan", "best plan there", ">iteration", ">speedup"),
+        rows=[
+            (
+                one.framework, "yes" if one.runs_best else "no",
+                one.plan.label if one.plan else "none",
+                "" if one.iteration_ms is None else ms(one.iteration_ms),
+                "" if one.speedup is None else f"{one.speedup:.3f}x",
+            )
+            for one in frameworks
+        ],
+        narrow=("best plan there", "iteration"),
+        below="best plan there",
+    )  # fmt: skip
+
+
+# Result of tune -----------------------------------------------------------------------------------
+# The best plan, the trials, the grid of cuts, and the effect of contention.
 
 SPEEDUPS: Final = (
     "baseline_ms", "no_comm_ms", "speedup", "baseline_no_sp_ms", "speedup_no_sp",

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from domino_tune.base.tables import Table
-from domino_tune.results.json_form import to_json
-from domino_tune.results.shown import Shown, frame
+from domino_tune.results import to_json
+from domino_tune.results.shown import Shown, frame, ms, share
 from domino_tune.results.simulate import Simulated, SimulateResult, workload_line
-from domino_tune.results.texts import ms, share
 from simulator.usable import percent
 
 if TYPE_CHECKING:

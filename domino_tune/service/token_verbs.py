@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from domino_tune.requests.service import TokensAddRequest, TokensListRequest, TokensRevokeRequest
-from domino_tune.results.tokens import TokenAddedResult, TokenResult, TokensResult
+from domino_tune.results.listed import TokenAddedResult, TokenResult, TokensResult
 from domino_tune.service.sql.location import open_service_database
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from domino_tune.base.cores import Ahead, in_turn, where_many
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.requests import CalibrateRequest, SimulateRequest
 from domino_tune.requests.options import by_field, request_from_text
-from domino_tune.results.calibrate import CalibratedRun, CalibrateResult, LearntPart
+from domino_tune.results.profile import CalibratedRun, CalibrateResult, LearntPart
 from domino_tune.search.calibration import Fitted, MeasuredRun, fit_runs
 from domino_tune.store.files import check_writable, make_folder, read_text
 from domino_tune.store.formats.megatron_log import read_megatron_log

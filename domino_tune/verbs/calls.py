@@ -35,14 +35,11 @@ from domino_tune.requests import (
 )
 from domino_tune.requests.options import option_of
 from domino_tune.requests.problems import in_wire_words
-from domino_tune.results.calibrate import CalibrateResult
-from domino_tune.results.layouts import LayoutsResult
-from domino_tune.results.profile import ProfilingResult
-from domino_tune.results.scale import ScaleResult
+from domino_tune.results.layouts import LayoutsResult, ScaleResult
+from domino_tune.results.measured import MeasuredTuneResult, ValidateResult
+from domino_tune.results.profile import CalibrateResult, ProfilingResult
 from domino_tune.results.simulate import SimulateResult
 from domino_tune.results.tune import TuneResult
-from domino_tune.results.tune_measured import MeasuredTuneResult
-from domino_tune.results.validate import ValidateResult
 from domino_tune.results.whatif import WhatIfResult
 from domino_tune.store.models import LoadedModel, load_model, override
 from domino_tune.store.plans import PlanFile

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from domino_tune.results.frameworks import RunsThere
 from domino_tune.results.simulate import SimulateResult
+from domino_tune.results.tune import RunsThere
 from domino_tune.search.exhaustive import search_exhaustive
 from domino_tune.search.problem import SearchOptions
 from domino_tune.search.simulated import SimulatedPlans, space_of

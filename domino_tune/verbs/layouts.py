@@ -12,9 +12,9 @@ from typing import Final
 from domino_tune.base.cores import Ahead, in_turn, on_all_cores
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.requests import LayoutRequest
-from domino_tune.results.frameworks import RunsThere
 from domino_tune.results.layouts import LayoutResult, LayoutsResult
 from domino_tune.results.simulate import SimulateResult
+from domino_tune.results.tune import RunsThere
 from domino_tune.search.layouts import (
     Candidate,
     LayoutSearch,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from domino_tune.requests import ModelsRequest
-from domino_tune.results.models import ModelsResult
+from domino_tune.results.listed import ModelsResult
 from simulator.presets import MODELS
 
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from domino_tune.requests import PlanExportRequest, PlanShowRequest
-from domino_tune.results.plan import ExportResult, PlanResult
+from domino_tune.results.files import ExportResult, PlanResult
 from domino_tune.search.space import TWO_ROWS, enumerate_plans
 from domino_tune.store.formats.deepspeed import deepspeed_arguments, deepspeed_notes
 from domino_tune.store.formats.env import environment, export_lines

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from domino_tune import requests
 from domino_tune.measure.importers import Hints, Imported, import_into, not_from, read_table
-from domino_tune.results.profiles import (
+from domino_tune.results.files import (
     CheckResult,
     DiffResult,
     ImportResult,

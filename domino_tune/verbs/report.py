@@ -26,10 +26,9 @@ from domino_tune.report.html import write_report, write_scale
 from domino_tune.report.names import STRATEGY_NAMES
 from domino_tune.requests.command_line import command_line, simulate_request
 from domino_tune.requests.outputs import PlanOutputs, ScaleOutputs, SearchOutputs
-from domino_tune.results.layouts import LayoutsResult
-from domino_tune.results.scale import ScaleResult
+from domino_tune.results.layouts import LayoutsResult, ScaleResult
+from domino_tune.results.shown import plan_words
 from domino_tune.results.simulate import SimulateResult, workload_line
-from domino_tune.results.texts import plan_words
 from domino_tune.results.tune import TuneResult, found_words
 from domino_tune.results.whatif import WhatIfPoint, WhatIfResult
 from domino_tune.search.problem import piece_count

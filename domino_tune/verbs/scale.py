@@ -9,8 +9,7 @@ from typing import Final
 
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.requests import LayoutRequest, ScaleRequest
-from domino_tune.results.layouts import LayoutsResult
-from domino_tune.results.scale import ScalePoint, ScaleResult
+from domino_tune.results.layouts import LayoutsResult, ScalePoint, ScaleResult
 from domino_tune.store.plans import ProfileRef
 from domino_tune.store.shelf import DISK, Shelf
 from domino_tune.verbs.layout_space import base_of

@@ -10,10 +10,15 @@ from typing import Final
 
 from domino_tune.base.cores import Ahead, in_turn
 from domino_tune.requests import SimulateRequest
-from domino_tune.results.memory import UsableMemory
-from domino_tune.results.pipeline import Pipeline, Stage
-from domino_tune.results.simulate import Interval, SimulateResult, Variant
-from domino_tune.results.verdict import Verdict
+from domino_tune.results.simulate import (
+    Interval,
+    Pipeline,
+    SimulateResult,
+    Stage,
+    UsableMemory,
+    Variant,
+    Verdict,
+)
 from domino_tune.store.plans import PlanFile, ProfileRef
 from domino_tune.store.shelf import DISK, Shelf
 from domino_tune.verbs.resolve import (

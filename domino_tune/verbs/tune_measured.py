@@ -17,9 +17,9 @@ from domino_tune.measure.machine import machine_of
 from domino_tune.measure.same_machine import compared_fields
 from domino_tune.requests import MeasureRequest
 from domino_tune.requests.command_line import command_line
+from domino_tune.results.measured import MeasuredPlan, MeasuredTuneResult
 from domino_tune.results.simulate import Interval
 from domino_tune.results.tune import TrialResult
-from domino_tune.results.tune_measured import MeasuredPlan, MeasuredTuneResult
 from domino_tune.runtime.launch.launch import check_ready
 from domino_tune.runtime.launch.launcher import find_launcher
 from domino_tune.runtime.launch_spec import LaunchSpec

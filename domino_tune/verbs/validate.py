@@ -13,8 +13,8 @@ from domino_tune.base.errors import RunError, ToleranceError
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.base.units import half_spread, median_interval
 from domino_tune.requests import ValidateRequest
+from domino_tune.results.measured import Iteration, RoleTimes, ValidatedPlan, ValidateResult
 from domino_tune.results.simulate import Interval
-from domino_tune.results.validate import Iteration, RoleTimes, ValidatedPlan, ValidateResult
 from domino_tune.runtime.launch.launch import check_ready
 from domino_tune.runtime.launch_spec import LaunchSpec, check_own_strategy
 from domino_tune.runtime.plan_runs import Measured, Runs, graph_notes, loss_problems

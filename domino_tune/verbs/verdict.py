@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from domino_tune.base.cores import Ahead, in_turn
-from domino_tune.results.texts import slices_words
-from domino_tune.results.verdict import CLEAR, Contestant, Verdict
+from domino_tune.results.shown import slices_words
+from domino_tune.results.simulate import CLEAR, Contestant, Verdict
 from domino_tune.search.rivals import rival_plans
 from domino_tune.verbs.resolve import Chosen, baseline_plan
 from simulator.case import Case

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import domino_tune
 from domino_tune.base.tables import print_line
-from domino_tune.results.json_form import to_json
+from domino_tune.results import to_json
 from simulator.errors import DominoTuneError
 
 FILE: Final = Path(__file__).resolve().parents[2] / "results" / "golden_predictions.json"

@@ -20,9 +20,13 @@ from domino_tune.report.data import (
     Sweep,
 )
 from domino_tune.results.layouts import LayoutResult, Layouts
-from domino_tune.results.memory import TakenMemory, UsableMemory
-from domino_tune.results.simulate import SimulateResult
-from domino_tune.results.verdict import Contestant, Verdict
+from domino_tune.results.simulate import (
+    Contestant,
+    SimulateResult,
+    TakenMemory,
+    UsableMemory,
+    Verdict,
+)
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case
 from simulator.confidence import confidence_of

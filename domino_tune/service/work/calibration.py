@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from domino_tune.requests import SimulateRequest
-from domino_tune.results.json_form import to_json
+from domino_tune.results import to_json
 from domino_tune.service.encoding import json_bytes
 from domino_tune.service.work.reporting import Outcome, Reporter, Step
 from domino_tune.service.work.task import Task, profile_of, request_of

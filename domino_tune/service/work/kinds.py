@@ -11,7 +11,7 @@ from typing import Any, Final
 from cachetools import LRUCache, cached
 
 from domino_tune.requests import SimulateRequest, WhatIfRequest
-from domino_tune.results.json_form import to_json
+from domino_tune.results import to_json
 from domino_tune.service.encoding import json_bytes, sha256_hex
 from domino_tune.service.work import searches
 from domino_tune.service.work.calibration import calibrate, check_calibration

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from domino_tune.requests import LayoutRequest, ScaleRequest, TuneRequest, WhatIfRequest
-from domino_tune.results.json_form import to_json
-from domino_tune.results.layouts import LayoutsResult
-from domino_tune.results.scale import ScalePoint
+from domino_tune.results import to_json
+from domino_tune.results.layouts import LayoutsResult, ScalePoint
 from domino_tune.results.tune import TuneResult
 from domino_tune.results.whatif import WhatIfPoint
 from domino_tune.search import DEFAULT_TRIALS, Record, choose_best

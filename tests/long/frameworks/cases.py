@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from domino_tune.results.plan import ExportResult
+from domino_tune.results.files import ExportResult
 from domino_tune.verbs.plan import export_plan
 from simulator.errors import InfeasiblePlanError
 from simulator.plan import MEGATRON, SlicePlan

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from domino_tune.client import Client
 from domino_tune.requests import TuneRequest
-from domino_tune.results.json_form import to_json
+from domino_tune.results import to_json
 from domino_tune.verbs.tune import tune
 from tests.real.domino_tune.serving import served
 

@@ -13,7 +13,7 @@ from api.schemas import LayoutBody, ScaleBody, SimulateBody, SweepBody, TuneBody
 from domino_tune.requests import TuneRequest
 from domino_tune.requests.fields import NEEDED
 from domino_tune.requests.options import MOST_ENTRIES, Several, option, option_of
-from domino_tune.results.json_form import HIDDEN, to_json
+from domino_tune.results import HIDDEN, to_json
 from domino_tune.store.plans import ProfileRef
 from simulator.plan import SlicePlan
 

@@ -22,7 +22,7 @@ from domino_tune.requests import (
     TuneRequest,
     WhatIfRequest,
 )
-from domino_tune.results.json_form import to_json
+from domino_tune.results import to_json
 from domino_tune.results.tune import TuneResult
 from domino_tune.store.formats.chrome_trace import trace_bytes
 from domino_tune.store.plans import save_plan

@@ -13,8 +13,8 @@ from domino_tune.cli import show
 from domino_tune.measure.collect import add_message
 from domino_tune.requests import MeasureRequest
 from domino_tune.requests.command_line import command_line
-from domino_tune.results.json_form import to_json
-from domino_tune.results.tune_measured import MeasuredTuneResult
+from domino_tune.results import to_json
+from domino_tune.results.measured import MeasuredTuneResult
 from domino_tune.runtime import plan_runs
 from domino_tune.store.evidence import LaunchRecord, PlanRun
 from domino_tune.store.plans import load_plan

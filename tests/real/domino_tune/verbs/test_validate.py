@@ -15,8 +15,8 @@ import pytest
 from domino_tune.base.errors import ToleranceError
 from domino_tune.cli import show
 from domino_tune.requests import ValidateRequest
-from domino_tune.results.json_form import to_json
-from domino_tune.results.validate import ValidateResult
+from domino_tune.results import to_json
+from domino_tune.results.measured import ValidateResult
 from domino_tune.runtime.plan_runs import Measured, Runs, graph_notes, ignore, loss_problems
 from domino_tune.store.plans import load_plan, save_plan
 from domino_tune.store.profiles import load_profile

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from domino_tune.results.tokens import TokenAddedResult
+from domino_tune.results.listed import TokenAddedResult
 from tests.support.runs import Runner
 
 if TYPE_CHECKING:

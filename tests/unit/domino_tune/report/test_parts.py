@@ -23,7 +23,7 @@ from domino_tune.report.names import (
 from domino_tune.report.pipeline import NAMES
 from domino_tune.report.plan_names import KEY, plan_name
 from domino_tune.report.ties import TIE
-from domino_tune.results.texts import ORDER_WORDS, plan_words
+from domino_tune.results.shown import ORDER_WORDS, plan_words
 from domino_tune.search.problem import TIE_PERCENT
 from simulator.errors import InputError
 from simulator.ops import Attention, Collective, Gemm, Pointwise

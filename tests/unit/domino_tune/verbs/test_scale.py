@@ -12,9 +12,8 @@ import pytest
 import domino_tune
 from domino_tune.requests import LayoutRequest, ScaleRequest
 from domino_tune.requests.verbs import MOST_NUMBERS
-from domino_tune.results.json_form import to_json
-from domino_tune.results.layouts import LayoutResult
-from domino_tune.results.scale import ScaleResult
+from domino_tune.results import to_json
+from domino_tune.results.layouts import LayoutResult, ScaleResult
 from domino_tune.verbs.layouts import tune_layouts
 from domino_tune.verbs.scale import tune_scale
 from simulator.errors import InfeasiblePlanError, InputError

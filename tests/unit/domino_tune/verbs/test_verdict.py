@@ -15,10 +15,9 @@ import pytest
 
 from domino_tune.base.tables import Table
 from domino_tune.requests import SimulateRequest
+from domino_tune.results import to_json
 from domino_tune.results.from_json import simulated_from_json
-from domino_tune.results.json_form import to_json
-from domino_tune.results.simulate import SimulateResult
-from domino_tune.results.verdict import Contestant, Verdict
+from domino_tune.results.simulate import Contestant, SimulateResult, Verdict
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.resolve import Chosen, baseline_plan, plan_of, resolve
 from domino_tune.verbs.simulate import simulate

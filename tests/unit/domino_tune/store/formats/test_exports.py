@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from domino_tune.results.plan import ExportResult
+from domino_tune.results.files import ExportResult
 from domino_tune.verbs.plan import export_plan
 from simulator.plan import SlicePlan
 from simulator.presets import MODELS

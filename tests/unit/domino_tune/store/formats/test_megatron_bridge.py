@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from domino_tune.results.plan import ExportResult
+from domino_tune.results.files import ExportResult
 from domino_tune.verbs.plan import export_plan
 from simulator.errors import InfeasiblePlanError
 from simulator.plan import MEGATRON

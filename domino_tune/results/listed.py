@@ -1,11 +1,26 @@
-"""Results of the tokens verbs."""
+"""Results of verbs that list: models and tokens."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from domino_tune.results.json_form import to_json
+from domino_tune.results import to_json
+from simulator.specs import ModelSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelsResult:
+    """The models that come with the program."""
+
+    models: tuple[ModelSpec, ...]
+
+    def to_json(self) -> Any:
+        """Return one object a model: its fields and its number of parameters."""
+        return [{**asdict(model), "parameters": model.parameters} for model in self.models]
+
+
+# Results of the tokens verbs ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

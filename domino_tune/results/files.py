@@ -1,18 +1,49 @@
-"""Results of the profiles verbs."""
+"""Results on files: of the plan verbs, and of the profiles verbs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from domino_tune.results.json_form import to_json
+from domino_tune.results import to_json
 from domino_tune.results.simulate import Interval
 from domino_tune.store.assumptions import Assumption
-from domino_tune.store.plans import ProfileRef
+from domino_tune.store.plans import PlanFile, ProfileRef
 from domino_tune.store.profile_check import SectionCheck
 from domino_tune.store.profiles import ProfileSummary
 from simulator.confidence import Level
 from simulator.profile import Machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanResult:
+    """The content of a plan file."""
+
+    plan_file: PlanFile
+
+    def to_json(self) -> Any:
+        """Return the file's object."""
+        return self.plan_file.to_json()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportResult:
+    """What makes a framework run a plan.
+
+    ``arguments`` are for its script, ``settings`` for its code, ``environment`` for its ranks.
+    ``document``: the text of a file that it reads; empty where it reads none. ``notes``: what
+    cannot be set in this way.
+    """
+
+    to: str
+    document: str
+    arguments: tuple[str, ...]
+    settings: dict[str, bool]
+    environment: dict[str, str]
+    notes: tuple[str, ...]
+
+
+# Results of the profiles verbs --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
