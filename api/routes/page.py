@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from api.problems import ProblemError
 from api.wire import PAGE_CSP, Routes
-from domino_tune.report.html import lanes_script, static
+from domino_tune.report.page import lanes_script, static
 
 MEDIA_TYPES: Final = {
     ".html": "text/html; charset=utf-8",

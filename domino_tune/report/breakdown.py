@@ -1,14 +1,30 @@
-"""Breakdown of each iteration: a stacked bar and a table."""
+"""Where time and memory go: sections on the iteration, on memory and on the pipeline."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from domino_tune.report.data import ReportData, Shown
-from domino_tune.report.markup import Html, section, table, tag
-from domino_tune.report.names import STRATEGY_NAMES, ns_as_ms, op_kind, role_label
-from domino_tune.report.stacks import Legend, Stack, stack_rows, stacked
+from domino_tune.report import (
+    STRATEGY_NAMES,
+    Html,
+    Legend,
+    Stack,
+    gib_text,
+    ms_text,
+    ns_as_ms,
+    op_kind,
+    role_label,
+    section,
+    stack_rows,
+    stacked,
+    table,
+    tag,
+)
+from domino_tune.report.data import Held, Pass, PipelinePicture, ReportData, Shown
+from domino_tune.results.simulate import UsableMemory
 from simulator.schedule import COMPUTE, is_layer_role
+from simulator.usable import SURE, percent
 
 PARTS: Final = {
     "gemm": "GEMMs",
@@ -103,3 +119,155 @@ def _with_block(role: str) -> str:
     block = {"attn": "attention", "mlp": "MLP"}.get(role.split(".")[0])
     doubled = ".norm" in role or ".residual" in role
     return f"{role_label(role)}, {block}" if block and doubled else role_label(role)
+
+
+# The section on memory ----------------------------------------------------------------------------
+# One bar a variant, by category, beside what is usable of a GPU.
+
+
+def where_memory_goes(data: ReportData) -> Html:
+    """Return the section of the page, or nothing where no memory is given."""
+    if not data.held or data.usable is None:
+        return Html("")
+    usable_gib = data.usable.usable_gib
+    longest = max(usable_gib, *(held.total_gib for held in data.held))
+    stacks = [Stack(held.name, held.gib, chosen=held.chosen) for held in data.held]
+    legend = _legend(data.held[0])
+    names = (held.name for held in data.held)
+    return section(
+        "memory",
+        "Where the memory goes",
+        stacked(stacks, legend, longest, _edge(usable_gib, longest)),
+        tag(
+            "p",
+            tag("span", f"what is usable of a GPU: {gib_text(usable_gib)} GiB", class_="key edge"),
+            class_="pass-keys",
+        ),
+        table(("GiB a GPU, at the peak", *names), stack_rows(stacks, legend), class_="parts"),
+        table(("A GPU's memory", "GiB", "how that is known"), _rows(data.usable), class_="parts"),
+        lead=_memory_lead(data, data.usable),
+    )
+
+
+def _legend(held: Held) -> Legend:
+    return Legend(
+        {category: category.capitalize() for category in held.gib},
+        {category: f"mem-{number}" for number, category in enumerate(held.gib)},
+        "GiB",
+        "{:,.2f}".format,
+    )
+
+
+def _edge(usable_gib: float, longest: float) -> Html:
+    """Return the line across a bar at what is usable."""
+    return tag(
+        "u", "", class_="capacity", style=f"left:{100 * usable_gib / longest:.3f}%",
+        title=f"usable of a GPU: {usable_gib:.1f} GiB",
+    )  # fmt: skip
+
+
+def _rows(usable: UsableMemory) -> list[tuple[str, str, str]]:
+    """Return what a GPU has, what is taken from it, and what the plan's allocator reserves."""
+    return [
+        ("in all", f"{usable.gpu_gib:.2f}", usable.source),
+        *((one.what, f"− {one.gib:.2f}", one.source) for one in usable.taken),
+        ("usable", f"{usable.usable_gib:.2f}", "what is left"),
+        ("the plan reserves", f"{usable.reserved_gib:.2f}", usable.reserved_source),
+        ("peaks that are recommended", f"up to {usable.recommended_gib:.2f}",
+         "a chance of 80 % or more to fit, with fragments and the error of the prediction"),
+    ]  # fmt: skip
+
+
+def _memory_lead(data: ReportData, usable: UsableMemory) -> str:
+    chosen = next(held for held in data.held if held.chosen)
+    needs = gib_text(chosen.total_gib)
+    if chosen.total_gib > usable.usable_gib:
+        return (
+            f"It does not fit: the plan needs {needs} GiB, and {usable.usable_gib:.1f} of a GPU "
+            "are usable."
+        )
+    doubt = "" if data.fits_chance >= SURE else ", too little to recommend it"
+    return (
+        f"The plan needs {needs} of {usable.usable_gib:.1f} usable GiB and fits with a chance of "
+        f"{percent(data.fits_chance)}{doubt}: about {usable.reserved_gib:.1f} GiB will be reserved "
+        "for it."
+    )
+
+
+# The section on the pipeline ----------------------------------------------------------------------
+# One row a stage, one box a pass, the baseline above the plan.
+
+WIDTH: Final = 1000
+LEFT: Final = 30
+ROW: Final = 24
+LABELLED: Final = 15
+"""Least width of a box that the number of its micro-batch fits in."""
+NAMES: Final = {
+    "F": "forward",
+    "B": "backward",
+    "I": "gradients of activations",
+    "W": "gradients of weights",
+}
+
+
+def pipeline_picture(data: ReportData) -> Html:
+    """Return the section of the page, or nothing without a pipeline."""
+    if not data.pipelines:
+        return Html("")
+    longest = max(picture.end_ms for picture in data.pipelines)
+    kinds = {one.kind for stage in data.pipelines[0].stages for one in stage}
+    legend = tag(
+        "p",
+        *(tag("span", NAMES[kind], class_=f"key pass-{kind}") for kind in NAMES if kind in kinds),
+        class_="pass-keys",
+    )
+    drawn = [
+        tag(
+            "figure",
+            tag("figcaption", f"{picture.title}: {ms_text(picture.end_ms)} ms"),
+            _svg(picture, longest),
+        )
+        for picture in data.pipelines
+    ]
+    return section(
+        "pipeline", "The pipeline", legend, *drawn,
+        lead="One row a stage. A box is a pass of one micro-batch, whose number it bears; lighter "
+        "boxes are of later virtual stages. Where nothing is drawn, the stage waits.",
+    )  # fmt: skip
+
+
+def _svg(picture: PipelinePicture, longest_ms: float) -> Html:
+    height = ROW * len(picture.stages)
+    rows = [
+        part
+        for number, stage in enumerate(picture.stages)
+        for part in _stage(number, stage, (WIDTH - LEFT) / longest_ms)
+    ]
+    return tag(
+        "svg", *rows, viewBox=f"0 0 {WIDTH} {height}", class_="pipeline", role="img",
+        aria_label=f"{picture.title}: {ms_text(picture.end_ms)} ms",
+    )  # fmt: skip
+
+
+def _stage(number: int, stage: Sequence[Pass], scale: float) -> Iterator[Html]:
+    y = number * ROW
+    yield tag("text", str(number), x=LEFT - 8, y=y + 16, class_="stage", text_anchor="end")
+    most = max(one.chunk for one in stage)
+    for one in stage:
+        x, width = LEFT + one.start_ms * scale, (one.end_ms - one.start_ms) * scale
+        about = (
+            f"{NAMES[one.kind]} of micro-batch {one.micro}"
+            + (f", virtual stage {one.chunk}" if most else "")
+            + f": {ms_text(one.end_ms - one.start_ms)} ms"
+        )
+        box = tag(
+            "rect", x=f"{x:.2f}", y=y + 2, width=f"{max(0.3, width - 0.4):.2f}", height=ROW - 4,
+            class_=f"pass-{one.kind}", opacity=f"{1 - 0.45 * one.chunk / max(1, most):.2f}",
+        )  # fmt: skip
+        label = (
+            tag("text", str(one.micro), x=f"{x + width / 2:.2f}", y=y + 16, text_anchor="middle",
+                class_="micro")
+            if width > LABELLED
+            else ""
+        )  # fmt: skip
+        yield tag("g", tag("title", about), box, label)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from domino_tune import requests
+from domino_tune.report import STRATEGY_NAMES
 from domino_tune.report.data import (
     Crossover,
     HeatCell,
@@ -22,8 +23,7 @@ from domino_tune.report.data import (
     Source,
     Sweep,
 )
-from domino_tune.report.html import write_report, write_scale
-from domino_tune.report.names import STRATEGY_NAMES
+from domino_tune.report.page import write_report, write_scale
 from domino_tune.requests.command_line import command_line, simulate_request
 from domino_tune.requests.outputs import PlanOutputs, ScaleOutputs, SearchOutputs
 from domino_tune.results.layouts import LayoutsResult, ScaleResult

@@ -30,7 +30,7 @@ def files_of(
 
 
 def _page(request: TuneRequest | LayoutRequest, result: TuneResult | LayoutsResult) -> bytes:
-    from domino_tune.report.html import report_html
+    from domino_tune.report.page import report_html
     from domino_tune.verbs.report import layouts_page, tuning_page
 
     if isinstance(result, TuneResult):

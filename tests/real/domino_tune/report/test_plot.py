@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from domino_tune.report import Axis, plot_figure
 from domino_tune.report.data import Sweep
-from domino_tune.report.html import write_report
-from domino_tune.report.plot import Axis, plot_figure
+from domino_tune.report.page import write_report
 from simulator.errors import InputError
 from tests.real.api.browser import Watched, chromium, watched
 from tests.support.pages import case, report_data

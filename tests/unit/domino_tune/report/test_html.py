@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from domino_tune.report.html import report_html, write_report
+from domino_tune.report.page import report_html, write_report
 from simulator.case import Case
 from simulator.errors import InputError
 from simulator.plan import MEGATRON, SlicePlan

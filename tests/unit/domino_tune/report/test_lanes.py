@@ -4,8 +4,8 @@ import json
 from itertools import pairwise
 from typing import Any
 
-from domino_tune.report.html import report_html
-from domino_tune.report.lanes import MAX_OPS, cut_spans, drawn_ops, lanes_json
+from domino_tune.report.data import MAX_OPS, cut_spans, drawn_ops, lanes_json
+from domino_tune.report.page import report_html
 from simulator.case import Case
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.presets import MODELS

@@ -7,9 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from domino_tune.report.frontier import frontier_figure, ticks_around
-from domino_tune.report.html import report_html
-from domino_tune.report.layouts import WIDEST, layouts_picture
+from domino_tune.report.layouts import WIDEST, frontier_figure, layouts_picture, ticks_around
+from domino_tune.report.page import report_html
 from domino_tune.results.layouts import Layouts
 from simulator.plan import MEGATRON
 from tests.support.pages import case, layout, layouts, report_data

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from domino_tune.report.breakdown import where_memory_goes
 from domino_tune.report.data import Held, ReportData
-from domino_tune.report.memory import where_memory_goes
 from tests.support.pages import case, report_data, usable
 
 

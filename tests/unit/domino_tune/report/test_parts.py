@@ -6,23 +6,24 @@ from dataclasses import replace
 
 import pytest
 
-from domino_tune.report.breakdown import parts_ns, where_time_goes
-from domino_tune.report.confidence import crossover_sentence
-from domino_tune.report.data import Crossover, HeatCell, Numbers, PlanRow, Shown, Sweep
-from domino_tune.report.heat import heat_map
-from domino_tune.report.html import static
-from domino_tune.report.markup import Html, tag, text
-from domino_tune.report.names import (
+from domino_tune.report import (
+    KEY,
+    TIE,
+    Html,
     gib_text,
     ms_text,
     percent_text,
+    plan_name,
     role_label,
     shape_text,
     size_text,
+    tag,
+    text,
 )
-from domino_tune.report.pipeline import NAMES
-from domino_tune.report.plan_names import KEY, plan_name
-from domino_tune.report.ties import TIE
+from domino_tune.report.breakdown import NAMES, parts_ns, where_time_goes
+from domino_tune.report.data import Crossover, HeatCell, Numbers, PlanRow, Shown, Sweep
+from domino_tune.report.page import static
+from domino_tune.report.plans import crossover_sentence, heat_map
 from domino_tune.results.shown import ORDER_WORDS, plan_words
 from domino_tune.search.problem import TIE_PERCENT
 from simulator.errors import InputError

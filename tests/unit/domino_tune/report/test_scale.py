@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from domino_tune.report.html import write_scale
+from domino_tune.report.page import write_scale
 from domino_tune.results.layouts import ScalePoint, ScaleResult
 from domino_tune.store.plans import ProfileRef
 from simulator.errors import InputError
