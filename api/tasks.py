@@ -17,7 +17,7 @@ from domino_tune.requests.options import MOST_ENTRIES
 from domino_tune.service.library import Library
 from domino_tune.service.work.task import Task
 from domino_tune.store.formats.run_table import read_runs
-from domino_tune.store.models import LoadedModel
+from domino_tune.store.shelf import LoadedModel
 from domino_tune.verbs.calibrate import USUAL, AskedRun, asked_in
 from domino_tune.verbs.measured_runs import LEAST_RUNS
 from simulator.errors import DominoTuneError

@@ -9,8 +9,7 @@ from domino_tune.results import to_json
 from domino_tune.results.simulate import Interval
 from domino_tune.store.assumptions import Assumption
 from domino_tune.store.plans import PlanFile, ProfileRef
-from domino_tune.store.profile_check import SectionCheck
-from domino_tune.store.profiles import ProfileSummary
+from domino_tune.store.profiles import ProfileSummary, SectionCheck
 from simulator.confidence import Level
 from simulator.profile import Machine
 

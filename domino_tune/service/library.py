@@ -20,8 +20,6 @@ from domino_tune.service.sql.statements import hold, insert, now_s
 from domino_tune.service.sql.tables import models, profile_bodies, profiles
 from domino_tune.service.stored import StoredModel, StoredProfile
 from domino_tune.service.summaries import dump_summary, load_summary
-from domino_tune.store.formats.model_file import dump_model, model_from_json
-from domino_tune.store.models import LoadedModel, override, read_model
 from domino_tune.store.profiles import (
     FiledProfile,
     ProfileSummary,
@@ -30,7 +28,14 @@ from domino_tune.store.profiles import (
     parse_profile,
     summary_of,
 )
-from domino_tune.store.shelf import Shelf
+from domino_tune.store.shelf import (
+    LoadedModel,
+    Shelf,
+    dump_model,
+    model_from_json,
+    override,
+    read_model,
+)
 from simulator.errors import InputError, unknown_name
 from simulator.presets import MODELS
 from simulator.profile import Profile

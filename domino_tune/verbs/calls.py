@@ -41,9 +41,9 @@ from domino_tune.results.profile import CalibrateResult, ProfilingResult
 from domino_tune.results.simulate import SimulateResult
 from domino_tune.results.tune import TuneResult
 from domino_tune.results.whatif import WhatIfResult
-from domino_tune.store.models import LoadedModel, load_model, override
 from domino_tune.store.plans import PlanFile
 from domino_tune.store.profiles import load_profile
+from domino_tune.store.shelf import LoadedModel, load_model, override
 from simulator.errors import DominoTuneError, InputError, unknown_name
 from simulator.profile import Profile
 from simulator.specs import ModelSpec
@@ -91,7 +91,7 @@ class Loaded:
         return given or load_profile(name)
 
     def model(self, name: str, overrides: Iterable[str] = ()) -> LoadedModel:
-        """Return the model of the call, else see ``store.models.load_model``."""
+        """Return the model of the call, else see ``store.shelf.load_model``."""
         given: ModelSpec | None = self.objects.get("model")
         if given is None:
             return load_model(name, overrides)

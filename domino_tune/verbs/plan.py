@@ -20,8 +20,11 @@ from domino_tune.store.formats.megatron import (
     userbuffers_arguments,
 )
 from domino_tune.store.formats.megatron_bridge import bridge_notes, bridge_python
-from domino_tune.store.formats.megatron_experts import pairing_arguments
-from domino_tune.store.formats.te_userbuffers import userbuffers_notes, userbuffers_yaml
+from domino_tune.store.formats.megatron_options import (
+    pairing_arguments,
+    userbuffers_notes,
+    userbuffers_yaml,
+)
 from domino_tune.store.formats.torchtitan import torchtitan_notes, torchtitan_toml
 from domino_tune.store.plans import PlanFile, load_plan
 from domino_tune.store.shelf import DISK, Shelf

@@ -27,9 +27,9 @@ from domino_tune.runtime.launch.launch import check_ready
 from domino_tune.runtime.launch.launcher import find_launcher
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.store.files import check_writable, make_folder, only_user
-from domino_tune.store.models import load_model
 from domino_tune.store.plans import ProfileRef
 from domino_tune.store.profiles import bundled_names, load_profile, user_profiles_dir
+from domino_tune.store.shelf import load_model
 from domino_tune.verbs.advice import Deadline, OutOfTimeError
 from domino_tune.verbs.ranks import check_runnable, launch_spec
 from simulator.dtypes import GIB, Dtype

@@ -22,9 +22,9 @@ from domino_tune.results.simulate import Interval
 from domino_tune.store.assumptions import assumptions
 from domino_tune.store.files import check_writable, make_folder, only_user, read_bytes
 from domino_tune.store.plans import ProfileRef
-from domino_tune.store.profile_check import check_profile
 from domino_tune.store.profiles import (
     bundled_names,
+    check_profile,
     diff_profiles,
     list_profiles,
     load_profile,

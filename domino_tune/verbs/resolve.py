@@ -20,9 +20,8 @@ from domino_tune.base.units import (
 )
 from domino_tune.requests import JobFields, PlanFields, WorkloadFields
 from domino_tune.requests.fields import NEEDED
-from domino_tune.store.models import override
 from domino_tune.store.plans import PlanFile, ProfileRef, load_plan
-from domino_tune.store.shelf import DISK, Shelf
+from domino_tune.store.shelf import DISK, Shelf, override
 from simulator.case import Case, Price
 from simulator.dtypes import MATH_OF
 from simulator.errors import InputError

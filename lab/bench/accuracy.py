@@ -13,8 +13,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from domino_tune.base.tables import Table
-from domino_tune.store.profile_check import collective_error
-from domino_tune.store.profiles import load_profile
+from domino_tune.store.profiles import collective_error, load_profile
 from lab import told
 from lab.bench.common import SOURCES, errors, facts_dir, read_measured, shown
 from lab.fits.bundled import BUNDLED

@@ -12,7 +12,7 @@ import pytest
 
 from domino_tune import PlanFile, save_plan, tune
 from domino_tune.cli.commands import main
-from domino_tune.store.formats.model_file import dump_model
+from domino_tune.store.shelf import dump_model
 from simulator.specs import ModelSpec
 
 TINY = ModelSpec(

@@ -9,8 +9,8 @@ from domino_tune.requests import LayoutRequest, Request, ScaleRequest, TuneReque
 from domino_tune.service.work.kinds import run_job
 from domino_tune.service.work.reporting import Outcome, Silent
 from domino_tune.service.work.task import Task
-from domino_tune.store.models import LoadedModel
 from domino_tune.store.profiles import bundled_bytes
+from domino_tune.store.shelf import LoadedModel
 from tests.support.runs import TINY
 
 WORKLOAD: dict[str, Any] = {

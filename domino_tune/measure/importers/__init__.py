@@ -25,7 +25,7 @@ from domino_tune.measure.importers.tables import (
     gemm_csv,
     pointwise_csv,
 )
-from domino_tune.store.profile_check import LEFT_OUT, check_section
+from domino_tune.store.profiles import LEFT_OUT, check_section
 from simulator.errors import unknown_name
 from simulator.lookup import Provenance
 from simulator.profile import (

@@ -13,10 +13,9 @@ from cachetools import LRUCache, cached
 
 from domino_tune.requests import Request
 from domino_tune.service.encoding import json_bytes, sha256_hex
-from domino_tune.store.formats.model_file import model_from_json
-from domino_tune.store.models import LoadedModel, override
 from domino_tune.store.plans import PlanFile, plan_from_json
 from domino_tune.store.profiles import parse_profile
+from domino_tune.store.shelf import LoadedModel, model_from_json, override
 from simulator.errors import DominoTuneError
 from simulator.profile import Profile
 

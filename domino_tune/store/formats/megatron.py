@@ -9,9 +9,10 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
-from domino_tune.store.formats.megatron_experts import expert_arguments, expert_notes
-from domino_tune.store.formats.te_userbuffers import (
+from domino_tune.store.formats.megatron_options import (
     CONFIG_FILE,
+    expert_arguments,
+    expert_notes,
     userbuffers_config,
     userbuffers_notes,
     userbuffers_switches,

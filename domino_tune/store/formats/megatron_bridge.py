@@ -15,14 +15,12 @@ from domino_tune.store.formats.megatron import (
     stages_layout,
     training_arguments,
 )
-from domino_tune.store.formats.megatron_experts import (
+from domino_tune.store.formats.megatron_options import (
     expert_notes,
     expert_settings,
     latent_settings,
     pairing_settings,
     prediction_settings,
-)
-from domino_tune.store.formats.te_userbuffers import (
     userbuffers_config,
     userbuffers_notes,
     userbuffers_switches,

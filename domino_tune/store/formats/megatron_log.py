@@ -33,13 +33,11 @@ from domino_tune.store.formats.megatron_arguments import (
     SHAPE,
     SWITCHES,
     VOCABULARY,
-    is_usual,
-    not_simulated,
-)
-from domino_tune.store.formats.megatron_log_experts import (
     expert_fields,
     expert_note,
     expert_options,
+    is_usual,
+    not_simulated,
 )
 from domino_tune.store.formats.run_table import RunRow, checked_ms
 from simulator.dtypes import FP8_RECIPES, MOMENTS_DTYPES

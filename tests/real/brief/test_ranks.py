@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from domino_tune.store.formats.model_file import dump_model
+from domino_tune.store.shelf import dump_model
 from tests.support.runs import Runner
 from tests.support.validation_cases import MODEL, write_files
 

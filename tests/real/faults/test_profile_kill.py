@@ -16,8 +16,8 @@ import pytest
 pytest.importorskip("torch")
 
 from domino_tune.measure.probe_set import timed_ops
-from domino_tune.store.formats.model_file import dump_model
 from domino_tune.store.profiles import load_profile
+from domino_tune.store.shelf import dump_model
 from simulator.profile import Profile
 from tests.conftest import REPOSITORY
 from tests.support.probing import TINY

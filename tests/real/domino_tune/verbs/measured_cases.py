@@ -6,7 +6,7 @@ from pathlib import Path
 
 from domino_tune.requests import MeasureRequest
 from domino_tune.store.evidence import Evidence, LaunchRecord
-from domino_tune.store.formats.model_file import dump_model
+from domino_tune.store.shelf import dump_model
 from tests.support.validation_cases import CLUSTER, MODEL, WORKLOAD, write_files
 
 

@@ -15,9 +15,9 @@ from domino_tune.cli.commands import main
 from domino_tune.measure.machine import this_machine
 from domino_tune.requests import ProfileRequest
 from domino_tune.store.files import only_user
-from domino_tune.store.formats.model_file import dump_model
 from domino_tune.store.plans import load_plan
 from domino_tune.store.profiles import load_profile, save_profile
+from domino_tune.store.shelf import dump_model
 from simulator.build import build_schedule
 from simulator.cost import CostModel
 from simulator.op_table import listing_of

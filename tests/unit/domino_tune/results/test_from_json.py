@@ -14,7 +14,7 @@ from domino_tune.requests import SimulateRequest, TuneRequest
 from domino_tune.results import to_json
 from domino_tune.results.from_json import simulated_from_json, tuned_from_json
 from domino_tune.results.tune import TuneResult
-from domino_tune.store.formats.model_file import dump_model
+from domino_tune.store.shelf import dump_model
 from domino_tune.verbs.simulate import simulate
 from domino_tune.verbs.tune import tune
 from simulator.errors import InputError

@@ -35,7 +35,7 @@ from domino_tune.requests import (
     WhatIfRequest,
 )
 from domino_tune.results import to_json
-from domino_tune.store.formats.model_file import dump_model
+from domino_tune.store.shelf import dump_model
 from domino_tune.verbs.simulate import simulate as simulate_verb
 from tests.support.runs import TINY
 

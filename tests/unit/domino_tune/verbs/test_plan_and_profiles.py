@@ -11,10 +11,9 @@ import pytest
 
 from domino_tune.requests.verbs import ExportFormat
 from domino_tune.store.formats.megatron import megatron_arguments, training_arguments
-from domino_tune.store.models import LoadedModel
 from domino_tune.store.plans import save_plan
 from domino_tune.store.profiles import load_profile
-from domino_tune.store.shelf import Pinned
+from domino_tune.store.shelf import LoadedModel, Pinned
 from domino_tune.verbs.plan import DOCUMENTS, RUNS, export_plan
 from simulator.case import Case
 from simulator.dtypes import MS_PER_NS

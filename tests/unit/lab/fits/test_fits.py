@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from domino_tune.measure.importers import read_table
-from domino_tune.store.profile_check import collective_error
+from domino_tune.store.profiles import collective_error
 from lab.fits.attention import fit_attention
 from lab.fits.collectives import fit_collectives, fit_group
 from lab.fits.common import rounded

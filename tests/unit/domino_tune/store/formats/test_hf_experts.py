@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from domino_tune.store.formats.hf_config import from_hf_config
-from domino_tune.store.models import load_model
+from domino_tune.store.shelf import load_model
 from simulator.errors import InputError
 from simulator.presets import MODELS
 
