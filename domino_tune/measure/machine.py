@@ -1,4 +1,4 @@
-"""The facts of this machine that timings depend on. No environment, user names or paths."""
+"""The facts of this machine that timings depend on, and whether a profile's is the same one."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from domino_tune.measure.host_memory import memory_bytes
 from domino_tune.runtime.launch.launcher import find_launcher
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.runtime.priority import may_be_urgent
@@ -157,3 +156,93 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "none"
+
+
+# Memory that the processes of this machine may use ------------------------------------------------
+# All of it, or a container's limit.
+
+ROOT: Final = Path("/sys/fs/cgroup")
+OWN: Final = Path("/proc/self/cgroup")
+
+
+def memory_bytes() -> int:
+    """Return the physical memory, or the least limit of this process's control groups, bytes."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([physical, *cgroup_limits()])
+
+
+def cgroup_limits(root: Path = ROOT, own: Path = OWN) -> Iterator[int]:
+    """Yield the memory limits, bytes, of this process's control groups, of either version."""
+    try:
+        lines = own.read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        return
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if not controllers:
+            yield from _limits(root, group, "memory.max")
+        elif "memory" in controllers.split(","):
+            yield from _limits(root / "memory", group, "memory.limit_in_bytes")
+
+
+def _limits(root: Path, group: str, name: str) -> Iterator[int]:
+    """Yield limits from the group up to the root: a container's own group is often the root."""
+    inside = PurePosixPath(group.lstrip("/"))
+    for folder in (inside, *inside.parents):
+        try:
+            text = (root / folder / name).read_text(encoding="utf-8").strip()
+        except OSError:
+            continue
+        if text.isdecimal():  # not "max"
+            yield int(text)
+
+
+# Compares a profile's machine with this one, in what durations depend on --------------------------
+# Profiles also record versions of the kernel, Python and drivers, and clocks, for the reader; they
+# do not make another machine.
+
+FIELDS: Final = ("gpu", "gpus_per_node", "sm_count", "backend")
+DETAILS: Final = (
+    "cores", "threads_per_rank", "communication_priority", "link_bits_per_s", "topology",
+)  # fmt: skip
+"""Keys of ``Machine.details`` that count, besides NCCL's settings; ``link_bits_per_s`` is the speed
+of an emulated link."""
+
+
+def differences(profiled: Machine, this: Machine) -> list[str]:
+    """Return what makes ``this`` another machine than ``profiled``: ``cores: profiled 8, here 2``.
+
+    Empty where the profile is valid here. A detail that is missing in both is equal.
+    """
+    old, new = compared_fields(profiled), compared_fields(this)
+    on_cpus = profiled.backend == this.backend == "gloo"
+    return [
+        _difference(name, old.get(name, "none"), new.get(name, "none"), on_cpus=on_cpus)
+        for name in dict.fromkeys((*FIELDS, *DETAILS, *sorted({*old, *new})))
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _difference(name: str, old: str | int, new: str | int, *, on_cpus: bool) -> str:
+    """Return one difference as text. On CPUs, ``gpus_per_node`` is the number of ranks."""
+    if name == "gpus_per_node" and on_cpus:
+        return (
+            f"ranks on a node: profiled {old}, here {new}; ranks share cores, so each number of "
+            "ranks needs a profile of its own"
+        )
+    return f"{name}: profiled {old}, here {new}"
+
+
+def compared_fields(machine: Machine) -> dict[str, str | int]:
+    """Return what durations depend on, name -> value; unknown details are left out."""
+    details = {
+        name: value
+        for name, value in machine.details.items()
+        if name in DETAILS or _is_setting(name)
+    }
+    return {**{name: getattr(machine, name) for name in FIELDS}, **dict(sorted(details.items()))}
+
+
+def _is_setting(name: str) -> bool:
+    """Return whether a detail is an NCCL setting that changes the speed of collectives."""
+    return name.startswith("NCCL_") and not name.startswith("NCCL_DEBUG")

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, Final
 
-from domino_tune.measure.power_law import lacking_loads
+from domino_tune.measure.laws import lacking_loads
 from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.memory import peak_bytes

@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from domino_tune.base.progress import Progress, no_progress
-from domino_tune.measure.coverage import coverage, cta_counts
-from domino_tune.measure.machine import machine_of, ranks_per_node
-from domino_tune.measure.model_free import CPU, GPU, model_free_probes
-from domino_tune.measure.outliers import outliers_of
-from domino_tune.measure.power_law import lacking_loads
+from domino_tune.measure.coverage import CPU, GPU, coverage, cta_counts, model_free_probes
+from domino_tune.measure.laws import lacking_loads
+from domino_tune.measure.machine import differences, machine_of, ranks_per_node
 from domino_tune.measure.probe_set import ProbeSet, lacks_waits
-from domino_tune.measure.profiling import measure_profile
-from domino_tune.measure.same_machine import differences
+from domino_tune.measure.profiling import measure_profile, outliers_of
 from domino_tune.requests import ProfileRequest
 from domino_tune.requests.command_line import command_line
 from domino_tune.results.profile import MeasuredSection, ProfilingResult

@@ -13,8 +13,7 @@ from typing import Any, Final
 from domino_tune.base.errors import RunError, TuningInterrupted
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.base.units import median_interval
-from domino_tune.measure.machine import machine_of
-from domino_tune.measure.same_machine import compared_fields
+from domino_tune.measure.machine import compared_fields, machine_of
 from domino_tune.requests import MeasureRequest
 from domino_tune.requests.command_line import command_line
 from domino_tune.results.measured import MeasuredPlan, MeasuredTuneResult

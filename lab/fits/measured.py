@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from domino_tune.measure.op_rows import add_ops
+from domino_tune.measure.profiling import add_ops
 from lab.fits.attention import fit_attention, our_rows, small_heads
 from lab.fits.common import TRANSFER_ERROR, Floats, Gpu, Sources, mape, nonnegative, rounded
 from lab.fits.common import Description as Words

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from domino_tune.measure.power_law import power_law, power_section
+from domino_tune.measure.laws import power_law, power_section
 from lab.fits.common import Gpu, Sources, rounded
 from simulator.case import Case
 from simulator.clock import burden_of

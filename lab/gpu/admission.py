@@ -25,11 +25,18 @@ import torch
 import torch.nn.functional as F
 
 from domino_tune.base.errors import RunError
-from domino_tune.measure.gpu import meetings
-from domino_tune.measure.gpu.events import Work
-from domino_tune.measure.gpu.meetings import COLLECTIVE_NS, Encounter, Gate
-from domino_tune.measure.gpu.replays import captured
-from domino_tune.measure.gpu.works import SETS, NamedWork, random_bf16, works
+from domino_tune.measure import gpu
+from domino_tune.measure.gpu import (
+    COLLECTIVE_NS,
+    SETS,
+    Encounter,
+    Gate,
+    NamedWork,
+    Work,
+    random_bf16,
+    works,
+)
+from domino_tune.measure.gpu.loads import captured
 from domino_tune.runtime.head_start import HeadStart
 from domino_tune.runtime.lanes.call import all_reduce
 from domino_tune.runtime.lanes.emulated import Wire, emulated_lane
@@ -57,7 +64,7 @@ def admission_cases(stage: Stage) -> Iterator[GpuCase]:
 def _admitted(made: Callable[[], Gate], kind: str, shape: Shape, margin: int) -> Row:
     gate, work = made(), MAKERS[kind](shape, margin)
     alone_ns, cells = gate.alone_ns(work), []
-    for arrival, rate, ctas in product(meetings.ARRIVALS, meetings.RATES, meetings.CTAS):
+    for arrival, rate, ctas in product(gpu.ARRIVALS, gpu.RATES, gpu.CTAS):
         one = Encounter(work, alone_ns, ctas, rate, arrival)
         gate.meet(one)  # warms up
         met = median_meeting([gate.meet(one) for _ in range(REPEATS)])
@@ -68,7 +75,7 @@ def _admitted(made: Callable[[], Gate], kind: str, shape: Shape, margin: int) ->
     }  # fmt: skip
 
 
-def median_meeting(found: Sequence[meetings.Meeting]) -> dict[str, Any]:
+def median_meeting(found: Sequence[gpu.Meeting]) -> dict[str, Any]:
     """Return the medians of several meetings, and how far their starts lie apart."""
     starts, told = [one.all_in for one in found], ("first_in", "all_in", "end", "arrived")
     return {
@@ -164,7 +171,7 @@ class Contention:
 
     def _met(self, work: Work, alone_ns: float, cell: Cell) -> dict[str, Any]:
         pace, (ctas, rate, priority, first) = Pace(COLLECTIVE_NS, cell.ctas), cell
-        issue = partial(self._wire.carry, meetings.moved_bytes(ctas, rate), pace)
+        issue = partial(self._wire.carry, gpu.moved_bytes(ctas, rate), pace)
         traffic, key = Traffic(StreamQueue(priority).stream, issue), (ctas, rate, priority)
         if key not in self._alone_ns:
             self._alone_ns[key] = self._arena.traffic_alone(traffic)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from domino_tune.measure.importers.merge import merged_section
-from domino_tune.measure.op_rows import SECTIONS
+from domino_tune.measure.importers.imported import merged_section
+from domino_tune.measure.profiling import SECTIONS
 from lab import told
 from simulator.build import build_schedule
 from simulator.lookup import Provenance

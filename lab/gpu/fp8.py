@@ -21,9 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from domino_tune.measure.gpu.events import Work
-from domino_tune.measure.gpu.loads import REST_S
-from domino_tune.measure.gpu.replays import captured
+from domino_tune.measure.gpu import Work
+from domino_tune.measure.gpu.loads import REST_S, captured
 from lab import Shape, sizes_of
 from lab.gpu.cases import SHAPES
 from lab.gpu.stage import GpuCase, Moves, Row, Stage, Timed, each_ns, lasting, moved, ops_timer

@@ -16,10 +16,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch._C._autograd import DeviceType
 
-from domino_tune.measure.gpu.events import spans_ns, ticks_around
-from domino_tune.measure.gpu.replays import captured
-from domino_tune.measure.gpu.works import random_bf16
-from domino_tune.measure.power_law import COMPUTE as FAMILIES
+from domino_tune.measure.gpu import random_bf16, spans_ns, ticks_around
+from domino_tune.measure.gpu.loads import captured
+from domino_tune.measure.laws import COMPUTE as FAMILIES
 from domino_tune.measure.probes.compute import Samples
 from domino_tune.runtime.clock import NoClock
 from domino_tune.runtime.head_start import HeadStart

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from domino_tune.measure.gpu.events import Work
+from domino_tune.measure.gpu import Work
 from lab.gpu.cases import SHAPES
 from lab.gpu.stage import GpuCase, Moves, Row, Stage, Timed, each_ns, moved, ops_timer
 

@@ -17,9 +17,8 @@ import torch
 import torch.distributed as dist
 
 from domino_tune.base.units import half_spread
-from domino_tune.measure.collect import add_message
-from domino_tune.measure.op_rows import SECTIONS, measured_ops
 from domino_tune.measure.probes.compute import SHORTEST_NS, Samples
+from domino_tune.measure.profiling import SECTIONS, add_message, measured_ops
 from domino_tune.runtime.clock import empty_ns, probing_clock, was_late
 from domino_tune.runtime.lanes.silent import SilentLanes
 from domino_tune.runtime.launch.context import RankContext

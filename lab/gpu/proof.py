@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from domino_tune.base.errors import RunError
-from domino_tune.measure.probes.launch import issue_us, mean_costs_us
+from domino_tune.measure.probes.hosts import issue_us, mean_costs_us
 from domino_tune.requests import WorkloadFields
 from domino_tune.runtime.lanes.emulated import EmulatedStreamLane
 from domino_tune.runtime.lanes.pace import Pace

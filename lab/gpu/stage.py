@@ -22,10 +22,16 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.cuda import Event
 
-from domino_tune.measure.gpu.events import Work, recorded, since_ns, ticks_around, timed_event
-from domino_tune.measure.gpu.loads import settled
-from domino_tune.measure.gpu.replays import CaptureError, Ran, Replay, back_to_back
-from domino_tune.measure.gpu.sampler import Sampler, nvml_meter
+from domino_tune.measure.gpu import Work, recorded, since_ns, ticks_around, timed_event
+from domino_tune.measure.gpu.loads import (
+    CaptureError,
+    Ran,
+    Replay,
+    Sampler,
+    back_to_back,
+    nvml_meter,
+    settled,
+)
 from domino_tune.measure.machine import machine_of
 from domino_tune.runtime.clock import empty_ns
 from domino_tune.runtime.head_start import HeadStart

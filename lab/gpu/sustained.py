@@ -18,13 +18,17 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from domino_tune.base.errors import RunError
-from domino_tune.measure.gpu import loads
-from domino_tune.measure.gpu.events import since_ns
-from domino_tune.measure.gpu.loads import FALLING_S
-from domino_tune.measure.gpu.replays import Replay, captured, family_replay
-from domino_tune.measure.gpu.sampler import Sampler, nvml_meter
-from domino_tune.measure.power_law import COMPUTE as FAMILIES
-from domino_tune.measure.power_law import REST
+from domino_tune.measure.gpu import loads, since_ns
+from domino_tune.measure.gpu.loads import (
+    FALLING_S,
+    Replay,
+    Sampler,
+    captured,
+    family_replay,
+    nvml_meter,
+)
+from domino_tune.measure.laws import COMPUTE as FAMILIES
+from domino_tune.measure.laws import REST
 from domino_tune.measure.probes.compute import SHORTEST_NS
 from domino_tune.runtime.clock import Clock, NoClock, Tick
 from domino_tune.runtime.executor import Executor

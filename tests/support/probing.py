@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from domino_tune.measure.collect import add_message
 from domino_tune.measure.machine import this_machine
-from domino_tune.measure.op_rows import add_ops
 from domino_tune.measure.probe_set import ProbeSet
+from domino_tune.measure.profiling import add_message, add_ops
 from simulator.ops import Collective, Signature
 from simulator.profile import Profile
 from simulator.specs import ModelSpec

@@ -1,4 +1,4 @@
-"""Lasting loads: one family of ops, or all in turn, or nothing; its power, clock and elasticities.
+"""Lasting loads: replays of works, and a sampler of the power and clock beside them.
 
 A load begins on a GPU that rested, so that its clock falls while it runs: how a family's time goes
 with the clock, its elasticity, is read off that fall.
@@ -8,19 +8,219 @@ from __future__ import annotations
 
 import math
 import statistics
+import threading
 import time
 from bisect import bisect_left
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 
-from domino_tune.measure.gpu.replays import Ran, back_to_back, family_replay
-from domino_tune.measure.gpu.sampler import Meter, Sample, Sampler, nvml_meter
-from domino_tune.measure.power_law import COMPUTE, MIXED, REST
+from domino_tune.base.errors import RunError
+from domino_tune.measure.gpu import first_works, recorded, since_ns
+from domino_tune.measure.laws import COMPUTE, MIXED, REST
+from domino_tune.runtime.graphs import EAGER_STEPS, root_cause
 from domino_tune.runtime.launch.context import RankContext
+
+# A sampler of one GPU's clock and power through NVML, in a thread alongside the work --------------
+# Power is the instantaneous value (NVML_FI_DEV_POWER_INSTANT), not the mean over the last second
+# that nvidia-smi shows; joules come from the driver's counter.
+
+PERIOD_S: Final = 0.01
+NEEDS_BINDINGS: Final = (
+    "Clocks and power are read by NVIDIA's bindings, which are not installed: "
+    "pip install 'domino_tune[kernels]'"
+)
+
+
+class Sample(NamedTuple):
+    """The state at ``at_ns`` of ``time.perf_counter_ns``."""
+
+    at_ns: int
+    clock_mhz: int
+    power_w: float
+    reasons: int
+
+
+class Meter(NamedTuple):
+    """Reads one GPU: its present state, the joules since the driver was loaded, its highest clock
+    and its power cap.
+    """
+
+    sample: Callable[[], Sample]
+    energy_j: Callable[[], float]
+    boost_mhz: int
+    cap_w: float
+
+
+class Sampler:
+    """Samples within its ``with`` block; ``samples`` and ``energy_j`` then cover that time."""
+
+    def __init__(self, meter: Meter, period_s: float = PERIOD_S) -> None:
+        self.meter = meter
+        self.period_s = period_s
+        self.samples: list[Sample] = []
+        self.energy_j = 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="gpu-sampler", daemon=True)
+
+    def __enter__(self) -> Sampler:
+        self.samples.append(self.meter.sample())  # fail now if sampling fails
+        self.energy_j = -self.meter.energy_j()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self._ended.set()
+        self._thread.join()
+        self.energy_j += self.meter.energy_j()
+
+    def since(self, begun_ns: int) -> list[tuple[float, int, float]]:
+        """Return each sample as (seconds since ``begun_ns``, MHz, W)."""
+        return [(round((s.at_ns - begun_ns) / 1e9, 4), s.clock_mhz, s.power_w)
+                for s in self.samples]  # fmt: skip
+
+    def _sample(self) -> None:
+        due = time.monotonic()
+        while not self._ended.is_set():
+            self.samples.append(self.meter.sample())
+            due = max(due + self.period_s, time.monotonic())
+            self._ended.wait(due - time.monotonic())
+
+
+def nvml_meter(device: torch.device) -> Meter:
+    """Return the meter of a CUDA device. Raise RunError if NVML cannot be used."""
+    try:
+        import pynvml
+    except ImportError as error:
+        raise RunError(NEEDS_BINDINGS) from error
+    try:
+        pynvml.nvmlInit()
+        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    except pynvml.NVMLError as error:
+        raise RunError(f"NVML does not answer: {error}") from error
+    return Meter(
+        sample=lambda: _sample(pynvml, handle),
+        energy_j=lambda: float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000,
+        boost_mhz=int(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+        cap_w=float(pynvml.nvmlDeviceGetEnforcedPowerLimit(handle)) / 1000,
+    )
+
+
+def _sample(nvml: Any, handle: Any) -> Sample:
+    (power,) = nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_POWER_INSTANT])
+    if power.nvmlReturn:  # otherwise a GPU without this value would appear to draw 0 W
+        raise nvml.NVMLError(power.nvmlReturn)
+    clock_mhz = nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
+    reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+    return Sample(time.perf_counter_ns(), clock_mhz, power.value.uiVal / 1000, reasons)
+
+
+# Replays ------------------------------------------------------------------------------------------
+# Work as a CUDA graph, run back to back, so that a GPU has the clock of a long run.
+#
+# Nothing spins and nothing waits for launches.
+
+QUEUED: Final = 3
+"""Replays that the host is ahead of the device."""
+CALLS: Final = 4
+"""Calls of each of a family's works in a graph."""
+
+
+class Replay(NamedTuple):
+    """Captured work. ``keeps``: what owns the memory that the graph reads."""
+
+    graph: torch.cuda.CUDAGraph
+    keeps: object
+
+
+class Ran(NamedTuple):
+    """A replay that ended at ``at_ns`` (perf_counter) and took ``took_ns``; which one it was."""
+
+    which: int
+    at_ns: int
+    took_ns: float
+
+
+class CaptureError(RunError):
+    """A capture failed. Torch's random numbers cannot be trusted in this process any more."""
+
+
+def captured(make: Callable[[], Callable[[], object]]) -> Replay:
+    """Return a graph of the work that ``make`` returns, which runs eagerly before. Raise
+    CaptureError where that fails.
+
+    All of it is on one stream: a backward op runs where its forward did, and a capture may wait for
+    no other stream.
+    """
+    usual, own = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    own.wait_stream(usual)
+    with torch.cuda.stream(own):
+        work = make()
+        for _ in range(EAGER_STEPS):
+            work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, stream=own, capture_error_mode="thread_local"):
+            work()
+    except (RuntimeError, AssertionError) as error:
+        torch.cuda.set_stream(usual)  # a failed capture may leave its own stream current
+        raise CaptureError(f"No graph could be captured: {root_cause(error)}") from error
+    return Replay(graph, work)
+
+
+def family_replay(family: str) -> Replay:
+    """Return a graph of ops of one family."""
+
+    def make() -> Callable[[], None]:
+        made = [work.make() for work in first_works() if work.family == family]
+
+        def play() -> None:
+            for work in made:
+                for call in range(CALLS):
+                    work(call)
+
+        return play
+
+    return captured(make)
+
+
+def back_to_back(replays: Sequence[Replay], seconds: float) -> list[Ran]:
+    """Replay them in turn for about ``seconds`` without a pause, each at least once."""
+    under_way: deque[tuple[int, torch.cuda.Event]] = deque()
+    found: list[Ran] = []
+    last = recorded()
+
+    def end() -> torch.cuda.Event:
+        which, event = under_way.popleft()
+        event.synchronize()
+        found.append(Ran(which, time.perf_counter_ns(), since_ns(last, event)))
+        return event
+
+    stop_at = time.monotonic() + seconds
+    count = 0
+    while time.monotonic() < stop_at or count < len(replays):
+        which = count % len(replays)
+        replays[which].graph.replay()
+        under_way.append((which, recorded()))
+        count += 1
+        if len(under_way) > QUEUED:
+            last = end()
+    while under_way:
+        last = end()
+    return found
+
+
+# Lasting loads ------------------------------------------------------------------------------------
+# One family of ops, or all in turn, or nothing; its power, clock and elasticities.
 
 Row = Mapping[str, Any]
 REST_S: Final = 3.0

@@ -7,14 +7,16 @@ from dataclasses import replace
 from typing import Any, Final
 
 from domino_tune.measure.importers.imported import (
+    ASSUMED,
     NO_HINTS,
     Hints,
     Imported,
     Importer,
+    key_of,
+    merged_section,
+    with_laws_as_known,
 )
-from domino_tune.measure.importers.merge import ASSUMED, merged_section, with_laws_as_known
 from domino_tune.measure.importers.nccl import nccl_json, nccl_table, nccl_text
-from domino_tune.measure.importers.repeats import key_of
 from domino_tune.measure.importers.tables import (
     attention_csv,
     attention_pair_csv,

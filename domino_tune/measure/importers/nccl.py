@@ -16,16 +16,18 @@ from domino_tune.measure.importers.imported import (
     lines_of,
     text_of,
 )
-from domino_tune.measure.importers.nccl_groups import (
+from domino_tune.measure.importers.nccl_tables import (
     IN_PLACE,
     OTHERS,
+    RANK,
     Group,
+    Table,
     Timing,
     group_of,
     program_name,
     rows_of,
+    tables_of,
 )
-from domino_tune.measure.importers.nccl_tables import RANK, Table, tables_of
 from domino_tune.measure.importers.tables import count, microseconds, records
 from domino_tune.store.formats.launcher_marks import Line, unknown_mark, unmarked
 from simulator.errors import InputError

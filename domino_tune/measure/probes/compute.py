@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from domino_tune.base.units import half_spread
-from domino_tune.measure.probes.traffic import Traffic, call_of
+from domino_tune.measure.probes import Traffic, call_of
 from domino_tune.runtime.clock import empty_ns, probing_clock, was_late
 from domino_tune.runtime.lanes.lane import Lane
 from domino_tune.runtime.lanes.silent import meeting_lanes

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from domino_tune.measure.gpu import AdmissionProbe
 from domino_tune.measure.gpu.loads import measure_loads
-from domino_tune.measure.gpu.meetings import AdmissionProbe
 from domino_tune.measure.probes.compute import (
     CollectiveProbe,
     PlanProbe,
@@ -27,12 +27,11 @@ from domino_tune.measure.probes.compute import (
 )
 from domino_tune.measure.probes.contention import (
     ContentionProbe,
+    LanesProbe,
     contention_message,
     contention_probe,
 )
-from domino_tune.measure.probes.idle import IdleProbe, resume_message
-from domino_tune.measure.probes.lanes import LanesProbe
-from domino_tune.measure.probes.launch import LaunchProbe
+from domino_tune.measure.probes.hosts import IdleProbe, LaunchProbe, resume_message
 from domino_tune.runtime.launch.context import RankContext
 from domino_tune.runtime.session import Session
 from simulator.ops import Collective

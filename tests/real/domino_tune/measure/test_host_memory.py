@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from domino_tune.measure import host_memory, machine
-from domino_tune.measure.host_memory import cgroup_limits, memory_bytes
-from domino_tune.measure.machine import machine_of
+from domino_tune.measure import machine
+from domino_tune.measure.machine import cgroup_limits, machine_of, memory_bytes
 from domino_tune.runtime.launch_spec import LaunchSpec
 
 GIB = 1 << 30
@@ -45,9 +44,9 @@ def test_without_groups_there_is_no_limit(tmp_path: Path) -> None:
 
 
 def test_the_least_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_memory, "cgroup_limits", lambda: iter([]))
+    monkeypatch.setattr(machine, "cgroup_limits", lambda: iter([]))
     physical = memory_bytes()
-    monkeypatch.setattr(host_memory, "cgroup_limits", lambda: iter([1 << 62, GIB]))
+    monkeypatch.setattr(machine, "cgroup_limits", lambda: iter([1 << 62, GIB]))
     assert memory_bytes() == min(physical, GIB)
 
 

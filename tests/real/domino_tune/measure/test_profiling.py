@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 
-from domino_tune.measure.collect import add_message
 from domino_tune.measure.coverage import coverage
-from domino_tune.measure.op_rows import add_ops
-from domino_tune.measure.outliers import outliers_of
-from domino_tune.measure.peaks import with_peaks
 from domino_tune.measure.probe_set import collective_key, timed_ops
-from domino_tune.measure.profiling import Keeper, measure_profile
+from domino_tune.measure.profiling import (
+    Keeper,
+    add_message,
+    add_ops,
+    measure_profile,
+    outliers_of,
+    with_peaks,
+)
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.store.profiles import load_profile
 from simulator.ops import Gemm

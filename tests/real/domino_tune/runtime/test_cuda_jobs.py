@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from domino_tune.measure.collect import add_message
 from domino_tune.measure.machine import this_machine
 from domino_tune.measure.probe_set import LEAST_ROUNDS, ContentionProbe, ProbeCase, ProbeSet
-from domino_tune.measure.profiling import JOB
+from domino_tune.measure.profiling import JOB, add_message
 from domino_tune.runtime.lanes.groups import nccl_options
 from domino_tune.runtime.launch.launch import LaunchSpec, run_job
 from domino_tune.runtime.plan_runs import run_plans

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from domino_tune.cli import show
-from domino_tune.measure.collect import add_message
+from domino_tune.measure.profiling import add_message
 from domino_tune.requests import MeasureRequest
 from domino_tune.requests.command_line import command_line
 from domino_tune.results import to_json

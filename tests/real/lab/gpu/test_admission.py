@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from domino_tune.measure.gpu.meetings import Meeting
+from domino_tune.measure.gpu import Meeting
 from lab.gpu.admission import admission_cases, median_meeting
 from lab.gpu.cases import SHAPES
 from lab.gpu.stage import Stage

@@ -8,8 +8,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from domino_tune.measure.gpu.replays import Ran
-from domino_tune.measure.gpu.sampler import Sample
+from domino_tune.measure.gpu.loads import Ran, Sample
 from lab.gpu.cases import PLANS
 from lab.gpu.gaps import burst_us, gap_ns
 from lab.gpu.ops import single_gpu_session

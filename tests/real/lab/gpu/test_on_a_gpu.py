@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from domino_tune.measure.gpu.replays import back_to_back
+from domino_tune.measure.gpu.loads import back_to_back
 from domino_tune.runtime.lanes.emulated import Wire
 from domino_tune.runtime.lanes.pace import Pace
 from lab.gpu.admission import LAUNCHES, MAKERS

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from domino_tune.measure.gpu.replays import CaptureError
+from domino_tune.measure.gpu.loads import CaptureError
 from lab.gpu.stage import GpuCase, Row, Stage
 
 

@@ -14,9 +14,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from domino_tune.measure.collect import add_message
-from domino_tune.measure.gpu.works import works
-from domino_tune.measure.op_rows import measured_ops
+from domino_tune.measure.gpu import works
+from domino_tune.measure.profiling import add_message, measured_ops
 from domino_tune.store.profiles import load_profile
 from lab.gpu.__main__ import STAGES, Planned, archived, main, run_all
 from lab.gpu.admission import CELLS

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from domino_tune.measure.collect import add_message
 from domino_tune.measure.machine import this_machine
+from domino_tune.measure.profiling import add_message
 from domino_tune.store.profiles import dump_profile, parse_profile
 from simulator.contention import CollectiveFamily
 from simulator.cost import CostModel

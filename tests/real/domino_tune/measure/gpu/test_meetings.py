@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from domino_tune.measure.gpu.meetings import (
+from domino_tune.measure.gpu import (  # fmt: skip
     CALLS,
     COLLECTIVE_NS,
     CTAS,
@@ -14,11 +14,12 @@ from domino_tune.measure.gpu.meetings import (
     RATES,
     Encounter,
     Meeting,
+    first_works,
     meeting,
     moved_bytes,
     waited_share,
-)  # fmt: skip
-from domino_tune.measure.gpu.works import first_works, works
+    works,
+)
 from domino_tune.runtime.lanes.pace import BLOCKS, Chunks, Pace
 
 

@@ -11,11 +11,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from domino_tune.measure.gpu.meetings import ARRIVALS, CTAS, Encounter, Gate
-from domino_tune.measure.gpu.replays import back_to_back, family_replay
-from domino_tune.measure.gpu.sampler import Sampler, nvml_meter
-from domino_tune.measure.gpu.works import first_works
-from domino_tune.measure.power_law import COMPUTE
+from domino_tune.measure.gpu import ARRIVALS, CTAS, Encounter, Gate, first_works
+from domino_tune.measure.gpu.loads import Sampler, back_to_back, family_replay, nvml_meter
+from domino_tune.measure.laws import COMPUTE
 
 pytestmark = [
     pytest.mark.gpu,

@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 import torch
 import torch.distributed as dist
 
+from domino_tune.measure.probes import call_of, zeros_of
 from domino_tune.measure.probes.compute import (
     BURST,
     LEAST_SKEW_ERROR,
@@ -29,7 +30,6 @@ from domino_tune.measure.probes.compute import (
 )
 from domino_tune.measure.probes.contention import contention_probe
 from domino_tune.measure.probes.rank_job import Budget
-from domino_tune.measure.probes.traffic import call_of, zeros_of
 from domino_tune.runtime.lanes.emulated import emulated_lane
 from domino_tune.runtime.lanes.groups import GroupLanes
 from domino_tune.runtime.lanes.pace import Pace

@@ -1,4 +1,4 @@
-"""Merging rows: what was assumed stays assumed, clocks are kept, an import is recognized."""
+"""Shapes of presets: a table that no preset looks up is imported with a warning."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from domino_tune.measure.importers import import_into, not_from, read_table
-from domino_tune.measure.importers.merge import with_laws_as_known
+from domino_tune.measure.importers.imported import preset_shapes, with_laws_as_known
 from domino_tune.store.profiles import load_profile
 from lab.gpu.cases import laid_over
 from simulator.cost import CostModel
@@ -16,7 +16,56 @@ from simulator.lookup.attention import AttentionRow
 from simulator.lookup.gemm import GemmRow
 from simulator.lookup.pointwise import PointwiseRow
 from simulator.ops import Collective
+from simulator.presets import MODELS
 from simulator.profile import AttentionSection, GemmSection, PointwiseSection, Profile
+
+ATTENTION = "src,batch_size,isl,num_heads,head_dim,us\n"
+
+
+def warnings(importer: str, text: str) -> tuple[str, ...]:
+    return read_table(text.encode(), importer).warnings
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "4096,12288,4096,500",  # qkv of llama2-7b at tp 1
+        "77,5120,1728,9",  # fc2 of llama2-13b at tp 8
+        "4096,2048,11008,400",  # half the columns of llama2-7b's fc2
+    ],
+)
+def test_gemms_of_presets(line: str) -> None:
+    assert warnings("gemm-csv", f"m,n,k,us\n{line}\n") == ()
+    assert warnings("gemm-csv", f"m,n,k,us\n{line}\n5,6,7,8\n") == ()
+
+
+def test_gemms_of_no_preset() -> None:
+    (warning,) = warnings("gemm-csv", "m,n,k,us\n5,6,7,8\n50,6,7,9\n5,7,6,8\n")
+    assert warning.startswith("None of the 2 imported GEMM shapes (n, k) occurs in any preset at ")
+    assert "tp 1…8" in warning
+    assert "interpolate" in warning
+
+
+def test_attention() -> None:
+    assert warnings("attention-csv", f"{ATTENTION}sglang-0.5.9,2,1024,32,128,50\n") == ()
+    (warning,) = warnings("attention-csv", f"{ATTENTION}sglang-0.5.9,2,1024,7,96,50\n")
+    assert "None of the 1 imported attention shapes" in warning
+
+
+def test_every_preset_has_its_shapes() -> None:
+    shapes = preset_shapes()
+    for model in MODELS.values():
+        if model.q_lora_rank:
+            queries = model.num_attention_heads * model.head_dim, model.q_lora_rank
+        else:
+            queries = model.qkv_size, model.hidden_size
+        assert ("forward", *queries) in shapes
+        heads = (model.num_attention_heads, model.num_key_value_heads)
+        assert ("forward", *heads, model.head_dim, True) in shapes
+
+
+# Merging rows -------------------------------------------------------------------------------------
+# What was assumed stays assumed, clocks are kept, an import is recognized.
 
 PAIR = b"num_workers,bytes,us\n2,1048576,12\n"
 OF_EIGHT = Collective("all_reduce", 50 << 20, 1, 8)

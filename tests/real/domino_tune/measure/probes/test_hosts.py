@@ -1,20 +1,50 @@
-"""The probe of waits: a step is cut at its pauses, and lanes pause as requested."""
+"""What a host spends on launches, on one CPU rank."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 import pytest
+import torch
+
+from domino_tune.measure.laws import COMPUTE as KINDS
+from domino_tune.measure.laws import Resumption, WaitStretch
+from domino_tune.measure.probes import hosts
+from domino_tune.measure.probes.hosts import PausedStep, host_costs, mean_costs_us, stretches_of
+from domino_tune.runtime.lanes.call import all_reduce
+from domino_tune.runtime.lanes.silent import PausingLane
+from lab.gpu.ops import single_gpu_session
+from simulator.ops import Collective, Signature
+from simulator.plan import SlicePlan
+from simulator.schedule import COMPUTE
+from simulator.specs import ClusterSpec, Workload
+from tests.real.domino_tune.runtime.jobs import LLAMA
 
 pytest.importorskip("torch")
 
-import torch
+TWO = SlicePlan(row_slices=2, order="intra", wgrad="eager")
+WORKLOAD = Workload(seq_length=9, micro_batch_size=2, dtype="fp32")
 
-from domino_tune.measure.probes.idle import PausedStep, stretches_of
-from domino_tune.measure.resume_law import Resumption, WaitStretch
-from domino_tune.runtime.lanes.call import all_reduce
-from domino_tune.runtime.lanes.silent import PausingLane
-from simulator.ops import Collective, Signature
+
+def test_launch_costs_add_up_to_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = single_gpu_session(LLAMA, WORKLOAD, ClusterSpec(tp=2), torch.device("cpu"))
+    step_us, _, by_role = host_costs(session, TWO)
+    assert step_us > 0
+    costs_us = {role: float(number) for number, role in enumerate(sorted(by_role), 1)}
+    monkeypatch.setattr(hosts, "host_costs", lambda *args: (5000.0, {}, costs_us))
+    ops = [op for op in session.executor(TWO, None).ops if op.lane == COMPUTE]
+    counts = Counter(op.signature.kind for op in ops)
+    costs = mean_costs_us(session, TWO)
+    assert set(costs) == set(counts) == set(KINDS)
+    assert sum(costs_us[op.role] for op in ops) < 5000
+    assert sum(counts[kind] * costs[kind] for kind in KINDS) == pytest.approx(5000)
+
+
+# The probe of waits -------------------------------------------------------------------------------
+# A step is cut at its pauses, and lanes pause as requested.
+
+pytest.importorskip("torch")
 
 OP: Signature = Collective("all_reduce", 1, 1, 2)
 OTHER: Signature = Collective("all_reduce", 2, 1, 2)
