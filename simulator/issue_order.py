@@ -354,7 +354,7 @@ def check_issue_order(order: IssueOrder, plan: SlicePlan, fragments: BlockFragme
 # One GEMM over all row slices, and the copies that its inputs need.
 #
 # The runtime has most kernels write a slice of dy or x beside the others
-# (``runtime/ops/joins.py``). Those of libraries that choose their own place cannot: attention's
+# (``runtime/ops/__init__.py``). Those of libraries that choose their own place cannot: attention's
 # output, LayerNorm's and the gradient of dropout, where ranks hold all tokens. Their slices are put
 # together by a copy, an op.
 

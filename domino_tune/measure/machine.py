@@ -14,9 +14,8 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from domino_tune.runtime.launch.launcher import find_launcher
-from domino_tune.runtime.launch_spec import LaunchSpec
-from domino_tune.runtime.priority import may_be_urgent
+from domino_tune.runtime.launch import find_launcher
+from domino_tune.runtime.launch_spec import LaunchSpec, may_be_urgent
 from simulator.dtypes import GIB
 from simulator.profile import Machine
 

@@ -1,7 +1,7 @@
 """Runtime: plays schedules on real ranks with PyTorch, in runs of ours and in the user's models.
 
-May import store, requests, base and the simulator. Inside it: huggingface | executor, session and
-the jobs > launch | player > ops > lanes.
+May import store, requests, base and the simulator. Inside it: huggingface | session and the jobs >
+launch | executor > ops > lanes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from domino_tune.runtime.huggingface.apply import apply
+    from domino_tune.runtime.huggingface import apply
 
 __all__ = ["apply"]
 
@@ -18,6 +18,6 @@ def __getattr__(name: str) -> Any:
     """Return ``apply``, which needs torch, when it is first asked for."""
     if name != "apply":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from domino_tune.runtime.huggingface.apply import apply
+    from domino_tune.runtime.huggingface import apply
 
     return apply

@@ -6,6 +6,7 @@ Nothing here imports torch: only ranks do (``domino_tune.runtime.validate_job``)
 from __future__ import annotations
 
 import math
+import random
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,9 +14,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, cast
 
 from domino_tune.base.errors import RankKilledError, RunError
-from domino_tune.runtime.lanes.pace_rows import PaceRow
+from domino_tune.runtime.lanes import PaceRow
 from domino_tune.runtime.launch.launch import LaunchSpec, Message, run_job
-from domino_tune.runtime.rounds import next_in_round
 from domino_tune.store.plans import order_to_json
 from simulator.build import build_schedule
 from simulator.issue_order import LayerOrder
@@ -276,3 +276,22 @@ def _layer_problems(of: Measured, first: Measured, tolerance: float) -> list[str
                 f"{off[worst]:.1%} on rank {rank}: they do not compute the same."
             )
     return found
+
+
+# The order of plans in a round --------------------------------------------------------------------
+# It changes from round to round.
+#
+# In a fixed order each plan would always follow the same one, in the memory and caches that it
+# leaves. The cost or gain of that would count as the plan's own.
+
+
+def round_order(plans: Sequence[int], round: int) -> list[int]:
+    """Return ``plans`` in the order of round ``round``: random, the same on every rank."""
+    return random.Random(round).sample(plans, len(plans))
+
+
+def next_in_round(plans: Sequence[int], round: int, plan: int) -> int:
+    """Return the plan after ``plan`` in round ``round``; after the last, the next round's first."""
+    order = round_order(plans, round)
+    place = order.index(plan) + 1
+    return order[place] if place < len(order) else round_order(plans, round + 1)[0]

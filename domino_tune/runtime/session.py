@@ -13,7 +13,7 @@ from domino_tune.runtime.clock import Clock
 from domino_tune.runtime.executor import Executor
 from domino_tune.runtime.lanes.lane import Lane
 from domino_tune.runtime.launch.context import RankContext
-from domino_tune.runtime.ops.state import State, Training
+from domino_tune.runtime.ops import State, Training
 from domino_tune.runtime.parameters import Parameters
 from simulator.build import build_schedule
 from simulator.implementation import Implementation

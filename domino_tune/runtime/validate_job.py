@@ -18,14 +18,18 @@ from typing import Any, Final
 import torch
 
 from domino_tune.runtime.clock import WholeClock
-from domino_tune.runtime.executor import Executor, StepResult
-from domino_tune.runtime.graphs import EAGER_STEPS, CapturedExecutor, whole_ns
-from domino_tune.runtime.lanes.emulated_lanes import EmulatedLanes
-from domino_tune.runtime.lanes.streams import untimed
+from domino_tune.runtime.executor import (
+    EAGER_STEPS,
+    CapturedExecutor,
+    Executor,
+    StepResult,
+    step_peak_bytes,
+    whole_ns,
+)
+from domino_tune.runtime.lanes.streams import EmulatedLanes, untimed
 from domino_tune.runtime.launch.context import RankContext
-from domino_tune.runtime.live_memory import step_peak_bytes
-from domino_tune.runtime.ops.state import Training
-from domino_tune.runtime.rounds import round_order
+from domino_tune.runtime.ops import Training
+from domino_tune.runtime.plan_runs import round_order
 from domino_tune.runtime.session import Session
 from domino_tune.store.plans import order_from_json
 from simulator.plan import SlicePlan

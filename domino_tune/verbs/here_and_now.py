@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from domino_tune.runtime.lanes.pace_rows import PaceRow, paces_of
+from domino_tune.runtime.lanes import PaceRow, paces_of
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.runtime.plan_runs import Measured
 from simulator.case import Case

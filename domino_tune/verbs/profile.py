@@ -20,8 +20,8 @@ from domino_tune.measure.profiling import measure_profile, outliers_of
 from domino_tune.requests import ProfileRequest
 from domino_tune.requests.command_line import command_line
 from domino_tune.results.profile import MeasuredSection, ProfilingResult
+from domino_tune.runtime.launch import find_launcher
 from domino_tune.runtime.launch.launch import check_ready
-from domino_tune.runtime.launch.launcher import find_launcher
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.store.files import check_writable, make_folder, only_user
 from domino_tune.store.plans import ProfileRef

@@ -19,8 +19,8 @@ from domino_tune.requests.command_line import command_line
 from domino_tune.results.measured import MeasuredPlan, MeasuredTuneResult
 from domino_tune.results.simulate import Interval
 from domino_tune.results.tune import TrialResult
+from domino_tune.runtime.launch import find_launcher
 from domino_tune.runtime.launch.launch import check_ready
-from domino_tune.runtime.launch.launcher import find_launcher
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.runtime.plan_runs import (
     FAILURES,

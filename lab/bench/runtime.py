@@ -20,7 +20,7 @@ from domino_tune.base.tables import Table
 from domino_tune.runtime import apply
 from domino_tune.runtime.launch.context import RankContext
 from domino_tune.runtime.launch.launch import LaunchSpec, run_job
-from domino_tune.runtime.rounds import round_order
+from domino_tune.runtime.plan_runs import round_order
 from domino_tune.runtime.session import Session
 from domino_tune.store.plans import PlanFile, Predicted, ProfileRef, plan_from_json
 from domino_tune.store.profiles import load_profile

@@ -37,12 +37,10 @@ from domino_tune.measure.gpu import (
     works,
 )
 from domino_tune.measure.gpu.loads import captured
-from domino_tune.runtime.head_start import HeadStart
-from domino_tune.runtime.lanes.call import all_reduce
-from domino_tune.runtime.lanes.emulated import Wire, emulated_lane
-from domino_tune.runtime.lanes.lane import Handle
-from domino_tune.runtime.lanes.pace import Pace
-from domino_tune.runtime.lanes.streams import HIGH_PRIORITY, StreamQueue
+from domino_tune.runtime.clock import HeadStart
+from domino_tune.runtime.lanes import Pace
+from domino_tune.runtime.lanes.lane import Handle, all_reduce
+from domino_tune.runtime.lanes.streams import HIGH_PRIORITY, StreamQueue, Wire, emulated_lane
 from domino_tune.runtime.launch_spec import QUEUES_SETTING
 from lab import Shape
 from lab.gpu.cases import SHAPES

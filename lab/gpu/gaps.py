@@ -20,8 +20,7 @@ from domino_tune.measure.gpu import random_bf16, spans_ns, ticks_around
 from domino_tune.measure.gpu.loads import captured
 from domino_tune.measure.laws import COMPUTE as FAMILIES
 from domino_tune.measure.probes.compute import Samples
-from domino_tune.runtime.clock import NoClock
-from domino_tune.runtime.head_start import HeadStart
+from domino_tune.runtime.clock import HeadStart, NoClock
 from domino_tune.runtime.ops.pointwise import pointwise_for
 from domino_tune.runtime.session import Session
 from lab.gpu.cases import SHAPES, RankCase

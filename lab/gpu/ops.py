@@ -20,9 +20,9 @@ from domino_tune.base.units import half_spread
 from domino_tune.measure.probes.compute import SHORTEST_NS, Samples
 from domino_tune.measure.profiling import SECTIONS, add_message, measured_ops
 from domino_tune.runtime.clock import empty_ns, probing_clock, was_late
-from domino_tune.runtime.lanes.silent import SilentLanes
+from domino_tune.runtime.lanes.groups import SilentLanes
 from domino_tune.runtime.launch.context import RankContext
-from domino_tune.runtime.ops.state import Training
+from domino_tune.runtime.ops import Training
 from domino_tune.runtime.session import Session
 from lab.gpu.cases import TP, TWO_SLICES, RankCase, preset_cases
 from lab.gpu.stage import Found, GpuCase, Row, Stage, reason, release_memory

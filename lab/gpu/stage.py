@@ -33,8 +33,7 @@ from domino_tune.measure.gpu.loads import (
     settled,
 )
 from domino_tune.measure.machine import machine_of
-from domino_tune.runtime.clock import empty_ns
-from domino_tune.runtime.head_start import HeadStart
+from domino_tune.runtime.clock import HeadStart, empty_ns
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.store.profiles import load_profile, save_profile
 from lab import told

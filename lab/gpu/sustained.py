@@ -32,8 +32,8 @@ from domino_tune.measure.laws import REST
 from domino_tune.measure.probes.compute import SHORTEST_NS
 from domino_tune.runtime.clock import Clock, NoClock, Tick
 from domino_tune.runtime.executor import Executor
-from domino_tune.runtime.lanes.emulated_lanes import EmulatedLanes
-from domino_tune.runtime.lanes.pace_rows import paces_of
+from domino_tune.runtime.lanes import paces_of
+from domino_tune.runtime.lanes.streams import EmulatedLanes
 from domino_tune.runtime.session import Session
 from domino_tune.store.profiles import load_profile
 from lab.gpu.cases import PLANS, TP, TWO_SLICES, PlayedPlan, RankCase, preset_cases

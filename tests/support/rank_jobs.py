@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from domino_tune.runtime.lanes.call import all_reduce
+from domino_tune.runtime.executor import FUNCTIONS
+from domino_tune.runtime.lanes.lane import all_reduce
 from domino_tune.runtime.launch.context import RankContext
-from domino_tune.runtime.ops.state import State
-from domino_tune.runtime.player import FUNCTIONS
+from domino_tune.runtime.ops import State
 from domino_tune.runtime.validate_job import validate
 from simulator.schedule import DP, TP, Op
 

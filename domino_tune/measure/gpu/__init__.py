@@ -10,10 +10,9 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from domino_tune.runtime.head_start import HeadStart, spin
-from domino_tune.runtime.lanes.emulated import Wire
-from domino_tune.runtime.lanes.pace import MOVED_PER_BYTE, Pace
-from domino_tune.runtime.lanes.streams import HIGH_PRIORITY, StreamQueue
+from domino_tune.runtime.clock import HeadStart, spin
+from domino_tune.runtime.lanes import MOVED_PER_BYTE, Pace
+from domino_tune.runtime.lanes.streams import HIGH_PRIORITY, StreamQueue, Wire
 from domino_tune.runtime.launch.context import RankContext
 from domino_tune.runtime.ops.layers import add_product
 

@@ -22,7 +22,7 @@ import torch
 from domino_tune.base.errors import RunError
 from domino_tune.measure.gpu import first_works, recorded, since_ns
 from domino_tune.measure.laws import COMPUTE, MIXED, REST
-from domino_tune.runtime.graphs import EAGER_STEPS, root_cause
+from domino_tune.runtime.executor import EAGER_STEPS, root_cause
 from domino_tune.runtime.launch.context import RankContext
 
 # A sampler of one GPU's clock and power through NVML, in a thread alongside the work --------------

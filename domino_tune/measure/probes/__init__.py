@@ -5,8 +5,14 @@ from __future__ import annotations
 import torch
 
 from domino_tune.runtime.clock import Tick
-from domino_tune.runtime.lanes.call import Call, all_gather, all_reduce, reduce_scatter
-from domino_tune.runtime.lanes.lane import Handle, Lane
+from domino_tune.runtime.lanes.lane import (
+    Call,
+    Handle,
+    Lane,
+    all_gather,
+    all_reduce,
+    reduce_scatter,
+)
 from domino_tune.runtime.session import DTYPES
 from simulator.ops import Collective
 

@@ -19,8 +19,8 @@ import torch
 from domino_tune.base.units import half_spread
 from domino_tune.measure.probes import Traffic, call_of
 from domino_tune.runtime.clock import empty_ns, probing_clock, was_late
+from domino_tune.runtime.lanes.groups import meeting_lanes
 from domino_tune.runtime.lanes.lane import Lane
-from domino_tune.runtime.lanes.silent import meeting_lanes
 from domino_tune.runtime.launch.context import RankContext
 from domino_tune.runtime.session import Session
 from simulator.ops import Collective, Signature

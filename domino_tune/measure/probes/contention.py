@@ -1,7 +1,7 @@
 """Probes of contention: a step while a collective runs back to back, and two collectives at once.
 
 On CPU the collectives are issued ahead. On CUDA a step runs in chunks, each after a head start for
-the host (``runtime.head_start``) and with its own all-reduces. Ops and collectives count only while
+the host (``runtime.clock``) and with its own all-reduces. Ops and collectives count only while
 the other kind runs all the time.
 """
 
@@ -19,14 +19,21 @@ from domino_tune.base.units import half_spread
 from domino_tune.measure.gpu import RATES, AdmissionProbe
 from domino_tune.measure.probes import Traffic, call_of, zeros_of
 from domino_tune.measure.probes.compute import BURST, TRIES
-from domino_tune.runtime.clock import Clock, DeviceClock, HostClock, Tick, clock_for, empty_ns
+from domino_tune.runtime.clock import (
+    CHUNK_OPS,
+    Clock,
+    DeviceClock,
+    HeadStart,
+    HostClock,
+    Tick,
+    clock_for,
+    empty_ns,
+)
 from domino_tune.runtime.executor import Executor
-from domino_tune.runtime.head_start import CHUNK_OPS, HeadStart
-from domino_tune.runtime.lanes.call import all_reduce
-from domino_tune.runtime.lanes.emulated import EmulatedStreamLane, Wire
-from domino_tune.runtime.lanes.lane import Handle, Lane
-from domino_tune.runtime.lanes.pace import MOVED_PER_BYTE, Pace
-from domino_tune.runtime.lanes.silent import silent_lanes
+from domino_tune.runtime.lanes import MOVED_PER_BYTE, Pace
+from domino_tune.runtime.lanes.groups import silent_lanes
+from domino_tune.runtime.lanes.lane import Handle, Lane, all_reduce
+from domino_tune.runtime.lanes.streams import EmulatedStreamLane, Wire
 from domino_tune.runtime.session import DTYPES, Session
 from simulator.ops import Collective
 from simulator.plan import SlicePlan

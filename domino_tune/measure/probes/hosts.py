@@ -15,9 +15,8 @@ from domino_tune.measure.laws import Resumption, WaitStretch, resume_law
 from domino_tune.measure.probes.compute import Message, Samples, medians_of
 from domino_tune.runtime.clock import HostClock
 from domino_tune.runtime.executor import Executor
-from domino_tune.runtime.lanes.call import all_reduce
-from domino_tune.runtime.lanes.lane import Lane
-from domino_tune.runtime.lanes.silent import PausingLane, silent_lanes
+from domino_tune.runtime.lanes.groups import PausingLane, silent_lanes
+from domino_tune.runtime.lanes.lane import Lane, all_reduce
 from domino_tune.runtime.launch.context import RankContext
 from domino_tune.runtime.session import Session
 from simulator.ops import Signature

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from domino_tune.runtime.huggingface.doubts import Doubts
-from domino_tune.runtime.huggingface.families import FAMILIES, LINEARS, NORMS, Family
+from domino_tune.runtime.huggingface.refusals import Doubts
+from domino_tune.runtime.huggingface.weights import FAMILIES, LINEARS, NORMS, Family
 from domino_tune.runtime.launch_spec import QUEUES_SETTING
 from domino_tune.store.formats.hf_config import from_hf_config
 from simulator.errors import InputError, unknown_name

@@ -18,17 +18,73 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from domino_tune.runtime.huggingface.cut_logits import cut_logits
-from domino_tune.runtime.huggingface.doubts import captures
-from domino_tune.runtime.huggingface.eager import eager
-from domino_tune.runtime.huggingface.families import Family, replace_at
-from domino_tune.runtime.huggingface.first_order import first_order
+from domino_tune.runtime.huggingface.refusals import captures, eager, first_order
 from domino_tune.runtime.huggingface.shard import distributed
-from domino_tune.runtime.lanes.call import all_reduce
-from domino_tune.runtime.lanes.lane import Lane
+from domino_tune.runtime.huggingface.weights import Family, replace_at
+from domino_tune.runtime.lanes.lane import Lane, all_reduce
+from domino_tune.runtime.ops.pointwise import keep_mask
 from domino_tune.runtime.ops.pointwise_formulas import wide
-from domino_tune.runtime.plain_torch.parallel import summed as summed_at_once
+from domino_tune.runtime.plain_torch import summed as summed_at_once
 from simulator.errors import InputError
+
+# Logits that ranks hold in parts, and what to do where torch cannot compute with them -------------
+
+
+class CutLogits(DTensor):
+    """Logits cut along the vocabulary; what torch computes of them is so, too."""
+
+    __slots__ = ()
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute as with any DTensor; raise InputError where torch refuses, as beside an ordinary
+        tensor."""
+        with torch._C.DisableTorchFunctionSubclass():
+            try:
+                found = func(*args, **(kwargs or {}))
+            except (RuntimeError, NotImplementedError) as error:
+                if "DTensor" not in str(error) and "sharding strategy" not in str(error):
+                    raise
+                raise InputError(
+                    f"{func.__name__} met logits of which each rank has a part of the vocabulary. "
+                    "Give labels to the model, whose loss needs no more than that, or compute with "
+                    "logits.full_tensor()."
+                ) from error
+        return cut_logits(found) if type(found) is DTensor else found
+
+
+def cut_logits(logits: DTensor) -> DTensor:
+    """Return ``logits`` themselves, as CutLogits."""
+    logits.__class__ = CutLogits
+    return logits
+
+
+# Dropout in front of the stack, the same on all ranks of a tensor-parallel group ------------------
+
+
+def drop_alike(module: nn.Module, seed: int, dp_rank: int) -> None:
+    """Let ``module``, a Dropout, draw its masks from ``seed``, the replica and its count of calls.
+
+    Torch would draw them from each rank's own generator, and the ranks' activations would differ.
+    """
+    calls = 0
+
+    def forward(dropout: nn.Dropout, x: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        if not dropout.training or dropout.p == 0:
+            return x
+        calls += 1
+        sequences, length, hidden = x.shape
+        mask = keep_mask(
+            range(dp_rank * sequences, (dp_rank + 1) * sequences), (length, hidden), dropout.p,
+            seed=seed, step=calls, site="embed", device=x.device,
+        )  # fmt: skip
+        return x * mask.view_as(x) / (1 - dropout.p)
+
+    module.forward = MethodType(forward, module)
+
+
+# Embedding, final norm, head and loss of the user's model, over tensor-parallel ranks -------------
 
 Tensor = torch.Tensor
 Summed = Callable[[Tensor], Tensor]

@@ -2,41 +2,140 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any, Final, get_args
 
 import torch
 from torch import nn
 
 from domino_tune.base.errors import RunError
-from domino_tune.runtime import player
+from domino_tune.runtime import executor
 from domino_tune.runtime.clock import NoClock
-from domino_tune.runtime.huggingface.arriving import Arriving, arriving_sum
-from domino_tune.runtime.huggingface.casts import Casts
+from domino_tune.runtime.executor import Passage, passage, recomputed
 from domino_tune.runtime.huggingface.checks import check_anomaly, check_call
-from domino_tune.runtime.huggingface.copies import NotCopied
-from domino_tune.runtime.huggingface.cut import Cut, cut_of
-from domino_tune.runtime.huggingface.doubts import Doubts
-from domino_tune.runtime.huggingface.eager import eager
-from domino_tune.runtime.huggingface.first_order import first_order
-from domino_tune.runtime.huggingface.gradients import Gradients
-from domino_tune.runtime.huggingface.replicas import Replicas
-from domino_tune.runtime.huggingface.shard import ShardedStack
-from domino_tune.runtime.huggingface.stack_means import StackMeans, added_to, buckets_of
-from domino_tune.runtime.huggingface.wrappers import NOT_SHARDED
-from domino_tune.runtime.lanes.call import all_gather
-from domino_tune.runtime.lanes.lane import Handle, Lane
-from domino_tune.runtime.ops.state import State, Training
+from domino_tune.runtime.huggingface.gradients import (
+    Arriving,
+    Gradients,
+    Replicas,
+    StackMeans,
+    added_to,
+    arriving_sum,
+    buckets_of,
+)
+from domino_tune.runtime.huggingface.refusals import (
+    NOT_SHARDED,
+    Doubts,
+    NotCopied,
+    eager,
+    first_order,
+)
+from domino_tune.runtime.huggingface.shard import Casts, ShardedStack
+from domino_tune.runtime.lanes.lane import Handle, Lane, all_gather
+from domino_tune.runtime.ops import Side, State, Training, sides_of
+from domino_tune.runtime.parameters import Shards
 from domino_tune.runtime.session import DTYPES
-from domino_tune.runtime.shards import Shards
 from domino_tune.store.plans import PlanFile
+from simulator.build import build_schedule
 from simulator.dtypes import Dtype
-from simulator.errors import InputError
-from simulator.schedule import TP
+from simulator.errors import InfeasiblePlanError, InputError
+from simulator.issue_order import LayerOrder
+from simulator.plan import MEGATRON, SlicePlan, check_plan_fits
+from simulator.schedule import TP, Op, is_weight
 from simulator.shapes import Shapes
-from simulator.specs import Workload
+from simulator.specs import ClusterSpec, ModelSpec, Workload
+
+# A plan for one shape of batch --------------------------------------------------------------------
+# The ops of the stack's forward and backward, and what joins them.
+#
+# The schedule of a whole step has an embedding before the layers and a head after them. Here these
+# are the user's, so only the ops of layers are played, and the sums of gradients that ranks hold in
+# parts.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """The ops of a stack, and the names of its inputs and outputs, slice by slice.
+
+    ``evaluate`` is forward without keeping what backward needs; ``sums``: ops that add up partial
+    gradients, after backward.
+    """
+
+    shapes: Shapes
+    forward: Passage
+    evaluate: Passage
+    backward: Passage
+    sums: Passage
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    output_grads: tuple[str, ...]
+    input_grads: tuple[str, ...]
+    recomputed: frozenset[str]
+    sides: Mapping[str, Side]
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Return the names of all forward ops."""
+        return frozenset(op.name for op in self.forward.ops)
+
+    @cached_property
+    def products(self) -> Counter[str]:
+        """Return how many GEMMs of backward add to the gradient of each matrix."""
+        roles = ((op.layer, op.role) for op in self.backward.ops if op.role.endswith("_wgrad"))
+        return Counter(f"l{layer}.w.{role.removesuffix('_wgrad')}" for layer, role in roles)
+
+
+def cut_of(
+    model: ModelSpec, workload: Workload, cluster: ClusterSpec, plan: SlicePlan,
+    order: LayerOrder | None,
+) -> Cut:  # fmt: skip
+    """Return the plan's ops for micro-batches of ``workload``; those of the unsliced plan where the
+    batch cannot be sliced so, as the last of an epoch or one to evaluate."""
+    one = replace(cluster, dp=1, ranks_per_node=max(cluster.ranks_per_node, cluster.tp))
+    try:
+        check_plan_fits(plan, model, workload, one)
+    except InfeasiblePlanError:
+        shards = plan.sequence_parallel and workload.seq_length % cluster.tp == 0
+        plan, order = replace(MEGATRON, sequence_parallel=shards), None
+    shapes = Shapes(model=model, workload=workload, cluster=one, plan=plan)
+    ops = tuple(build_schedule(model, workload, one, plan, order).ops())
+    turn = next(i for i, op in enumerate(ops) if op.role == "loss.sum")
+    forward, backward = (
+        tuple(op for op in part if op.role.startswith(("attn.", "mlp.")))
+        for part in (ops[:turn], ops[turn:])
+    )
+    slices = range(plan.row_slices)
+    last = model.num_hidden_layers - 1
+    outputs = _names(slices, forward, "mlp.residual", last, "writes")
+    input_grads = _names(slices, backward, "attn.norm_bwd", 0, "writes")
+    read_back = frozenset(name for op in backward for name in op.reads if not is_weight(name))
+    return Cut(
+        shapes=shapes,
+        forward=passage(forward, read_back | frozenset(outputs)),
+        evaluate=passage(forward, frozenset(outputs)),
+        backward=passage(backward, frozenset(input_grads)),
+        sums=passage([op for op in ops if op.role.startswith("step.tp.")]),
+        inputs=_names(slices, forward, "attn.norm", 0, "reads"),
+        outputs=outputs,
+        output_grads=_names(slices, ops, "head.norm_bwd", last + 1, "writes"),
+        input_grads=input_grads,
+        recomputed=recomputed(ops),
+        sides=sides_of(ops, plan.row_slices),
+    )
+
+
+def _names(
+    slices: Iterable[int], ops: tuple[Op, ...], role: str, layer: int, which: str
+) -> tuple[str, ...]:
+    """Return the first value that the op of ``role`` reads or writes, for each slice."""
+    found = {op.slice: getattr(op, which)[0] for op in ops if op.role == role and op.layer == layer}
+    return tuple(found[row] for row in slices)
+
+
+# A decoder stack that plays a plan ----------------------------------------------------------------
+# One autograd function, whose halves are the schedule's.
 
 Tensor = torch.Tensor
 DTYPE_NAMES: Final[Mapping[torch.dtype, Dtype]] = {DTYPES[name]: name for name in get_args(Dtype)}
@@ -108,12 +207,15 @@ class StackPlayer:
         return means
 
     def play(
-        self, state: State, *passages: player.Passage, arriving: Mapping[str, Handle] | None = None
+        self,
+        state: State,
+        *passages: executor.Passage,
+        arriving: Mapping[str, Handle] | None = None,
     ) -> None:
         """Play ops on a state, in its own dtype; ``arriving``: values to wait for."""
         with torch.autocast(state.parameters.device.type, enabled=False):
             for played in passages:
-                player.play(state, self.lanes, played, NoClock(), arriving)
+                executor.play(state, self.lanes, played, NoClock(), arriving)
 
     def summed(self, x: Tensor) -> Tensor:
         """Return the sum over the tensor-parallel ranks of [sequences, seq_length, hidden], which
@@ -121,7 +223,7 @@ class StackPlayer:
         cut = self.cut(x.shape[0], x.shape[1], compute_dtype(x))
         return arriving_sum(x, *_cuts(cut.shapes), self.lanes[TP])
 
-    def output(self, cut: Cut, state: State, hidden: Tensor, played: player.Passage) -> Tensor:
+    def output(self, cut: Cut, state: State, hidden: Tensor, played: executor.Passage) -> Tensor:
         """Play a forward passage; return the stack's output for ``hidden``."""
         arriving: dict[str, Handle] = {}
         if isinstance(hidden, Arriving) and hidden.dtype == state.parameters.model_copy.dtype:

@@ -9,8 +9,8 @@ import torch.distributed as dist
 import transformers
 from torch.distributed.device_mesh import init_device_mesh
 
-from domino_tune.runtime.huggingface.optimizers import whole_moments
-from domino_tune.runtime.huggingface.saving import Saving
+from domino_tune.runtime.huggingface.shard import whole_moments
+from domino_tune.runtime.huggingface.weights import Saving
 from simulator.errors import InputError
 
 

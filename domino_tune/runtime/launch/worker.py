@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from typing import Final, NoReturn
 
-from domino_tune.runtime.launch.watch import Heartbeats
+from domino_tune.runtime.launch import Heartbeats
 from domino_tune.runtime.launch_spec import LaunchSpec, Message
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -50,7 +50,7 @@ def _run(
     job: dict[str, object], spec: LaunchSpec, rank: int, beats: Heartbeats, folder: Path
 ) -> None:
     # Late: a rank must be bound to its parent and its cores before the seconds that imports take.
-    from domino_tune.runtime.launch.groups import file_store, open_context, resolve
+    from domino_tune.runtime.launch.context import file_store, open_context, resolve
 
     outbox = job["outbox"]
     assert isinstance(outbox, int)

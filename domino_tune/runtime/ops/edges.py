@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch.optim.adam import adam as functional_adam
 
+from domino_tune.runtime.ops import State
 from domino_tune.runtime.ops.layers import add_product
 from domino_tune.runtime.ops.pointwise_formulas import wide
-from domino_tune.runtime.ops.state import State
 from simulator.schedule import Op
 
 

@@ -11,8 +11,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from domino_tune.runtime.ops.joins import as_one, pair_of
-from domino_tune.runtime.ops.state import State
+from domino_tune.runtime.ops import State, as_one, pair_of
 from simulator.issue_order import ALL_SLICES, ROW_PARALLEL
 from simulator.recomputation import RECOMPUTED_PREFIX
 from simulator.schedule import Op

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from domino_tune.runtime.lanes.call import all_reduce
+from domino_tune.runtime.lanes.lane import all_reduce
 from domino_tune.runtime.launch.context import RankContext
 from simulator.schedule import TP
 

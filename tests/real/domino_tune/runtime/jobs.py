@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from domino_tune.runtime.ops.state import Training
+from domino_tune.runtime.ops import Training
 from simulator.issue_order import LayerOrder
 from simulator.optimizer import DP_BUCKET_PARAMETERS
 from simulator.plan import MEGATRON, SlicePlan

@@ -18,13 +18,11 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-from domino_tune.runtime.executor import Executor, StepResult
+from domino_tune.runtime.executor import FUNCTIONS, PERSISTENT, Executor, StepResult
 from domino_tune.runtime.lanes.lane import ThreadLane
-from domino_tune.runtime.live_memory import PERSISTENT
-from domino_tune.runtime.ops.state import State
+from domino_tune.runtime.ops import State
 from domino_tune.runtime.parameters import Parameters
-from domino_tune.runtime.plain_torch.model import PlainModel
-from domino_tune.runtime.player import FUNCTIONS
+from domino_tune.runtime.plain_torch import PlainModel
 from simulator.build import build_schedule
 from simulator.schedule import COMPUTE, DP, TP, Op
 from simulator.shapes import Shapes

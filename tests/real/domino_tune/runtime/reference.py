@@ -7,9 +7,9 @@ from functools import cache
 
 import torch
 
-from domino_tune.runtime.ops.dropout import keep_mask
+from domino_tune.runtime.ops.pointwise import keep_mask
 from domino_tune.runtime.parameters import full_tensor, parameter_specs
-from domino_tune.runtime.plain_torch.model import PlainModel, no_dropout
+from domino_tune.runtime.plain_torch import PlainModel, no_dropout
 from tests.real.domino_tune.runtime.jobs import Job, batch
 
 Tensors = dict[str, torch.Tensor]

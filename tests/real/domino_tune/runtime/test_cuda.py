@@ -16,20 +16,22 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from domino_tune.runtime.clock import DeviceClock, HostClock, WholeClock, empty_span_ns
-from domino_tune.runtime.executor import Executor
-from domino_tune.runtime.graphs import CapturedExecutor
-from domino_tune.runtime.head_start import HeadStart, spin
-from domino_tune.runtime.lanes.call import Call
-from domino_tune.runtime.lanes.lane import Lane, ThreadHandle
-from domino_tune.runtime.lanes.silent import silent_lanes
+from domino_tune.runtime.clock import (
+    DeviceClock,
+    HeadStart,
+    HostClock,
+    WholeClock,
+    empty_span_ns,
+    spin,
+)
+from domino_tune.runtime.executor import FUNCTIONS, PERSISTENT, CapturedExecutor, Executor
+from domino_tune.runtime.lanes.groups import silent_lanes
+from domino_tune.runtime.lanes.lane import Call, Lane, ThreadHandle
 from domino_tune.runtime.lanes.streams import StreamHandle, StreamLane, StreamQueue
 from domino_tune.runtime.launch_spec import QUEUES_SETTING
-from domino_tune.runtime.live_memory import PERSISTENT
-from domino_tune.runtime.ops.dropout import keep_mask
 from domino_tune.runtime.ops.layers import add_product, widening_gemm
+from domino_tune.runtime.ops.pointwise import keep_mask
 from domino_tune.runtime.parameters import Parameters
-from domino_tune.runtime.player import FUNCTIONS
 from simulator.build import build_schedule
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.schedule import COMPUTE, DP, TP

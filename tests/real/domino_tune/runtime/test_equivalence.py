@@ -7,9 +7,8 @@ import math
 import pytest
 import torch
 
-from domino_tune.runtime.parameters import parameter_specs
-from domino_tune.runtime.plain_torch.model import PlainModel
-from domino_tune.runtime.shards import ParameterSpec
+from domino_tune.runtime.parameters import ParameterSpec, parameter_specs
+from domino_tune.runtime.plain_torch import PlainModel
 from tests.real.domino_tune.runtime.conftest import Jobs, Results
 from tests.real.domino_tune.runtime.jobs import Job, RankResult
 from tests.real.domino_tune.runtime.ranks import plain_pass

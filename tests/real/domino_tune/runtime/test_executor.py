@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from domino_tune.runtime.executor import Executor
-from domino_tune.runtime.lanes.silent import silent_lanes
-from domino_tune.runtime.ops.state import State
-from domino_tune.runtime.player import FUNCTIONS
+from domino_tune.runtime.executor import FUNCTIONS, Executor
+from domino_tune.runtime.lanes.groups import silent_lanes
+from domino_tune.runtime.ops import State
 from simulator.build import build_schedule
 from simulator.errors import InputError
 from simulator.schedule import COMPUTE

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from domino_tune.runtime.executor import Executor
-from domino_tune.runtime.live_memory import WatchedValues, storage_bytes
+from domino_tune.runtime.executor import Executor, WatchedValues, storage_bytes
 from simulator.build import build_schedule
 from simulator.memory import live_peaks
 from simulator.plan import MEGATRON, SlicePlan

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from domino_tune.runtime.parameters import (
+    EDGES,
     Parameters,
     cut_shard,
     full_tensor,
     parameter_specs,
 )
-from domino_tune.runtime.shards import EDGES
 from simulator.plan import MEGATRON
 from simulator.presets import MODELS
 from simulator.shapes import Shapes

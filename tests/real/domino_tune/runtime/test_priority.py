@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from domino_tune.runtime import priority
+from domino_tune.runtime import launch_spec
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has real-time priority")
 
@@ -27,13 +27,13 @@ def policy_of_a_new_thread() -> int:
 
 def test_trying_changes_nothing() -> None:
     before = policy()
-    assert priority.may_be_urgent() == priority.may_be_urgent()
+    assert launch_spec.may_be_urgent() == launch_spec.may_be_urgent()
     assert policy() == before
 
 
 def test_only_threads_started_inside_are_urgent() -> None:
     before = policy()
-    with priority.for_new_threads() as allowed:
+    with launch_spec.for_new_threads() as allowed:
         inside = policy_of_a_new_thread()
     assert inside == (os.SCHED_RR if allowed else before)
     assert policy() == before
@@ -42,7 +42,7 @@ def test_only_threads_started_inside_are_urgent() -> None:
 
 def test_an_error_inside_gives_the_priority_back() -> None:
     before = policy()
-    with pytest.raises(KeyError), priority.for_new_threads():
+    with pytest.raises(KeyError), launch_spec.for_new_threads():
         raise KeyError
     assert policy() == before
 
@@ -52,11 +52,11 @@ def test_where_it_is_not_allowed_nothing_happens(monkeypatch: pytest.MonkeyPatch
         raise PermissionError
 
     monkeypatch.setattr(os, "sched_setscheduler", refuse)
-    assert not priority.may_be_urgent()
-    with priority.for_new_threads() as allowed:
+    assert not launch_spec.may_be_urgent()
+    with launch_spec.for_new_threads() as allowed:
         assert not allowed
 
 
 def test_systems_without_scheduling_policies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_setscheduler")
-    assert not priority.may_be_urgent()
+    assert not launch_spec.may_be_urgent()

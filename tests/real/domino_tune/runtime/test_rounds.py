@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-from domino_tune.runtime.rounds import next_in_round, round_order
+from domino_tune.runtime.plan_runs import next_in_round, round_order
 
 PLANS = range(5)
 

@@ -12,8 +12,8 @@ pytest.importorskip("torch")
 import torch
 
 from domino_tune.measure.gpu.loads import back_to_back
-from domino_tune.runtime.lanes.emulated import Wire
-from domino_tune.runtime.lanes.pace import Pace
+from domino_tune.runtime.lanes import Pace
+from domino_tune.runtime.lanes.streams import Wire
 from lab.gpu.admission import LAUNCHES, MAKERS
 from lab.gpu.admission import measured as measured_queues
 from lab.gpu.cases import PLANS, TWO_SLICES

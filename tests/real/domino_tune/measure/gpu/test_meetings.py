@@ -20,7 +20,7 @@ from domino_tune.measure.gpu import (  # fmt: skip
     waited_share,
     works,
 )
-from domino_tune.runtime.lanes.pace import BLOCKS, Chunks, Pace
+from domino_tune.runtime.lanes import BLOCKS, Chunks, Pace
 
 
 def test_a_meeting_counts_from_the_arrival() -> None:

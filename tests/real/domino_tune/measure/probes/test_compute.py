@@ -30,12 +30,12 @@ from domino_tune.measure.probes.compute import (
 )
 from domino_tune.measure.probes.contention import contention_probe
 from domino_tune.measure.probes.rank_job import Budget
-from domino_tune.runtime.lanes.emulated import emulated_lane
+from domino_tune.runtime.lanes import Pace
 from domino_tune.runtime.lanes.groups import GroupLanes
-from domino_tune.runtime.lanes.pace import Pace
+from domino_tune.runtime.lanes.streams import emulated_lane
 from domino_tune.runtime.launch.context import RankContext
 from domino_tune.runtime.launch_spec import LaunchSpec
-from domino_tune.runtime.ops.state import Training
+from domino_tune.runtime.ops import Training
 from domino_tune.runtime.session import Session
 from simulator.ops import Collective, CollectiveKind
 from simulator.plan import MEGATRON

@@ -18,7 +18,7 @@ from domino_tune.measure.probes.contention import (
     longest_chunk_ns,
     slowdowns,
 )
-from domino_tune.runtime.head_start import CHUNK_OPS
+from domino_tune.runtime.clock import CHUNK_OPS
 from domino_tune.runtime.session import Session
 from simulator.ops import Collective
 from simulator.schedule import TP

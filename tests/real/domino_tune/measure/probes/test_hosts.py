@@ -12,8 +12,8 @@ from domino_tune.measure.laws import COMPUTE as KINDS
 from domino_tune.measure.laws import Resumption, WaitStretch
 from domino_tune.measure.probes import hosts
 from domino_tune.measure.probes.hosts import PausedStep, host_costs, mean_costs_us, stretches_of
-from domino_tune.runtime.lanes.call import all_reduce
-from domino_tune.runtime.lanes.silent import PausingLane
+from domino_tune.runtime.lanes.groups import PausingLane
+from domino_tune.runtime.lanes.lane import all_reduce
 from lab.gpu.ops import single_gpu_session
 from simulator.ops import Collective, Signature
 from simulator.plan import SlicePlan

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from domino_tune.runtime import player
-from domino_tune.runtime.huggingface.families import FAMILIES
+from domino_tune.runtime import executor
 from domino_tune.runtime.huggingface.shard import local
-from domino_tune.runtime.lanes.call import Call
+from domino_tune.runtime.huggingface.weights import FAMILIES
+from domino_tune.runtime.lanes.lane import Call
 from simulator import optimizer
 from tests.real.domino_tune.runtime.huggingface.models import batch
 from tests.real.domino_tune.runtime.huggingface.ranks import applied, whole, whole_gradients
@@ -126,7 +126,7 @@ def order_of_events(rank: int, name: str, *, accumulates: bool) -> tuple[list[st
     lane = layers.player.replicas._lane
     events: list[str] = []
     memory: list[int] = []
-    issue, norm = lane.issue, player.FUNCTIONS["attn.norm_bwd"]
+    issue, norm = lane.issue, executor.FUNCTIONS["attn.norm_bwd"]
 
     def issued(what: str, call: Call) -> Any:
         events.append(f"sum of {call.target.numel()}")
@@ -141,7 +141,7 @@ def order_of_events(rank: int, name: str, *, accumulates: bool) -> tuple[list[st
         with model.no_sync():
             loss_of(model, 0).backward()
     lane.issue = issued
-    player.FUNCTIONS["attn.norm_bwd"] = normed
+    executor.FUNCTIONS["attn.norm_bwd"] = normed
     loss_of(model, rank).backward()
     grads = [local(one.grad) for one in layers.parameters()]
     return events, all(one.untyped_storage().data_ptr() in memory for one in grads)

@@ -21,8 +21,7 @@ from torch.multiprocessing.spawn import start_processes
 
 from domino_tune.base.errors import RunError
 from domino_tune.runtime import apply
-from domino_tune.runtime.huggingface.families import FAMILIES
-from domino_tune.runtime.huggingface.fused import joined_fused
+from domino_tune.runtime.huggingface.weights import FAMILIES, joined_fused
 from simulator.errors import InputError
 from simulator.schedule import TP
 from tests.real.domino_tune.runtime.huggingface.models import PLANS, batch, model_of, plan_for

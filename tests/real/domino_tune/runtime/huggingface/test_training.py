@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 import torch
 from transformers import AutoModelForCausalLM
 
-from domino_tune.runtime import apply, priority
+from domino_tune.runtime import apply, launch_spec
 from tests.real.domino_tune.runtime.huggingface.models import PLANS, batch, model_of, plan_for
 from tests.real.domino_tune.runtime.huggingface.ranks import (
     applied,
@@ -128,7 +128,7 @@ def test_sums_around_the_stack_are_on_its_lane_and_waited_for(tmp_path: Path) ->
 def test_threads_of_collectives_are_urgent_where_that_is_allowed(tmp_path: Path) -> None:
     """As in the runtime's own loop: they share a core with compute."""
     own = os.sched_getscheduler(0)
-    wanted = os.SCHED_RR if priority.may_be_urgent() else own
+    wanted = os.SCHED_RR if launch_spec.may_be_urgent() else own
     for lanes, main in on_ranks(tmp_path, 2, policies, 2):
         assert set(lanes) == {wanted}
         assert main == own

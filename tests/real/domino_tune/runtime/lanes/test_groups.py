@@ -13,10 +13,19 @@ import torch
 import torch.distributed as dist
 
 from domino_tune.runtime.lanes import groups
-from domino_tune.runtime.lanes.groups import GroupLanes, group_timeout, members, nccl_options
+from domino_tune.runtime.lanes.groups import (
+    MEETING_BYTES,
+    GroupLanes,
+    group_timeout,
+    meeting_lanes,
+    members,
+    nccl_options,
+    silent_lanes,
+)
+from domino_tune.runtime.lanes.lane import Call, HostLane, all_reduce
 from domino_tune.runtime.launch.context import RankContext
 from domino_tune.runtime.launch_spec import LaunchSpec
-from domino_tune.runtime.ops.state import Training
+from domino_tune.runtime.ops import Training
 from domino_tune.runtime.session import Session
 from lab.gpu.ops import single_gpu_session
 from simulator.errors import InputError
@@ -24,6 +33,44 @@ from simulator.plan import SlicePlan
 from simulator.schedule import DP, TP
 from simulator.specs import ClusterSpec, Workload
 from tests.real.domino_tune.runtime.jobs import GPT
+
+# Silent lanes -------------------------------------------------------------------------------------
+# Nothing is reduced, but ranks still meet where a number is.
+
+pytest.importorskip("torch")
+
+CPU = torch.device("cpu")
+
+
+def add_one(call: Call) -> None:
+    """Stands for a reduction, so that one that was done shows."""
+    call.target.add_(1)
+
+
+def test_a_silent_lane_leaves_everything_as_it_is() -> None:
+    lanes = silent_lanes(CPU)
+    number = torch.zeros(1)
+    for lane in (TP, DP):
+        handle = lanes[lane].issue("grad_norm", all_reduce(number))
+        handle.wait()
+        start, end = handle.ticks()
+        assert start == end
+    assert number.item() == 0
+
+
+@pytest.mark.parametrize(("numbers", "done"), [(1, 1), (MEETING_BYTES // 4, 1), (17, 0)])
+def test_ranks_meet_where_a_few_bytes_are_reduced(numbers: int, done: int) -> None:
+    real = {lane: HostLane(str(lane), add_one) for lane in (TP, DP)}
+    tensor = torch.zeros(numbers)
+    for lane in meeting_lanes(real, CPU).values():
+        lane.issue("some", all_reduce(tensor)).wait()
+        lane.close()
+    assert tensor.tolist() == [2 * done] * numbers
+    for lane in real.values():
+        lane.close()
+
+
+# Lanes by CTA count -------------------------------------------------------------------------------
 
 TWO = SlicePlan(row_slices=2, order="intra", wgrad="eager")
 FEW_CTAS = SlicePlan(row_slices=2, order="intra", wgrad="eager", comm_ctas=4)

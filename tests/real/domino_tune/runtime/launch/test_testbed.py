@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from domino_tune.runtime.launch import testbed
+from domino_tune.runtime.launch import local
 from domino_tune.runtime.launch.launch import LaunchSpec, run_job
-from domino_tune.runtime.launch.testbed import INTERFACE, Network, emulated_link
+from domino_tune.runtime.launch.local import INTERFACE, Network, emulated_link
 from simulator.errors import InputError
 from tests.real.faults.test_ranks import working_parent
 from tests.support.processes import PATIENCE_S, wait_until_gone
@@ -51,7 +51,7 @@ def link() -> None:
 
 
 def _skip_without_link() -> None:
-    if not all(shutil.which(tool, path=testbed._PATH) for tool in ("ip", "tc")):
+    if not all(shutil.which(tool, path=local._PATH) for tool in ("ip", "tc")):
         pytest.skip("no ip/tc: apt-get install iproute2")
     try:
         with emulated_link(MBIT):
@@ -67,10 +67,10 @@ def test_two_hosts_reach_each_other_over_capped_ends_only(kind: str) -> None:
         places = [run_in(network, host, "readlink", "/proc/self/ns/net") for host in (0, 1)]
         assert len({ours, *(place.strip() for place in places)}) == 3
         for host in (0, 1):
-            shown = run_in(network, host, testbed._tool("tc"), "qdisc", "show", "dev", INTERFACE)
+            shown = run_in(network, host, local._tool("tc"), "qdisc", "show", "dev", INTERFACE)
             assert "tbf" in shown
             assert "rate 300Mbit" in shown
-            links = run_in(network, host, testbed._tool("ip"), "-o", "link", "show", "up")
+            links = run_in(network, host, local._tool("ip"), "-o", "link", "show", "up")
             assert {line.split()[1].rstrip(":@").split("@")[0] for line in links.splitlines()} == {
                 "lo",
                 INTERFACE,
@@ -123,7 +123,7 @@ def test_hosts_vanish_with_the_parent(number: signal.Signals) -> None:
 
 
 def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(testbed, "_PATH", str(tmp_path))
+    monkeypatch.setattr(local, "_PATH", str(tmp_path))
     with (
         pytest.raises(InputError, match="apt-get install iproute2 util-linux"),
         emulated_link(MBIT),
@@ -142,7 +142,7 @@ def test_missing_privileges_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path:
     refusing = tmp_path / "unshare"
     refusing.write_text("#!/bin/sh\necho 'unshare failed: Operation not permitted' >&2; exit 1\n")
     refusing.chmod(0o755)
-    monkeypatch.setattr(testbed, "_PATH", f"{tmp_path}{os.pathsep}{testbed._PATH}")
+    monkeypatch.setattr(local, "_PATH", f"{tmp_path}{os.pathsep}{local._PATH}")
     with (
         pytest.raises(InputError, match=r"needs root.*Operation not permitted.*sysctl"),
         emulated_link(MBIT),
@@ -153,7 +153,7 @@ def test_missing_privileges_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path:
 @pytest.mark.usefixtures("link")
 def test_a_queue_the_kernel_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     before = holders()
-    monkeypatch.setattr(testbed, "LATENCY", "nonsense")
+    monkeypatch.setattr(local, "LATENCY", "nonsense")
     with pytest.raises(InputError, match="tc qdisc add dev link0"), emulated_link(MBIT):
         pass
     assert holders() == before

@@ -39,7 +39,7 @@ def _interpret() -> None:
 
 def kernels() -> PointwiseFunctions:
     """The Triton functions."""
-    from domino_tune.runtime.ops import pointwise_kernels
+    from domino_tune.runtime.lanes import kernels as pointwise_kernels
 
     return pointwise_kernels
 
@@ -126,7 +126,7 @@ def step_difference(model: str) -> float:
 
 def _step(job: Job, functions: Callable[[], PointwiseFunctions]) -> list[Tensor]:
     model = replace(job.model, hidden_dropout=0.1)
-    with patch("domino_tune.runtime.ops.state.pointwise_for", lambda device: functions()):
+    with patch("domino_tune.runtime.ops.pointwise_for", lambda device: functions()):
         session = single_gpu_session(model, job.workload, job.cluster, torch.device("cpu"))
         session.training = job.training
         executor = session.executor(job.plan, None)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from domino_tune.runtime.ops.dropout import keep_mask
+from domino_tune.runtime.ops.pointwise import keep_mask
 
 SHAPE = (64, 32)
 

@@ -12,9 +12,8 @@ pytest.importorskip("torch")
 import torch
 
 from domino_tune.runtime.executor import Executor
-from domino_tune.runtime.lanes.silent import silent_lanes
-from domino_tune.runtime.ops import layers
-from domino_tune.runtime.ops.joins import Rooms, Side, as_one
+from domino_tune.runtime.lanes.groups import silent_lanes
+from domino_tune.runtime.ops import Rooms, Side, as_one, layers
 from simulator.build import build_schedule
 from simulator.plan import SlicePlan
 from simulator.specs import ModelSpec

@@ -59,7 +59,7 @@ def test_a_hopper_takes_them() -> None:
     from triton.compiler import ASTSource
 
     from domino_tune.runtime.lanes import kernels
-    from domino_tune.runtime.ops import pointwise_kernels as ours
+    from domino_tune.runtime.lanes import kernels as ours
 
     wide = {"WIDE": tl.float32}
     size, row = "i32", {**wide, "width": "i32", "BLOCK": 8192}
@@ -110,7 +110,7 @@ def test_a_wide_norms_gradient_stays_in_registers(tmp_path: Path) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from domino_tune.runtime.ops import pointwise_kernels as ours
+    from domino_tune.runtime.lanes import kernels as ours
 
     row = ours._row_block(16384)
     types, constants = _arguments(

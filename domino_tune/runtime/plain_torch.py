@@ -1,27 +1,82 @@
-"""The same model in plain torch: autograd, no schedule, no slices.
-
-Without a process group it is the single-process model that the runtime's numbers must equal. With
-one, its layers are Megatron-LM's tensor-parallel ones, the baseline that the runtime's ``megatron``
-strategy must not be slower than. A row-parallel linear's output is all-reduced at once. Backward, a
-column-parallel linear's input gradient is all-reduced while its weight gradient is computed
-(Megatron's asynchronous all-reduce, its default).
-"""
+"""The same model in plain torch: autograd, no schedule, no slices; to compare with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from domino_tune.runtime.ops.rotary import rotary_speeds
-from domino_tune.runtime.plain_torch.parallel import column_parallel, summed
+from domino_tune.runtime.ops.attention import rotary_speeds
 from simulator.specs import ModelSpec
 
 Tensor = torch.Tensor
+
+
+class _ColumnParallel(torch.autograd.Function):
+    """x·Wᵀ + b with rows of W on this rank. Backward is f: it sums x's gradient over the ranks
+    while W's is computed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: dist.ProcessGroup
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.group, ctx.has_bias = group, bias is not None
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        dy = gradients[0].flatten(0, -2)
+        dx = dy @ weight
+        work = dist.all_reduce(dx, group=ctx.group, async_op=True)
+        dweight = dy.t() @ x.flatten(0, -2) if ctx.needs_input_grad[1] else None
+        dbias = dy.sum(0) if ctx.has_bias else None
+        work.wait()
+        return dx.view_as(x), dweight, dbias, None
+
+
+class _AllReduce(torch.autograd.Function):
+    """g: forward a sum over the ranks, in place; backward the identity."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.mark_dirty(x)
+        dist.all_reduce(x, group=group)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+def column_parallel(
+    x: Tensor, weight: Tensor, bias: Tensor | None, group: dist.ProcessGroup
+) -> Tensor:
+    """Return x·Wᵀ + b, [..., this rank's outputs], of an ``x`` that all ranks have."""
+    y: Tensor = _ColumnParallel.apply(x, weight, bias, group)  # type: ignore[no-untyped-call]
+    return y
+
+
+def summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the sum of ``x`` over the ranks, in place."""
+    y: Tensor = _AllReduce.apply(x, group)  # type: ignore[no-untyped-call]
+    return y
+
+
+# The same model in plain torch --------------------------------------------------------------------
+# Autograd, no schedule, no slices.
+#
+# Without a process group it is the single-process model that the runtime's numbers must equal. With
+# one, its layers are Megatron-LM's tensor-parallel ones, the baseline that the runtime's
+# ``megatron`` strategy must not be slower than. A row-parallel linear's output is all-reduced at
+# once. Backward, a column-parallel linear's input gradient is all-reduced while its weight gradient
+# is computed (Megatron's asynchronous all-reduce, its default).
 
 
 def no_dropout(x: Tensor, site: str) -> Tensor:
