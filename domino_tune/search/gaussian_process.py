@@ -22,7 +22,7 @@ from sklearn.gaussian_process.kernels import Hyperparameter, Kernel, Matern
 from skopt.learning import GaussianProcessRegressor
 from threadpoolctl import threadpool_limits
 
-from domino_tune.search.features import Floats, Indices, Observations, Pool
+from domino_tune.search.space import Floats, Indices, Observations, Pool
 
 SMOOTH: Final = 0.05
 ROUGH: Final = 0.01

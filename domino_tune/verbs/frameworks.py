@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from domino_tune.results.simulate import SimulateResult
 from domino_tune.results.tune import RunsThere
-from domino_tune.search.exhaustive import search_exhaustive
+from domino_tune.search import search_exhaustive
 from domino_tune.search.problem import SearchOptions
 from domino_tune.search.simulated import SimulatedPlans, space_of
 from simulator.case import Case

@@ -13,8 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from domino_tune.requests import JobFields, LayoutRequest, WorkloadFields
 from domino_tune.search.layouts import NO_CHOICE, Candidate, fewest, recomputed, recomputing
-from domino_tune.search.rivals import usual_rivals
-from domino_tune.search.simulated import slicings_of
+from domino_tune.search.simulated import slicings_of, usual_rivals
 from domino_tune.store.shelf import Shelf
 from domino_tune.verbs.advice import unsliced_plans
 from domino_tune.verbs.resolve import (

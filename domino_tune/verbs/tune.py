@@ -15,13 +15,13 @@ from domino_tune.results.tune import TrialResult, TuneResult
 from domino_tune.search import (
     DEFAULT_TRIALS,
     SEARCHES,
+    Ledger,
     Record,
     SearchOptions,
     SearchResult,
     Trial,
     choose_best,
 )
-from domino_tune.search.ledger import Ledger
 from domino_tune.search.problem import go_on
 from domino_tune.search.simulated import CasePlans, SimulatedPlans
 from domino_tune.store.shelf import DISK, Shelf

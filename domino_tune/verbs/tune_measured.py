@@ -30,19 +30,24 @@ from domino_tune.runtime.plan_runs import (
     loss_problems,
     run_plans,
 )
-from domino_tune.search.features import Pool
 from domino_tune.search.measured import (
     BASELINE,
+    BASELINE_RATIO,
+    EXHAUSTIVE,
     TRIALS,
+    ChosenPool,
     MeasuredOptions,
     MeasuredRatios,
     MeasuredSearch,
+    Ratio,
+    baseline_of,
+    choose_pool,
+    pooled,
+    ratio_of,
     search_measured,
 )
-from domino_tune.search.pool import EXHAUSTIVE, ChosenPool, baseline_of, choose_pool
-from domino_tune.search.ratios import BASELINE_RATIO, Ratio, pooled, ratio_of
 from domino_tune.search.simulated import SimulatedPlans, space_of
-from domino_tune.search.space import Space
+from domino_tune.search.space import Pool, Space
 from domino_tune.store.evidence import Evidence, LaunchRecord, PlanRun, Question, evidence_path
 from domino_tune.store.plans import ProfileRef
 from domino_tune.verbs.landscape import plan_grid

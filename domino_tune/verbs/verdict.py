@@ -13,7 +13,7 @@ import numpy as np
 from domino_tune.base.cores import Ahead, in_turn
 from domino_tune.results.shown import slices_words
 from domino_tune.results.simulate import CLEAR, Contestant, Verdict
-from domino_tune.search.rivals import rival_plans
+from domino_tune.search.simulated import rival_plans
 from domino_tune.verbs.resolve import Chosen, baseline_plan
 from simulator.case import Case
 from simulator.clock import Played

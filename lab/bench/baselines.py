@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from domino_tune.base.tables import Table
 from domino_tune.requests import TuneRequest
-from domino_tune.search.rivals import rival_plans, tuned_rival
+from domino_tune.search.simulated import rival_plans, tuned_rival
 from domino_tune.store.profiles import list_profiles, load_profile
 from domino_tune.verbs.resolve import Chosen, baseline_no_sp, baseline_plan, resolve, unsliced
 from domino_tune.verbs.verdict import verdict_of

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from domino_tune.base.tables import Table
 from domino_tune.measure.importers.tables import Line
-from domino_tune.search.rivals import paired_plans
+from domino_tune.search.simulated import paired_plans
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.resolve import Chosen, place
 from domino_tune.verbs.verdict import drawn_times_ns, middle_of

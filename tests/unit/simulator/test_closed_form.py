@@ -15,9 +15,15 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from domino_tune.search import Evaluation, SearchOptions, Space, SpaceSpec, enumerate_plans
-from domino_tune.search.exhaustive import search_exhaustive
-from domino_tune.search.rivals import usual_rivals
+from domino_tune.search import (
+    Evaluation,
+    SearchOptions,
+    Space,
+    SpaceSpec,
+    enumerate_plans,
+    search_exhaustive,
+)
+from domino_tune.search.simulated import usual_rivals
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case
 from simulator.closed_form import ClosedForm

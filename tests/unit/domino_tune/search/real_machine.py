@@ -10,12 +10,16 @@ from dataclasses import replace
 import numpy as np
 
 from domino_tune.search import enumerate_plans
-from domino_tune.search.features import Floats, Pool
-from domino_tune.search.measured import MeasuredOptions, MeasuredSearch, search_measured
-from domino_tune.search.pool import measured_pool
-from domino_tune.search.ratios import Ratio, ratio_of
+from domino_tune.search.measured import (
+    MeasuredOptions,
+    MeasuredSearch,
+    Ratio,
+    measured_pool,
+    ratio_of,
+    search_measured,
+)
 from domino_tune.search.simulated import SimulatedPlans
-from domino_tune.search.space import SpaceSpec
+from domino_tune.search.space import Floats, Pool, SpaceSpec
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case
 from simulator.cost import Changes

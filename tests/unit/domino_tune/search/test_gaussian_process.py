@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from domino_tune.search.bayes import by_improvement
-from domino_tune.search.features import Floats, Pool, encode
+from domino_tune.search import by_improvement
+from domino_tune.search.space import Floats, Pool, encode
 from tests.unit.domino_tune.search.bumpy import space_of
 
 OBSERVED = (0, 7, 20, 33)

@@ -2,22 +2,213 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 
+from domino_tune.base.progress import no_progress
+from domino_tune.requests import MeasureRequest
+from domino_tune.search import Evaluation, Space, SpaceSpec, enumerate_plans
 from domino_tune.search.measured import (
+    BASELINE_RATIO,
+    POOL,
+    SLOWER,
+    ChosenPool,
     MeasuredOptions,
     MeasuredRatios,
+    Ratio,
+    _promising,
+    baseline_of,
+    choose_pool,
     finalists,
+    measured_pool,
     observations_of,
+    pooled,
     propose,
+    ratio_of,
     search_measured,
 )
-from domino_tune.search.ratios import BASELINE_RATIO, Ratio, pooled, ratio_of
-from simulator.errors import InputError
-from tests.unit.domino_tune.search.real_machine import RealMachine, Runs
+from domino_tune.search.simulated import SimulatedPlans
+from domino_tune.store.profiles import load_profile
+from simulator.case import Case
+from simulator.errors import InfeasiblePlanError, InputError
+from simulator.plan import SlicePlan
+from simulator.specs import ClusterSpec, Workload
+from tests.unit.domino_tune.search.real_machine import MODEL, RealMachine, Runs
+from tests.unit.simulator.near import near
+
+# Ratios of rounds ---------------------------------------------------------------------------------
+# Trimmed means, winsorized errors, Student's t and pooling, by hand.
+
+BASE = 10**9
+
+
+def ratio(logs: list[float]) -> Ratio:
+    return ratio_of([round(BASE * math.exp(log)) for log in logs], [BASE] * len(logs))
+
+
+def test_a_fifth_at_each_end_is_left_out() -> None:
+    """Of ten rounds, six are averaged. For the error the ends are pulled in, to 3 and 8 (1/100):
+    twice the spread of (3, 3, 3, 4, 5, 6, 7, 8, 8, 8) over six tenths of √10."""
+    found = ratio([0.99, 0.08, 0.01, 0.07, 0.02, 0.06, 0.03, 0.05, 0.04, 0.97])
+    assert found.log == pytest.approx((0.03 + 0.04 + 0.05 + 0.06 + 0.07 + 0.08) / 6, abs=1e-6)
+    pulled = [3, 3, 3, 4, 5, 6, 7, 8, 8, 8]
+    mean = sum(pulled) / 10
+    deviation = math.sqrt(sum((x - mean) ** 2 for x in pulled) / 9) / 100
+    assert found.error == pytest.approx(deviation / (0.6 * math.sqrt(10)), rel=1e-4)
+    assert found.degrees_of_freedom == 5
+
+
+def test_a_few_rounds_are_averaged_whole() -> None:
+    found = ratio([0.01, 0.02, 0.06])
+    assert found.log == pytest.approx(0.03, abs=1e-6)
+    deviation = math.sqrt((0.02**2 + 0.01**2 + 0.03**2) / 2)
+    assert found.error == pytest.approx(deviation / math.sqrt(3), rel=1e-4)
+    assert found.degrees_of_freedom == 2
+    assert ratio([0.0, 0.5, 0.01, 0.02, -0.5]).log == pytest.approx(0.01, abs=1e-6)
+
+
+def test_rounds_count_where_both_ran_and_errors_have_a_least() -> None:
+    found = ratio_of([2 * BASE] * 9, [BASE] * 4)
+    assert (found.value, found.error) == near(2.0, 5e-4)
+    assert found.degrees_of_freedom == 3
+    for plan, base in (([BASE] * 2, [BASE] * 9), ([BASE] * 3, [BASE, 0, BASE])):
+        with pytest.raises(InputError, match="3 rounds or more"):
+            ratio_of(plan, base)
+
+
+@pytest.mark.parametrize(("freedom", "t"), [(1, 12.7062), (5, 2.57058), (30, 2.04227)])
+def test_intervals_are_students(freedom: int, t: float) -> None:
+    found = Ratio(log=0.1, error=0.01, degrees_of_freedom=freedom)
+    assert found.half_width == pytest.approx(0.01 * t, rel=1e-4)
+    assert found.low == pytest.approx(math.exp(0.1 - 0.01 * t), rel=1e-4)
+    assert found.high == pytest.approx(math.exp(0.1 + 0.01 * t), rel=1e-4)
+    assert BASELINE_RATIO.half_width == 0.0
+    assert BASELINE_RATIO.low == BASELINE_RATIO.high == 1.0
+
+
+def exact(log: float) -> Ratio:
+    return Ratio(log=log, error=0.0, degrees_of_freedom=0)
+
+
+def test_intervals_overlap_where_they_touch() -> None:
+    wide = Ratio(log=0.0, error=0.01, degrees_of_freedom=1)
+    assert wide.overlaps(exact(wide.half_width - 1e-9))
+    assert exact(-wide.half_width + 1e-9).overlaps(wide)
+    assert not wide.overlaps(exact(wide.half_width + 1e-9))
+    assert not wide.overlaps(exact(-wide.half_width - 1e-9))
+    assert exact(0.0).overlaps(exact(0.0))
+
+
+def test_pooled_ratios_weigh_by_their_precision() -> None:
+    sure = Ratio(log=0.10, error=0.01, degrees_of_freedom=5)
+    unsure = Ratio(log=0.40, error=0.02, degrees_of_freedom=2)
+    both = pooled([sure, unsure])
+    assert both.log == pytest.approx((4 * 0.10 + 0.40) / 5)
+    assert both.error == pytest.approx(1 / math.sqrt(1 / 0.01**2 + 1 / 0.02**2))
+    assert both.degrees_of_freedom == 7
+    assert pooled([unsure]) is unsure
+
+
+# Which plans a measured search chooses from -------------------------------------------------------
+
+CASE = Case(
+    model=MODEL, workload=Workload(seq_length=1024, micro_batch_size=8),
+    cluster=ClusterSpec(tp=4), profile=load_profile("h100-dgx"),
+)  # fmt: skip
+FEW = SpaceSpec(row_slices=(1, 2), col_slices=(1, 2), dgrad_slices=(), orders=("intra",))
+
+
+def chosen(
+    search: str, spec: SpaceSpec, trials: int | None = None, measured: tuple[SlicePlan, ...] = ()
+) -> ChosenPool:
+    space = enumerate_plans(CASE.model, CASE.workload, spec=spec)
+    request = MeasureRequest(
+        model="gpt3-13b", profile="h100-dgx", tp=4, seq_length=1024, micro_batch_size=8,
+        search=search, trials=trials,
+    )  # fmt: skip
+    problem = SimulatedPlans(case=CASE, plans=space)
+    return choose_pool(problem, space, request, measured, no_progress)
+
+
+def test_a_small_space_is_taken_whole_behind_the_baseline() -> None:
+    for search in ("bayes", "exhaustive"):
+        found = chosen(search, FEW)
+        assert found.whole
+        assert found.pool.plans == (baseline_of(CASE), *found.space)
+        assert found.pool.plans[0].sequence_parallel
+
+
+def test_an_exhaustive_search_measures_as_many_as_it_may() -> None:
+    """The baseline counts; without ``--trials``, 64 plans are the most."""
+    total = len(chosen("bayes", FEW).space) + 1
+    assert chosen("exhaustive", FEW, trials=total).whole
+    with pytest.raises(InputError, match=f"would measure {total} plans, the baseline included"):
+        chosen("exhaustive", FEW, trials=total - 1)
+    many = SpaceSpec(row_slices=(1, 2, 4), col_slices=(1, 2, 4), dgrad_slices=())
+    with pytest.raises(InputError, match="--trials"):
+        chosen("exhaustive", many)
+
+
+class Cramped(SimulatedPlans):
+    """A machine whose memory holds plans of at most ``rows`` slices."""
+
+    rows: int = 1
+
+    def evaluate(self, plan: SlicePlan) -> Evaluation:
+        if plan.row_slices > self.rows:
+            raise InfeasiblePlanError(f"{plan.row_slices} slices", reason="memory")
+        return super().evaluate(plan)
+
+
+def test_plans_that_do_not_fit_stay_out_and_the_first_says_why_where_none_does() -> None:
+    problem = Cramped(case=CASE, plans=enumerate_plans(CASE.model, CASE.workload, spec=FEW))
+    plans = [replace(SlicePlan(), row_slices=rows) for rows in (2, 1, 4)]
+    assert measured_pool(problem, plans).plans == (baseline_of(CASE), plans[1])
+    problem.rows = 0
+    with pytest.raises(InfeasiblePlanError, match="2 slices"):
+        measured_pool(problem, plans)
+
+
+@cache
+def large() -> tuple[SimulatedPlans, Space]:
+    spec = SpaceSpec(row_slices=(1, 2, 4, 8), col_slices=(1, 2, 4, 8), dgrad_slices=())
+    space = enumerate_plans(CASE.model, CASE.workload, spec=spec)
+    return SimulatedPlans(case=CASE, plans=space), space
+
+
+def test_the_pool_of_a_large_space_has_the_best_of_every_promising_cut() -> None:
+    problem, space = large()
+    assert len(space) > POOL
+    picked = _promising(problem)
+    assert len(set(picked)) == len(picked) == POOL
+    ranked = sorted(space, key=problem.prior_ns)
+    best_ns = problem.prior_ns(ranked[0])
+    of_cut: dict[tuple[object, ...], SlicePlan] = {}
+    for plan in ranked:
+        if problem.prior_ns(plan) <= SLOWER * best_ns:
+            cut = plan.row_slices, plan.attn_col_slices, plan.mlp_col_slices
+            of_cut.setdefault((cut, plan.order, plan.merge_wgrad), plan)
+    assert set(list(of_cut.values())[: POOL // 2]) <= set(picked)
+    assert set(ranked[:20]) <= set(picked)
+
+
+def test_cuts_leave_half_of_a_pool_to_the_best_estimates_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("domino_tune.search.measured.POOL", 16)
+    monkeypatch.setattr("domino_tune.search.measured.SEARCHED", 2)
+    problem, space = large()
+    picked = _promising(problem)
+    front, ranked = picked[: 2 + 16 // 2], sorted(space, key=problem.prior_ns)
+    assert picked == [*front, *(plan for plan in ranked if plan not in front)][:16]
+
+
+# Search by measurement, against machines that the simulator is wrong about ------------------------
 
 WRONG: tuple[dict[str, float], ...] = (
     {"contention": 2.0},

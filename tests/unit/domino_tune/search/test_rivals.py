@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from domino_tune.requests import SimulateRequest
-from domino_tune.search.rivals import SHORT_LAYERS, has_rivals, rival_plans, tuned_rival
+from domino_tune.search.simulated import SHORT_LAYERS, has_rivals, rival_plans, tuned_rival
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.resolve import resolve
 from simulator.case import Case

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from domino_tune.search import (
+    FIRST_CUTS,
     SEARCHES,
     Evaluation,
     SearchOptions,
@@ -15,9 +16,9 @@ from domino_tune.search import (
     SpaceSpec,
     Trial,
     choose_best,
+    rank,
 )
-from domino_tune.search.bayes import FIRST_CUTS, rank
-from domino_tune.search.features import Pool, encode
+from domino_tune.search.space import Pool, encode
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.plan import SlicePlan
 from tests.unit.domino_tune.search.bumpy import BumpyProblem, space_of
