@@ -14,8 +14,8 @@ from starlette.responses import Response
 
 from api.wire import in_thread, parts_of
 from domino_tune.service.encoding import json_bytes
+from domino_tune.service.jobs import Job
 from domino_tune.service.jobs.desk import MAX_LIMIT
-from domino_tune.service.jobs.job import Job
 from simulator.errors import InputError
 
 LINKS: Final = ("events", "stop", "files")

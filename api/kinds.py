@@ -16,7 +16,7 @@ from api.schemas import JOB_BODIES
 from api.tasks import calibration_task, task_of
 from api.validations import new_validation
 from domino_tune.requests.service import JobKind, Scope
-from domino_tune.service.jobs.job import NewJob
+from domino_tune.service.jobs import NewJob
 from domino_tune.service.work.task import Task
 
 

@@ -15,8 +15,7 @@ import anyio
 from api.limits import Buckets
 from api.quick import Quick
 from api.settings import Settings
-from domino_tune.service.executors.pool import Pool
-from domino_tune.service.executors.registry import open_executor
+from domino_tune.service.executors.registry import Pool, open_executor
 from domino_tune.service.jobs.desk import JobDesk
 from domino_tune.service.jobs.leases import Leases
 from domino_tune.service.jobs.retention import Retention

@@ -15,8 +15,8 @@ from typing import Any, Final
 from cachetools import LRUCache
 
 from api.problems import ProblemError
-from domino_tune.service.executors.job import ChildDiedError, NoWorkerError
-from domino_tune.service.executors.pool import Pool
+from domino_tune.service.executors import ChildDiedError, NoWorkerError
+from domino_tune.service.executors.registry import Pool
 
 MOST_OF_AN_OWNER: Final = 8
 """Computations that one owner may wait for."""

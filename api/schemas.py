@@ -39,7 +39,7 @@ from domino_tune.results.simulate import SimulateResult
 from domino_tune.results.tune import BEST, SPEEDUPS, GridCell, TrialResult
 from domino_tune.results.tune import TuneResult as TuneAnswer
 from domino_tune.results.whatif import POINT_FIELDS, WhatIfResult
-from domino_tune.service.work.reporting import StopReason
+from domino_tune.service.work import StopReason
 from domino_tune.store.formats.run_table import LEAST_MS, LONGEST_NOTE, MOST_MS
 from domino_tune.store.plans import Predicted, ProfileRef
 from domino_tune.store.profiles import ProfileSummary

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Final
 
 from domino_tune.requests.service import is_loopback
-from domino_tune.service.executors.job import Limits
-from domino_tune.service.quota import Keep
+from domino_tune.service.executors import Limits
+from domino_tune.service.jobs.retention import Keep
 from domino_tune.service.serving import SETTINGS
 from domino_tune.store.files import parse_json
 from domino_tune.store.parsing import parse

@@ -8,8 +8,8 @@ from typing import Any, Final
 from api.problems import bad_body
 from domino_tune.base.errors import ConflictError
 from domino_tune.service.encoding import json_bytes
+from domino_tune.service.jobs import NewJob
 from domino_tune.service.jobs.desk import JobDesk
-from domino_tune.service.jobs.job import NewJob
 from simulator.usable import SURE
 
 SAME: Final = ("model", "workload", "cluster")

@@ -23,7 +23,7 @@ from api.problems import ProblemError
 from api.routes.jobs import LONGEST_POLL_S, MOST_STREAMS, counted, pause
 from api.wire import JobId, Me, Routes, in_thread, parts_of
 from domino_tune.service.encoding import json_bytes
-from domino_tune.service.jobs.job import Job
+from domino_tune.service.jobs import Job
 from simulator.errors import DominoTuneError
 
 routes: Final = Routes("jobs")

@@ -50,8 +50,7 @@ from domino_tune.requests.service import JobKind, JobState
 from domino_tune.results import to_json
 from domino_tune.service.encoding import json_bytes
 from domino_tune.service.idempotency import Idempotency
-from domino_tune.service.jobs.job import Job
-from domino_tune.service.jobs.listing import JobFilter
+from domino_tune.service.jobs import Job, JobFilter
 from domino_tune.service.library import ANY
 from domino_tune.store.plans import plan_from_json
 from domino_tune.store.shelf import Shelf

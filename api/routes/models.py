@@ -15,7 +15,7 @@ from api.generate import LONGEST_SLUG
 from api.schemas import Model, ModelPage
 from api.wire import SLUG, IdempotencyKey, Me, Routes, Slug, in_thread, object_body, parts_of
 from domino_tune.service.encoding import json_bytes
-from domino_tune.service.stored import StoredModel
+from domino_tune.service.library import StoredModel
 
 routes: Final = Routes("models")
 Name = Annotated[

@@ -14,8 +14,8 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, select, tuple_
 
 from domino_tune.base.errors import KeyReuseError
 from domino_tune.service.encoding import sha256_hex
-from domino_tune.service.sql.statements import insert, now_s
 from domino_tune.service.sql.tables import idempotency as table
+from domino_tune.service.sql.tables import insert, now_s
 from simulator.errors import InputError
 
 LIFETIME_S: Final = 24 * 3600.0

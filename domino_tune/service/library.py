@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from sqlalchemy import Connection, Row, delete, select, update
 
 from domino_tune.base.errors import ConflictError, NotFoundError, PreconditionError
-from domino_tune.service.encoding import json_text
+from domino_tune.service.encoding import json_text, slug
 from domino_tune.service.idempotency import Idempotency, claim_key, earlier_answer
-from domino_tune.service.names import slug
-from domino_tune.service.quota import Keep, check_quota
+from domino_tune.service.jobs.retention import Keep, check_quota
 from domino_tune.service.sql.database import Database
-from domino_tune.service.sql.statements import hold, insert, now_s
-from domino_tune.service.sql.tables import models, profile_bodies, profiles
-from domino_tune.service.stored import StoredModel, StoredProfile
-from domino_tune.service.summaries import dump_summary, load_summary
+from domino_tune.service.sql.tables import hold, insert, models, now_s, profile_bodies, profiles
 from domino_tune.store.profiles import (
     FiledProfile,
     ProfileSummary,
     bundled_bytes,
     bundled_names,
+    check_schema,
     parse_profile,
     summary_of,
 )
@@ -36,9 +33,58 @@ from domino_tune.store.shelf import (
     override,
     read_model,
 )
-from simulator.errors import InputError, unknown_name
+from simulator.errors import InputError, ProfileError, unknown_name
 from simulator.presets import MODELS
-from simulator.profile import Profile
+from simulator.profile import SCHEMA, Profile
+from simulator.specs import ModelSpec
+
+# Profiles and models of a library, by name --------------------------------------------------------
+
+Origin = Literal["bundled", "library"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredProfile:
+    """A profile's file; ``content_id`` is its ETag."""
+
+    name: str
+    origin: Origin
+    content_id: str
+    body: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredModel:
+    """A model, and notes on how its config was read."""
+
+    name: str
+    origin: Origin
+    spec: ModelSpec
+    notes: tuple[str, ...] = ()
+
+
+# Summaries of stored profiles, as the database holds them beside the profiles ---------------------
+
+
+def dump_summary(summary: ProfileSummary) -> str:
+    """Return the text of a profile that this program has written."""
+    return json_text({"schema": SCHEMA, **asdict(summary)})
+
+
+def load_summary(text: str) -> ProfileSummary:
+    """Return the summary; ``problem`` of a profile that another version of the program has written,
+    and this one cannot read."""
+    plain = json.loads(text)
+    schema = plain.pop("schema")
+    summary = ProfileSummary(**plain)
+    try:
+        check_schema(schema, f"profile {summary.content_id}")
+    except ProfileError as error:
+        return replace(summary, gpu="", created="", sections={}, problem=str(error))
+    return summary
+
+
+# Library ------------------------------------------------------------------------------------------
 
 ANY: Final = "*"
 """In If-Match: any stored content; in If-None-Match: the name must be new."""

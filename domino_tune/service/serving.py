@@ -15,8 +15,8 @@ import uvicorn
 from domino_tune.base.errors import ServiceError, needed_for
 from domino_tune.base.memory import give_freed_memory_back, leave_out_what_is_there
 from domino_tune.requests.service import ServeRequest, is_loopback
-from domino_tune.service.quota import DAY_S, MIB
-from domino_tune.service.sql.location import database_url, is_there, open_service_database
+from domino_tune.service.jobs.retention import DAY_S, MIB
+from domino_tune.service.sql import database_url, is_there, open_service_database
 from domino_tune.service.tokens import TokenDesk
 from simulator.errors import InputError
 

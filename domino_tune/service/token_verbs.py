@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from domino_tune.requests.service import TokensAddRequest, TokensListRequest, TokensRevokeRequest
 from domino_tune.results.listed import TokenAddedResult, TokenResult, TokensResult
-from domino_tune.service.sql.location import open_service_database
+from domino_tune.service.sql import open_service_database
 
 if TYPE_CHECKING:
     from domino_tune.service.tokens import TokenDesk

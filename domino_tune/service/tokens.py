@@ -13,13 +13,11 @@ from sqlalchemy import Connection, delete, func, or_, select, update
 from domino_tune.base.errors import AccessError, ConflictError, NotFoundError
 from domino_tune.requests.problems import plain_problem
 from domino_tune.requests.service import Scope
-from domino_tune.service.encoding import json_text, sha256_hex
-from domino_tune.service.jobs.job import OPEN
-from domino_tune.service.names import slug
-from domino_tune.service.quota import DAY_S
+from domino_tune.service.encoding import json_text, sha256_hex, slug
+from domino_tune.service.jobs import OPEN
+from domino_tune.service.jobs.retention import DAY_S
 from domino_tune.service.sql.database import Database
-from domino_tune.service.sql.statements import insert, now_s
-from domino_tune.service.sql.tables import jobs, tokens
+from domino_tune.service.sql.tables import insert, jobs, now_s, tokens
 from simulator.errors import unknown_name
 
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)

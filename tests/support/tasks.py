@@ -6,8 +6,8 @@ from functools import cache
 from typing import Any
 
 from domino_tune.requests import LayoutRequest, Request, ScaleRequest, TuneRequest, WhatIfRequest
+from domino_tune.service.work import Outcome, Silent
 from domino_tune.service.work.kinds import run_job
-from domino_tune.service.work.reporting import Outcome, Silent
 from domino_tune.service.work.task import Task
 from domino_tune.store.profiles import bundled_bytes
 from domino_tune.store.shelf import LoadedModel

@@ -22,14 +22,8 @@ from multiprocessing.connection import Connection
 from typing import Any, Final, NamedTuple
 
 from domino_tune.base.memory import give_freed_memory_back
-from domino_tune.service.executors.job import (
-    ChildDiedError,
-    EndedError,
-    Limits,
-    OverLimitError,
-    Wanted,
-)
-from domino_tune.service.work.reporting import Outcome, Step, StopReason, Telling
+from domino_tune.service.executors import ChildDiedError, EndedError, Limits, OverLimitError, Wanted
+from domino_tune.service.work import Outcome, Step, StopReason, Telling
 from simulator.errors import DominoTuneError
 
 NICENESS: Final = 10

@@ -22,16 +22,10 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from domino_tune.base.origin import VERSION
+from domino_tune.service.executors import ChildDiedError, EndedError, Limits, NoWorkerError, Wanted
 from domino_tune.service.executors.child import run_in_child
-from domino_tune.service.executors.job import (
-    ChildDiedError,
-    EndedError,
-    Limits,
-    NoWorkerError,
-    Wanted,
-)
+from domino_tune.service.work import Outcome, Reporter, Step
 from domino_tune.service.work.kinds import run_job
-from domino_tune.service.work.reporting import Outcome, Reporter, Step
 from simulator.errors import InputError
 
 CONNECT_S: Final = 5

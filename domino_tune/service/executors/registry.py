@@ -1,12 +1,62 @@
-"""The executors by scheme: processes of this machine, or a Dask cluster."""
+"""The executors of jobs by scheme, and a pool of processes for what somebody waits for."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
-from typing import Final
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final
 
-from domino_tune.service.executors.job import JobExecutor
+from domino_tune.service.executors import JobExecutor, Limits, NoWorkerError, OverLimitError, Wanted
+from domino_tune.service.executors.child import Answer, Call, Child, run_in_child
+from domino_tune.service.work import Outcome, Reporter, Step
+from domino_tune.service.work.kinds import run_job
 from simulator.errors import InputError, unknown_name
+
+# LocalExecutor ------------------------------------------------------------------------------------
+# A process of this machine for each job.
+
+
+class LocalExecutor:
+    """Runs jobs on this machine. ``function`` computes them."""
+
+    lacking = ""
+
+    def __init__(
+        self, slots: int, function: Callable[[bytes, Reporter], Outcome] = run_job
+    ) -> None:
+        self.workers = slots
+        self._function = function
+        self._closed = False
+
+    def run(
+        self,
+        task: bytes,
+        limits: Limits,
+        tell: Callable[[Step], None],
+        wanted: Callable[[], Wanted],
+    ) -> Outcome:
+        """See JobExecutor."""
+        try:
+            return run_in_child(
+                self._function, task, limits, tell, lambda: "end" if self._closed else wanted()
+            )
+        except OSError as error:
+            raise NoWorkerError(
+                f"No process can be started: {error.strerror}; is memory short?"
+            ) from error
+
+    def check(self) -> None:
+        """Nothing is missing on this machine."""
+
+    def close(self) -> None:
+        """End the jobs that run."""
+        self._closed = True
+
+
+# The executors by scheme --------------------------------------------------------------------------
+# Processes of this machine, or a Dask cluster.
 
 
 def open_executor(address: str, slots: int) -> JobExecutor:
@@ -23,7 +73,6 @@ def open_executor(address: str, slots: int) -> JobExecutor:
 
 
 def _local(place: str, slots: int) -> JobExecutor:
-    from domino_tune.service.executors.local import LocalExecutor
 
     if place:
         raise InputError(f"The executor 'local' takes no address, got {place!r}; leave it out.")
@@ -37,3 +86,86 @@ def _dask(place: str, slots: int) -> JobExecutor:
 
 
 EXECUTORS: Final[dict[str, Callable[[str, int], JobExecutor]]] = {"local": _local, "dask": _dask}
+
+
+# A pool of child processes for what somebody waits for --------------------------------------------
+# Each answers one call at a time, within its seconds.
+
+NICENESS: Final = 5
+"""After the event loop, and before jobs."""
+LOOK_S: Final = 0.5
+
+
+class Pool:
+    """``slots`` processes, each started with the first call that needs it and again after a death
+    or a call that took too long."""
+
+    def __init__(self, slots: int, memory_bytes: int) -> None:
+        self.slots = slots
+        self._memory_bytes = memory_bytes
+        self._threads = ThreadPoolExecutor(slots, thread_name_prefix="pool")
+        self._idle: list[Child] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def warm(self) -> None:
+        """Start a process, so that the first call need not wait for that."""
+        self._give_back(Child(self._memory_bytes, NICENESS))
+
+    def submit(self, function: Callable[..., Any], *arguments: Any, seconds: float) -> Future[Any]:
+        """Call a function that a process can import.
+
+        The future raises what it raises, OverLimitError after ``seconds`` of running, and
+        ChildDiedError.
+        """
+        return self._threads.submit(self._call, Call(function, arguments), seconds)
+
+    def _call(self, call: Call, seconds: float) -> Any:
+        child = self._take()
+        try:
+            child.send(call)
+            answer = self._wait(child, time.monotonic() + seconds)
+        except BaseException:
+            child.kill()
+            raise
+        if answer is None:
+            child.kill()
+            raise OverLimitError(f"This takes longer than {seconds:g} s; ask for less.")
+        if isinstance(answer.error, OverLimitError):
+            child.kill()  # its memory is in pieces
+        else:
+            self._give_back(child)
+        if answer.error is not None:
+            raise answer.error
+        return answer.value
+
+    def _wait(self, child: Child, end_s: float) -> Answer | None:
+        while (left_s := end_s - time.monotonic()) > 0:
+            if self._closed:
+                raise NoWorkerError("The service stops.")
+            message = child.receive(min(left_s, LOOK_S))
+            if isinstance(message, Answer):
+                return message
+        return None
+
+    def _take(self) -> Child:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return Child(self._memory_bytes, NICENESS)
+
+    def _give_back(self, child: Child) -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.append(child)
+                return
+        child.kill()
+
+    def close(self) -> None:
+        """End the processes, and what they compute."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for child in idle:
+            child.kill()
+        self._threads.shutdown(wait=True, cancel_futures=True)

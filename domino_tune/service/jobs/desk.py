@@ -10,13 +10,21 @@ from domino_tune.base.errors import NotFoundError, PreconditionError, QueueFullE
 from domino_tune.requests.service import JobState
 from domino_tune.service.encoding import json_text
 from domino_tune.service.idempotency import Idempotency, claim_key, earlier_answer
-from domino_tune.service.jobs.job import OPEN, Job, NewJob, Point, check_id, new_id, no_such_job
-from domino_tune.service.jobs.listing import EVERY, JobFilter, searched
-from domino_tune.service.jobs.retention import make_room, remove_held
-from domino_tune.service.quota import Keep, lock_owner
+from domino_tune.service.jobs import (
+    EVERY,
+    OPEN,
+    Job,
+    JobFilter,
+    NewJob,
+    Point,
+    check_id,
+    new_id,
+    no_such_job,
+    searched,
+)
+from domino_tune.service.jobs.retention import Keep, lock_owner, make_room, remove_held
 from domino_tune.service.sql.database import Database
-from domino_tune.service.sql.statements import hold, now_s
-from domino_tune.service.sql.tables import artifacts, jobs, points, tasks
+from domino_tune.service.sql.tables import artifacts, hold, jobs, now_s, points, tasks
 from simulator.errors import InputError
 
 PREFIX: Final = "job"

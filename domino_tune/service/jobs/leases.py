@@ -15,23 +15,19 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, and_, func, or_, select, update
 
 from domino_tune.service.encoding import json_text
+from domino_tune.service.jobs import Job, JobProgress, Point, dump_progress
 from domino_tune.service.jobs.desk import RESULT
-from domino_tune.service.jobs.job import (
-    Job,
-    JobProgress,
-    Point,
-    dump_progress,
-)
 from domino_tune.service.sql.database import Database
-from domino_tune.service.sql.statements import insert, now_s
 from domino_tune.service.sql.tables import (
     UNFINISHED,
     artifacts,
+    insert,
     jobs,
+    now_s,
     points,
     tasks,
 )
-from domino_tune.service.work.reporting import StopReason
+from domino_tune.service.work import StopReason
 from simulator.errors import DominoTuneError
 
 PROFILE: Final = "profile"

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from domino_tune.base.errors import RunError, StorageError, UnavailableError, with_cause
 from domino_tune.requests.problems import plain_problem
-from domino_tune.service.executors.job import (
+from domino_tune.service.executors import (
     ChildDiedError,
     EndedError,
     JobExecutor,
@@ -24,10 +24,10 @@ from domino_tune.service.executors.job import (
     NoWorkerError,
     Wanted,
 )
-from domino_tune.service.jobs.job import JobProgress, Point
+from domino_tune.service.jobs import JobProgress, Point
 from domino_tune.service.jobs.leases import Claimed, Leases, LostLeaseError
 from domino_tune.service.jobs.retention import Retention
-from domino_tune.service.work.reporting import Outcome, Step
+from domino_tune.service.work import Outcome, Step
 from simulator.errors import DominoTuneError
 
 POLL_S: Final = 1.0

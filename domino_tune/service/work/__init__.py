@@ -1,1 +1,111 @@
 """The work of the service: what each kind of job computes. May import verbs and below."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Protocol
+
+# What a running job tells, and what it is told ----------------------------------------------------
+# Its steps, and that it should end.
+
+StopReason = Literal["user", "time"]
+"""Why a search ends early: somebody asked for the best so far, or its time is spent."""
+PERIOD_S: Final = 0.25
+"""Least time between two steps that are told."""
+
+
+class StopError(Exception):
+    """A search ends with the best so far."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """How far a job is: ``done`` of ``total`` steps (None: unknown), at most ``left`` of them are
+    left; ``text`` describes the last one, ``best`` is the best so far. ``points``: new points of a
+    sweep, as (index, JSON).
+    """
+
+    done: int = 0
+    total: int | None = None
+    text: str = ""
+    left: int | None = None
+    best: Mapping[str, Any] | None = None
+    points: tuple[tuple[int, bytes], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A job's result as JSON, its files by name, and its ``last`` step. ``stopped_by``: why the
+    result covers only a part of the search."""
+
+    result: bytes
+    last: Step
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    stopped_by: StopReason | None = None
+
+
+class Reporter(Protocol):
+    """A running job's way to those who wait for it."""
+
+    @property
+    def due(self) -> bool:
+        """Whether a step should be told by now."""
+        ...
+
+    @property
+    def stop(self) -> StopReason | None:
+        """Why the job should end with the best so far; None: it should not."""
+        ...
+
+    def tell(self, step: Step) -> None:
+        """Tell a step."""
+        ...
+
+
+class Silent:
+    """A reporter that reports nothing; ``stop`` is for tests."""
+
+    due = False
+
+    def __init__(self, stop: StopReason | None = None) -> None:
+        self.stop = stop
+
+    def tell(self, step: Step) -> None:
+        """Do nothing."""
+
+
+class Telling:
+    """A reporter that hands steps to ``send``, at most one in PERIOD_S where ``due`` is asked, and
+    asks ``hear`` why to stop."""
+
+    def __init__(self, send: Callable[[Step], None], hear: Callable[[], StopReason | None]) -> None:
+        self._send = send
+        self._hear = hear
+        self._told_s = 0.0
+
+    @property
+    def due(self) -> bool:
+        """See Reporter."""
+        return time.monotonic() - self._told_s >= PERIOD_S
+
+    @property
+    def stop(self) -> StopReason | None:
+        """See Reporter."""
+        return self._hear()
+
+    def tell(self, step: Step) -> None:
+        """See Reporter."""
+        self._told_s = time.monotonic()
+        self._send(step)
+
+
+class LastLine:
+    """A Progress that remembers its last line."""
+
+    text = ""
+
+    def __call__(self, text: str) -> None:
+        """Remember the line."""
+        self.text = text

@@ -13,10 +13,8 @@ from cachetools import LRUCache, cached
 from domino_tune.requests import SimulateRequest, WhatIfRequest
 from domino_tune.results import to_json
 from domino_tune.service.encoding import json_bytes, sha256_hex
-from domino_tune.service.work import searches
-from domino_tune.service.work.calibration import calibrate, check_calibration
-from domino_tune.service.work.reporting import Outcome, Reporter
-from domino_tune.service.work.searches import what_if_result
+from domino_tune.service.work import Outcome, Reporter, searches
+from domino_tune.service.work.searches import calibrate, check_calibration, what_if_result
 from domino_tune.service.work.task import Task
 from domino_tune.verbs.simulate import simulate
 from domino_tune.verbs.whatif import About, Question, ask, asked_about

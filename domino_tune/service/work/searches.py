@@ -1,11 +1,18 @@
-"""What searches compute: the best plan, the best layouts, and points one by one."""
+"""What jobs compute: the best plan, layouts, points one by one, their files; a calibration."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
-from domino_tune.requests import LayoutRequest, ScaleRequest, TuneRequest, WhatIfRequest
+from domino_tune.requests import (
+    LayoutRequest,
+    ScaleRequest,
+    SimulateRequest,
+    TuneRequest,
+    WhatIfRequest,
+)
+from domino_tune.requests.outputs import SearchOutputs
 from domino_tune.results import to_json
 from domino_tune.results.layouts import LayoutsResult, ScalePoint
 from domino_tune.results.tune import TuneResult
@@ -14,12 +21,22 @@ from domino_tune.search import DEFAULT_TRIALS, Record, choose_best
 from domino_tune.search.layouts import LayoutSearch
 from domino_tune.search.simulated import CasePlans, check_target
 from domino_tune.service.encoding import json_bytes
-from domino_tune.service.work.files import files_of
-from domino_tune.service.work.reporting import LastLine, Outcome, Reporter, Step, StopError
-from domino_tune.service.work.task import Task
+from domino_tune.service.work import LastLine, Outcome, Reporter, Step, StopError
+from domino_tune.service.work.task import Task, profile_of, request_of
+from domino_tune.store.plans import dump_plan
+from domino_tune.store.profiles import dump_profile
 from domino_tune.verbs import layouts as layouts_verb
+from domino_tune.verbs.calibrate import (
+    AskedRun,
+    calibrated,
+    check_base,
+    check_predictable,
+    measured,
+    planned,
+)
 from domino_tune.verbs.layout_space import base_of
 from domino_tune.verbs.layouts import LayoutSpace
+from domino_tune.verbs.measured_runs import merged_samples
 from domino_tune.verbs.resolve import Chosen, resolve
 from domino_tune.verbs.scale import no_layout, point_of, requests_of, result_of, scale_base
 from domino_tune.verbs.tune import (
@@ -30,9 +47,47 @@ from domino_tune.verbs.tune import (
     search_all,
 )
 from domino_tune.verbs.whatif import Question, ask, best_plan, best_so_far, check_points
+from domino_tune.verbs.written import plan_file_of, strategies_of
 from simulator.case import Case
 from simulator.dtypes import MS_PER_NS
-from simulator.errors import DominoTuneError
+from simulator.errors import DominoTuneError, InputError
+
+# The files of a search ----------------------------------------------------------------------------
+# Its plans, its page, and its timelines.
+
+
+def files_of(
+    request: TuneRequest | LayoutRequest, result: TuneResult | LayoutsResult
+) -> dict[str, bytes]:
+    """Return the files by name: ``plan``, ``plan-STRATEGY`` of each strategy that was compared,
+    ``report`` and ``trace``."""
+    from domino_tune.store.formats.chrome_trace import trace_bytes
+
+    compared = {
+        f"plan-{strategy}": dump_plan(plan_file_of(result.best, strategy)).encode()
+        for strategy in strategies_of(result.best)
+    }
+    return {
+        **compared,
+        "plan": dump_plan(result.best.plan_file).encode(),
+        "report": _page(request, result),
+        "trace": trace_bytes(result.best.timelines),
+    }
+
+
+def _page(request: TuneRequest | LayoutRequest, result: TuneResult | LayoutsResult) -> bytes:
+    from domino_tune.report.page import report_html
+    from domino_tune.verbs.report import layouts_page, tuning_page
+
+    if isinstance(result, TuneResult):
+        assert isinstance(request, TuneRequest)
+        return report_html(tuning_page(request, SearchOutputs(), result)).encode()
+    assert isinstance(request, LayoutRequest)
+    return report_html(layouts_page(request, SearchOutputs(), result)).encode()
+
+
+# What searches compute ----------------------------------------------------------------------------
+# The best plan, the best layouts, and points one by one.
 
 GAINS: Final = ("domino_gain", "domino_gain_here")
 """Fields of a layout that are unknown until the search has ended."""
@@ -282,3 +337,84 @@ def _found(
         result=json_bytes(answer), files=files_of(request, result), stopped_by=stopped_by,
         last=Step(done=done, total=total, text="done", left=0, best=best),
     )  # fmt: skip
+
+
+# What a calibration computes ----------------------------------------------------------------------
+# A profile fitted to measured runs.
+
+TOLD: Final = "of a request"
+"""Where the runs come from, in the profile's provenance."""
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def check_calibration(task: Task) -> None:
+    """Raise the DominoTuneError of a profile that cannot be calibrated, or of a run that cannot be
+    predicted, placed in the request."""
+    check_base(profile_of(task.profile))
+    found = []
+    for index, run in enumerate(_runs(task)):
+        try:
+            made = planned(run, task.shelf)
+            check_predictable(made)
+        except DominoTuneError as error:
+            raise error.at("runs", *([] if task.request["listed"] is False else [index])) from None
+        found.append(made)
+    try:
+        merged_samples(found)
+    except DominoTuneError as error:
+        raise error.at("runs") from None
+
+
+def calibrate(task: Task, reporter: Reporter) -> Outcome:
+    """Fit the profile. Raise InputError for runs that contradict each other, or take longer than a
+    job may compute."""
+    runs = [measured(one, task.shelf) for one in _runs(task)]
+    counted = _Counted(reporter, len(runs))
+    profile = profile_of(task.profile)
+    made, result = calibrated(profile, task.request["name"], runs, TOLD, counted)
+    answer = to_json(result)
+    del answer["path"]
+    done = counted.done
+    return Outcome(
+        result=json_bytes(answer), files={"profile": dump_profile(made)},
+        last=Step(done=done, total=done, text="done", left=0),
+    )  # fmt: skip
+
+
+class _Counted:
+    """An Ahead that computes in turn, and counts."""
+
+    def __init__(self, reporter: Reporter, runs: int) -> None:
+        self._reporter = reporter
+        self._runs = runs
+        self.done = 0
+
+    def __call__(
+        self, function: Callable[[Item], Result], items: Iterable[Item]
+    ) -> Iterator[tuple[Item, Callable[[], Result]]]:
+        """Go through ``items`` in order."""
+        for item in items:
+            yield item, lambda item=item: self._result(function, item)  # type: ignore[misc]
+
+    def _result(self, function: Callable[[Item], Any], item: Item) -> Any:
+        if self._reporter.stop == "time":
+            raise InputError(
+                "These runs take longer to fit than a job may compute; give fewer of them, or "
+                "shorter ones: fewer layers, or fewer micro-batches."
+            )
+        found = function(item)
+        self.done += 1
+        if self._reporter.due:
+            text = f"{self.done:,} predictions of {self._runs} runs"
+            self._reporter.tell(Step(done=self.done, text=text))
+        return found
+
+
+def _runs(task: Task) -> list[AskedRun]:
+    return [_run(one) for one in task.request["runs"]]
+
+
+def _run(parsed: Mapping[str, Any]) -> AskedRun:
+    request = request_of(SimulateRequest, parsed["request"])
+    return AskedRun(**{**parsed, "request": request})

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from domino_tune.service.executors.job import Limits
+from domino_tune.service.executors import Limits
 from domino_tune.service.executors.registry import open_executor
-from domino_tune.service.work.reporting import Step
+from domino_tune.service.work import Step
 from tests.support.dask_cluster import dask_cluster
 from tests.support.tasks import TASKS, undisturbed
 

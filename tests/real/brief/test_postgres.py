@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import closing
 
+from domino_tune.service.jobs import NewJob
 from domino_tune.service.jobs.desk import JobDesk
-from domino_tune.service.jobs.job import NewJob
 from domino_tune.service.jobs.leases import Leases
 from domino_tune.service.sql.database import open_database
 from tests.support.postgres import Postgres

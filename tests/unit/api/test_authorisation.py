@@ -14,8 +14,8 @@ import pytest
 from api.app import create_app, route_table
 from api.wire import Declared
 from domino_tune.requests.service import JobKind
+from domino_tune.service.jobs import NewJob
 from domino_tune.service.jobs.desk import JobDesk
-from domino_tune.service.jobs.job import NewJob
 from domino_tune.service.sql.database import open_database
 from domino_tune.service.tokens import SCOPES, TokenDesk
 from tests.support.inside import Inside, inside

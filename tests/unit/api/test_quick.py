@@ -11,7 +11,7 @@ import pytest
 
 from api.problems import ProblemError
 from api.quick import MOST_OF_AN_OWNER, Quick
-from domino_tune.service.executors.job import ChildDiedError
+from domino_tune.service.executors import ChildDiedError
 from simulator.errors import InputError
 
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Final
 
 from domino_tune.base.errors import StorageError
+from domino_tune.service.jobs import Job, JobProgress, NewJob, Point
 from domino_tune.service.jobs.desk import JobDesk
-from domino_tune.service.jobs.job import Job, JobProgress, NewJob, Point
 from domino_tune.service.jobs.leases import Claimed, Leases, LostLeaseError
 from domino_tune.service.sql.database import Database, open_database
 from domino_tune.service.sql.tables import METADATA

@@ -6,8 +6,8 @@ import json
 
 from domino_tune.requests.service import JobKind
 from domino_tune.service.idempotency import Idempotency
+from domino_tune.service.jobs import Job, NewJob
 from domino_tune.service.jobs.desk import JobDesk
-from domino_tune.service.jobs.job import Job, NewJob
 
 
 def new_job(owner: str = "ann", kind: JobKind = "tune", number: int = 0) -> NewJob:

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Final
 
+from domino_tune.service.jobs import Point
 from domino_tune.service.jobs.desk import JobDesk
-from domino_tune.service.jobs.job import Point
 from domino_tune.service.jobs.leases import Leases, LostLeaseError
 from domino_tune.service.sql.database import open_database
 from tests.real.domino_tune.service.made import submit

@@ -11,7 +11,7 @@ from sqlalchemy import select, update
 from domino_tune.base.errors import KeyReuseError, meaning_of
 from domino_tune.service.idempotency import claim_key
 from domino_tune.service.jobs.desk import JobDesk
-from domino_tune.service.quota import DAY_S
+from domino_tune.service.jobs.retention import DAY_S
 from domino_tune.service.sql import tables
 from domino_tune.service.sql.database import Database, open_database
 from simulator.errors import InputError

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from domino_tune.service.work.reporting import Outcome, Reporter, Step
+from domino_tune.service.work import Outcome, Reporter, Step
 from simulator.errors import InputError
 
 

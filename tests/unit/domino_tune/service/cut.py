@@ -14,8 +14,8 @@ from typing import Final
 from sqlalchemy import select
 
 from domino_tune.base.errors import StorageError
+from domino_tune.service.jobs import NewJob
 from domino_tune.service.jobs.desk import JobDesk
-from domino_tune.service.jobs.job import NewJob
 from domino_tune.service.sql.database import Database, open_database
 from domino_tune.service.sql.tables import tasks
 

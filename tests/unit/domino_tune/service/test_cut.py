@@ -20,7 +20,7 @@ def crashed(tmp_path_factory: pytest.TempPathFactory) -> Crashed:
 @pytest.fixture(autouse=True)
 def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "domino_tune.service.sql.sqlite.TRUNCATION_CHECKS", 1
+        "domino_tune.service.sql.database.TRUNCATION_CHECKS", 1
     )  # no other process is at work
 
 

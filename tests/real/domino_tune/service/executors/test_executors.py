@@ -11,9 +11,7 @@ from unittest.mock import patch
 import psutil
 import pytest
 
-from domino_tune.service.executors import dask
-from domino_tune.service.executors.dask import DaskExecutor
-from domino_tune.service.executors.job import (
+from domino_tune.service.executors import (
     ChildDiedError,
     EndedError,
     JobExecutor,
@@ -21,11 +19,11 @@ from domino_tune.service.executors.job import (
     NoWorkerError,
     OverLimitError,
     Wanted,
+    dask,
 )
-from domino_tune.service.executors.local import LocalExecutor
-from domino_tune.service.executors.pool import Pool
-from domino_tune.service.executors.registry import open_executor
-from domino_tune.service.work.reporting import Outcome, Step
+from domino_tune.service.executors.dask import DaskExecutor
+from domino_tune.service.executors.registry import LocalExecutor, Pool, open_executor
+from domino_tune.service.work import Outcome, Step
 from simulator.errors import InputError
 from tests.real.domino_tune.service.works import odd
 from tests.support.dask_cluster import DaskCluster, dask_cluster

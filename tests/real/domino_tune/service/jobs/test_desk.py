@@ -8,10 +8,9 @@ from threading import Barrier
 import pytest
 
 from domino_tune.base.errors import NotFoundError, PreconditionError, QueueFullError
+from domino_tune.service.jobs import JobFilter, JobProgress, NewJob, Point, new_id
 from domino_tune.service.jobs.desk import MAX_LIMIT, JobDesk
-from domino_tune.service.jobs.job import JobProgress, NewJob, Point, new_id
 from domino_tune.service.jobs.leases import Leases
-from domino_tune.service.jobs.listing import JobFilter
 from domino_tune.service.sql.database import Database
 from simulator.errors import InputError
 from tests.real.domino_tune.service.made import key, new_job, submit

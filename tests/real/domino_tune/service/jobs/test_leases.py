@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import Connection, update
 
 from domino_tune.base.errors import ConflictError
+from domino_tune.service.jobs import JobProgress, Point
 from domino_tune.service.jobs.desk import JobDesk
-from domino_tune.service.jobs.job import JobProgress, Point
 from domino_tune.service.jobs.leases import Claimed, Leases, LostLeaseError
 from domino_tune.service.sql import tables
 from domino_tune.service.sql.database import Database

@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import update
 
 from domino_tune.requests.service import JobState
+from domino_tune.service.jobs import JobProgress
 from domino_tune.service.jobs.desk import JobDesk
-from domino_tune.service.jobs.job import JobProgress
 from domino_tune.service.jobs.leases import Claimed, Leases, LostLeaseError
 from domino_tune.service.sql import tables
 from domino_tune.service.sql.database import Database

@@ -10,11 +10,10 @@ import pytest
 from sqlalchemy import Table, func, select, update
 
 from domino_tune.base.errors import NotFoundError, QuotaError
+from domino_tune.service.jobs import Job, JobProgress, NewJob, Point
 from domino_tune.service.jobs.desk import JobDesk
-from domino_tune.service.jobs.job import Job, JobProgress, NewJob, Point
 from domino_tune.service.jobs.leases import Claimed, Leases
-from domino_tune.service.jobs.retention import Collected, Retention
-from domino_tune.service.quota import DAY_S, Keep, stored_bytes
+from domino_tune.service.jobs.retention import DAY_S, Collected, Keep, Retention, stored_bytes
 from domino_tune.service.sql import tables
 from domino_tune.service.sql.database import Database
 from tests.real.domino_tune.service.made import new_job, submit

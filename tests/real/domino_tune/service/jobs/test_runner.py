@@ -11,16 +11,16 @@ import pytest
 from sqlalchemy import update
 
 from domino_tune.base.errors import StorageError
-from domino_tune.service.executors.job import JobExecutor, Limits, NoWorkerError, Wanted
-from domino_tune.service.executors.local import LocalExecutor
+from domino_tune.service.executors import JobExecutor, Limits, NoWorkerError, Wanted
+from domino_tune.service.executors.registry import LocalExecutor
+from domino_tune.service.jobs import Job, NewJob
 from domino_tune.service.jobs import runner as module
 from domino_tune.service.jobs.desk import JobDesk
-from domino_tune.service.jobs.job import Job, NewJob
 from domino_tune.service.jobs.leases import Leases
 from domino_tune.service.jobs.runner import MOST_ATTEMPTS, Runner
 from domino_tune.service.sql.database import Database
 from domino_tune.service.sql.tables import jobs
-from domino_tune.service.work.reporting import Outcome, Step
+from domino_tune.service.work import Outcome, Step
 from tests.real.domino_tune.service.works import odd
 from tests.support.processes import PATIENCE_S, wait_until
 

@@ -15,8 +15,8 @@ import pytest
 from sqlalchemy import func, select, text, update
 
 from domino_tune.base.errors import StorageError, UnavailableError, with_cause
+from domino_tune.service.jobs import NewJob
 from domino_tune.service.jobs.desk import JobDesk
-from domino_tune.service.jobs.job import NewJob
 from domino_tune.service.jobs.leases import Leases
 from domino_tune.service.sql import database as database_module
 from domino_tune.service.sql.database import Database, open_database
@@ -274,7 +274,7 @@ def test_sqlite_is_durable_and_private(sqlite_url: str, tmp_path: Path) -> None:
 def test_another_process_holds_sqlite_for_long(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("domino_tune.service.sql.sqlite.BUSY_S", 0.2)
+    monkeypatch.setattr("domino_tune.service.sql.database.BUSY_S", 0.2)
     database = open_database(sqlite_url)
     desk = JobDesk(database)
     holder = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from domino_tune.service.work import Silent, Step, StopReason
 from domino_tune.service.work.kinds import JOBS, answer, run_job
-from domino_tune.service.work.reporting import Silent, Step, StopReason
 from domino_tune.service.work.task import Task
 from domino_tune.store.plans import plan_from_json
 from simulator.errors import DominoTuneError, InfeasiblePlanError, InputError
