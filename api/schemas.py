@@ -43,7 +43,7 @@ from domino_tune.service.work import StopReason
 from domino_tune.store.formats.run_table import LEAST_MS, LONGEST_NOTE, MOST_MS
 from domino_tune.store.plans import Predicted, ProfileRef
 from domino_tune.store.profiles import ProfileSummary
-from domino_tune.verbs.measured_runs import LEAST_RUNS
+from domino_tune.verbs.calibrate import LEAST_RUNS
 from simulator.plan import SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 

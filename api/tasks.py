@@ -18,8 +18,7 @@ from domino_tune.service.library import Library
 from domino_tune.service.work.task import Task
 from domino_tune.store.formats.run_table import read_runs
 from domino_tune.store.shelf import LoadedModel
-from domino_tune.verbs.calibrate import USUAL, AskedRun, asked_in
-from domino_tune.verbs.measured_runs import LEAST_RUNS
+from domino_tune.verbs.calibrate import LEAST_RUNS, USUAL, AskedRun, asked_in
 from simulator.errors import DominoTuneError
 
 TOLD: Final = ("label", "measured_ms", "rounding_ms", "note")

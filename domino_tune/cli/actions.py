@@ -65,7 +65,7 @@ def _search(
 ) -> None:
     from domino_tune.base.memory import rare_collections
     from domino_tune.cli import service_actions, show
-    from domino_tune.verbs.written import recommended
+    from domino_tune.verbs.simulate import recommended
 
     check_places(outputs)
     target = getattr(request, "target", None)
@@ -227,7 +227,7 @@ def _write_files(outputs: PlanOutputs, best: SimulateResult, strategy: str) -> N
     """Write the plan file, of ``strategy`` unless another is asked for, and the trace."""
     if outputs.out:
         from domino_tune.store.plans import save_plan
-        from domino_tune.verbs.written import plan_file_of
+        from domino_tune.verbs.simulate import plan_file_of
 
         written = plan_file_of(best, outputs.out_of or strategy)
         save_plan(written, outputs.out)

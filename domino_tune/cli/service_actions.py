@@ -43,7 +43,7 @@ def search_there(
     from domino_tune.client.tokens import find_token
     from domino_tune.store.files import write_whole
     from domino_tune.store.formats.chrome_trace import write_trace_bytes
-    from domino_tune.verbs.written import check_has, recommended
+    from domino_tune.verbs.simulate import check_has, recommended
 
     with Client(server, token=find_token(outputs.token_file)) as client:
         with show.progress() as progress:

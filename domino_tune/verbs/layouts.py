@@ -31,7 +31,6 @@ from domino_tune.verbs.advice import (
     weights_fit,
     words_of,
 )
-from domino_tune.verbs.frameworks import frameworks_of
 from domino_tune.verbs.layout_space import (
     COL_SLICES,
     MOST_MICRO_BATCH,
@@ -46,6 +45,7 @@ from domino_tune.verbs.layout_space import (
 )
 from domino_tune.verbs.resolve import Chosen, place
 from domino_tune.verbs.simulate import simulate_plan
+from domino_tune.verbs.tune import frameworks_of
 from simulator.case import Case
 from simulator.dtypes import GIB, MS_PER_NS
 from simulator.errors import InfeasiblePlanError, InputError

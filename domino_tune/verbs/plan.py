@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
@@ -11,7 +12,6 @@ from domino_tune.requests import PlanExportRequest, PlanShowRequest
 from domino_tune.results.files import ExportResult, PlanResult
 from domino_tune.search.space import TWO_ROWS, enumerate_plans
 from domino_tune.store.formats.deepspeed import deepspeed_arguments, deepspeed_notes
-from domino_tune.store.formats.env import environment, export_lines
 from domino_tune.store.formats.megatron import (
     megatron_arguments,
     megatron_notes,
@@ -31,6 +31,7 @@ from domino_tune.store.shelf import DISK, Shelf
 from simulator.case import Case
 from simulator.dtypes import MS_PER_NS
 from simulator.errors import DominoTuneError, InfeasiblePlanError
+from simulator.implementation import Implementation
 from simulator.overlap import EP_OVERLAP, RUNS_IN
 from simulator.plan import SlicePlan
 from simulator.predict import predict
@@ -271,3 +272,36 @@ def _unsliced_notes(plan_file: PlanFile, to: str) -> list[str]:
         f"not {plan_file.plan.label}. Predicted: {predicted.iteration_ms:,.1f} ms as planned, "
         f"{predicted.baseline_ms:,.1f} ms unsliced."
     ]
+
+
+# Environment variables that make a run overlap as its plan says -----------------------------------
+
+
+def environment(
+    plan: SlicePlan, implementation: Implementation, *, cuda_graph: bool = False
+) -> dict[str, str]:
+    """Return the variables for every rank; ``cuda_graph``: steps are graphs.
+
+    ``CUDA_DEVICE_MAX_CONNECTIONS=1``, where the launch order is ``ordered``: one hardware queue, so
+    that the device starts kernels in the order of the schedule. ``TORCH_NCCL_HIGH_PRIORITY=1``:
+    PyTorch runs NCCL on a high-priority stream, so that a collective that waits gets the next SMs.
+    ``NCCL_MIN_CTAS`` and ``NCCL_MAX_CTAS`` (NCCL ≥ 2.17): the plan's CTAs, where it chose some.
+    ``NCCL_ALGO=Ring``, and ``NVTE_ALLOW_NONDETERMINISTIC_ALGO=0`` (TransformerEngine's attention),
+    where the implementation says so.
+    """
+    ordered = implementation.starts(cuda_graph=cuda_graph) == "ordered"
+    found = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if ordered else {}
+    if plan.strategy == "domino":
+        found["TORCH_NCCL_HIGH_PRIORITY"] = "1"
+    if plan.comm_ctas:
+        found |= {"NCCL_MIN_CTAS": str(plan.comm_ctas), "NCCL_MAX_CTAS": str(plan.comm_ctas)}
+    if implementation.nccl_algo == "ring":
+        found["NCCL_ALGO"] = "Ring"
+    if implementation.deterministic_attention:
+        found["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"
+    return found
+
+
+def export_lines(variables: Mapping[str, str]) -> list[str]:
+    """Return lines ``export NAME=VALUE`` for a shell to source."""
+    return [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]

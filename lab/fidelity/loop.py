@@ -23,10 +23,10 @@ from domino_tune.runtime.plan_runs import Measured, run_plans
 from domino_tune.store.files import write_whole
 from domino_tune.store.profiles import user_profiles_dir
 from domino_tune.store.shelf import dump_model, load_model
-from domino_tune.verbs.here_and_now import as_emulated, plan_paces
 from domino_tune.verbs.profile import profile
 from domino_tune.verbs.resolve import Chosen, resolve
 from domino_tune.verbs.tune import tune
+from domino_tune.verbs.validate import as_emulated, plan_paces
 from domino_tune.verbs.verdict import drawn_times_ns, middle_of
 from lab.fidelity import scores
 from lab.fidelity.scores import BASELINE, KINDS, LINKS, MODELS, TUNED, Cell, Kind, Setting

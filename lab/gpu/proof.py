@@ -19,8 +19,8 @@ from domino_tune.runtime.lanes import Pace
 from domino_tune.runtime.lanes.streams import EmulatedStreamLane
 from domino_tune.runtime.launch_spec import Backend, LaunchSpec
 from domino_tune.store.profiles import load_profile, save_profile
-from domino_tune.verbs.here_and_now import as_emulated
 from domino_tune.verbs.resolve import resolve
+from domino_tune.verbs.validate import as_emulated
 from lab.fidelity.loop import model_file, plans_of, run_emulated, setting_of
 from lab.fidelity.scores import KINDS
 from lab.gpu.cases import TWO_SLICES, RankCase, laid_over, slice_plans, with_launch

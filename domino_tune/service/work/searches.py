@@ -32,13 +32,14 @@ from domino_tune.verbs.calibrate import (
     check_base,
     check_predictable,
     measured,
+    merged_samples,
     planned,
 )
 from domino_tune.verbs.layout_space import base_of
 from domino_tune.verbs.layouts import LayoutSpace
-from domino_tune.verbs.measured_runs import merged_samples
 from domino_tune.verbs.resolve import Chosen, resolve
 from domino_tune.verbs.scale import no_layout, point_of, requests_of, result_of, scale_base
+from domino_tune.verbs.simulate import plan_file_of, strategies_of
 from domino_tune.verbs.tune import (
     cases_to_tune,
     check_some_may_fit,
@@ -47,7 +48,6 @@ from domino_tune.verbs.tune import (
     search_all,
 )
 from domino_tune.verbs.whatif import Question, ask, best_plan, best_so_far, check_points
-from domino_tune.verbs.written import plan_file_of, strategies_of
 from simulator.case import Case
 from simulator.dtypes import MS_PER_NS
 from simulator.errors import DominoTuneError, InputError

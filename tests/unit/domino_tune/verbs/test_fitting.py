@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from domino_tune.requests import TuneRequest
-from domino_tune.verbs.advice import Deadline, smallest_change
-from domino_tune.verbs.fitting import check_may_fit
+from domino_tune.verbs.advice import Deadline, check_may_fit, smallest_change
 from domino_tune.verbs.resolve import resolve
 from domino_tune.verbs.tune import tune
 from simulator.errors import InfeasiblePlanError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from domino_tune.runtime.launch_spec import LaunchSpec
-from domino_tune.verbs.here_and_now import as_emulated
+from domino_tune.verbs.validate import as_emulated
 from simulator.case import Case
 from simulator.cpu_hosts import IdleLane, SkewFit, SkewRow
 from simulator.lookup import Provenance

@@ -19,8 +19,15 @@ from domino_tune.store.formats.megatron_log import read_megatron_log
 from domino_tune.store.formats.run_table import RunRow, read_runs
 from domino_tune.store.profiles import load_profile, save_profile
 from domino_tune.store.shelf import DISK
-from domino_tune.verbs.calibrate import OneProfile, asked_in, check_predictable, measured, planned
-from domino_tune.verbs.measured_runs import check_possible, merged_samples
+from domino_tune.verbs.calibrate import (
+    OneProfile,
+    asked_in,
+    check_possible,
+    check_predictable,
+    measured,
+    merged_samples,
+    planned,
+)
 from domino_tune.verbs.simulate import simulate
 from simulator.draws import CalibratedPart, Calibration
 from simulator.dtypes import MS_PER_NS

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from domino_tune.runtime.plan_runs import Measured
-from domino_tune.verbs.here_and_now import Candidate, at_speed, present_speed
+from domino_tune.verbs.validate import Candidate, at_speed, present_speed
 from simulator.case import Case
 from simulator.engine import play
 from simulator.greedy import order_of

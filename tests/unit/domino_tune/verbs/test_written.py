@@ -10,8 +10,7 @@ from domino_tune.requests import SimulateRequest
 from domino_tune.requests.outputs import PlanOutputs
 from domino_tune.results.simulate import SimulateResult
 from domino_tune.verbs.plan import export_plan, export_text
-from domino_tune.verbs.simulate import simulate
-from domino_tune.verbs.written import plan_file_of, recommended, strategies_of
+from domino_tune.verbs.simulate import plan_file_of, recommended, simulate, strategies_of
 from simulator.errors import InputError
 
 
