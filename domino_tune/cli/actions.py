@@ -5,11 +5,13 @@ Imports are inside the functions, so that ``--help`` stays fast.
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from domino_tune import requests
-from domino_tune.cli.output import answer, json_text, tell_written
 from domino_tune.requests.outputs import (
     FileOutputs,
     JsonOutputs,
@@ -23,10 +25,65 @@ from domino_tune.requests.outputs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from domino_tune.base.progress import Progress
-    from domino_tune.results.simulate import SimulateResult
+    from domino_tune.client import Client
+    from domino_tune.client.jobs import Job
+    from domino_tune.requests.service import ServerFields
+    from domino_tune.results.layouts import Layouts
+    from domino_tune.results.simulate import Simulated, SimulateResult
+    from domino_tune.results.tune import Tuned
+
+
+# Print a result as JSON or as its table -----------------------------------------------------------
+
+
+def answer(result: Any, as_json: bool, table: Callable[[Any], None]) -> None:
+    """Print the result as JSON or as its table."""
+    from domino_tune.results import to_json
+
+    if as_json:
+        sys.stdout.write(json_text(to_json(result)))
+    else:
+        table(result)
+
+
+def tell_written(outputs: PlanOutputs, best: Simulated, strategy: str) -> None:
+    """Say whose plan was written, where it is not the chosen one's and nobody asked for it."""
+    from domino_tune.base.tables import print_line
+
+    if strategy != best.plan.strategy and not outputs.out_of:
+        print_line(
+            f"{outputs.out} holds the plan of {strategy}, which the verdict recommends; that of "
+            f"{best.plan.strategy} is written with --out-of {best.plan.strategy}.",
+            sys.stderr,
+        )
+
+
+def json_text(value: Any) -> str:
+    """Return ``value`` as indented JSON with a final newline."""
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
+def printed(verb: str, table: str) -> Callable[[Any, JsonOutputs], None]:
+    """Return the action of a verb whose result is only printed.
+
+    ``verb`` is a function of domino_tune, ``table`` one of this package that prints its result,
+    both as ``module:function``; they are imported when the action runs.
+    """
+
+    def action(request: Any, outputs: JsonOutputs) -> None:
+        answer(load("domino_tune", verb)(request), outputs.as_json, load("domino_tune.cli", table))
+
+    return action
+
+
+def load(package: str, place: str) -> Any:
+    """Return the function at ``place``, ``module:function``, of a package."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(f"{package}.{module}"), name)
+
+
+# Actions of the commands --------------------------------------------------------------------------
 
 
 def simulate(request: requests.SimulateRequest, outputs: PlanOutputs) -> None:
@@ -64,13 +121,13 @@ def _search(
     kind: str, request: Any, outputs: SearchOutputs, run: Callable[[Any, Progress], Any]
 ) -> None:
     from domino_tune.base.memory import rare_collections
-    from domino_tune.cli import service_actions, show
+    from domino_tune.cli import show
     from domino_tune.verbs.simulate import recommended
 
     check_places(outputs)
     target = getattr(request, "target", None)
     if outputs.server:
-        result = service_actions.search_there(kind, request, outputs, outputs.server, target)
+        result = search_there(kind, request, outputs, outputs.server, target)
     else:
         with show.progress() as progress, rare_collections():
             result = run(request, progress)
@@ -86,12 +143,12 @@ def _search(
 def scale(request: requests.ScaleRequest, outputs: ScaleOutputs) -> None:
     """Find the best layout at each number of GPUs, on this machine or at a server."""
     from domino_tune.base.memory import rare_collections
-    from domino_tune.cli import service_actions, show
+    from domino_tune.cli import show
     from domino_tune.verbs.scale import tune_scale
 
     check_places(outputs)
     if outputs.server:
-        result = service_actions.answer_there("scale", request, outputs, outputs.server)
+        result = answer_there("scale", request, outputs, outputs.server)
     else:
         with show.progress() as progress, rare_collections():
             result = tune_scale(request, progress)
@@ -151,9 +208,9 @@ def validate(request: requests.ValidateRequest, outputs: ValidateOutputs) -> Non
 
     check_places(outputs)
     if outputs.report_to:
-        from domino_tune.cli import sending
+        from domino_tune.cli import at_server
 
-        sending.check_destination(outputs.report_to, outputs.token_file)
+        at_server.check_destination(outputs.report_to, outputs.token_file)
     with show.still_progress() as progress:
         result = run(request, progress)
     if outputs.trace:
@@ -161,25 +218,25 @@ def validate(request: requests.ValidateRequest, outputs: ValidateOutputs) -> Non
     answer(result, outputs.as_json, show.tables)
     try:
         if outputs.report_to:
-            from domino_tune.cli import sending
+            from domino_tune.cli import at_server
 
-            sending.send_result(result, outputs.report_to, outputs.token_file)
+            at_server.send_result(result, outputs.report_to, outputs.token_file)
     finally:
         check_result(result)
 
 
 def profile(request: requests.ProfileRequest, outputs: JsonOutputs) -> None:
     """Measure this machine; when interrupted, print how to continue."""
-    from domino_tune.cli import show, show_profile
+    from domino_tune.cli import show
     from domino_tune.verbs import profile
     from domino_tune.verbs.profile import profile as run
 
     try:
-        with show_profile.progress() as progress:
+        with show.lines_progress() as progress:
             result = run(request, progress)
     except KeyboardInterrupt:
         path = profile.profile_path(request.name)
-        show_profile.interrupted(path, profile.resume_command(request))
+        show.interrupted(path, profile.resume_command(request))
         raise
     answer(result, outputs.as_json, show.tables)
 
@@ -187,10 +244,10 @@ def profile(request: requests.ProfileRequest, outputs: JsonOutputs) -> None:
 def calibrate(request: requests.CalibrateRequest, outputs: ServerOutputs) -> None:
     """Fit a profile to measured iterations, here or at a server; print what the runs showed."""
     from domino_tune.base.memory import rare_collections
-    from domino_tune.cli import service_actions, show
+    from domino_tune.cli import show
 
     if outputs.server:
-        result = service_actions.answer_there("calibrate", request, outputs, outputs.server)
+        result = answer_there("calibrate", request, outputs, outputs.server)
     else:
         from domino_tune.verbs.calibrate import calibrate as run
 
@@ -240,3 +297,131 @@ def _write_trace(path: str | None, result: SimulateResult) -> None:
         from domino_tune.store.formats.chrome_trace import write_trace
 
         write_trace(path, result.timelines)
+
+
+# Actions of the jobs commands, at a server --------------------------------------------------------
+# Imports are inside the functions, so that ``--help`` stays fast.
+
+
+def jobs_list(request: requests.JobsListRequest, outputs: JsonOutputs) -> None:
+    """Print the newest jobs."""
+    from domino_tune.cli import at_server
+
+    asked = {"kind": request.kind, "state": request.state, "q": request.search}
+    wanted = {name: value for name, value in asked.items() if value is not None}
+    with _client(request) as client:
+        jobs = client.jobs(limit=request.limit, **wanted).items
+    if outputs.as_json:
+        sys.stdout.write(json_text([job.plain for job in jobs]))
+    else:
+        at_server.jobs_table(jobs)
+
+
+def jobs_show(request: requests.JobsShowRequest, outputs: JsonOutputs) -> None:
+    """Print a job, and its result when it is done."""
+    with _client(request) as client:
+        _print(client.job(request.job), outputs)
+
+
+def jobs_stop(request: requests.JobsStopRequest, outputs: JsonOutputs) -> None:
+    """Stop a job, wait for its best result so far, and print it."""
+    from domino_tune.cli import show
+
+    with _client(request) as client, show.progress() as progress:
+        job = client.wait(client.stop(request.job), progress)
+    _print(job, outputs)
+
+
+def jobs_delete(request: requests.JobsDeleteRequest, outputs: Outputs) -> None:
+    """Delete a job."""
+    with _client(request) as client:
+        client.delete(request.job)
+    print(f"Job {request.job} is deleted.")
+
+
+def _client(request: ServerFields) -> Client:
+    from domino_tune.client import Client
+    from domino_tune.client.tokens import find_token
+
+    return Client(request.server, token=find_token(request.token_file))
+
+
+def _print(job: Job, outputs: JsonOutputs) -> None:
+    """Print a job, and its result. Raise the error of a job that failed, after printing it."""
+    from domino_tune.cli import at_server
+
+    if outputs.as_json:
+        sys.stdout.write(json_text(job.plain))
+    else:
+        at_server.show_job(job)
+
+
+# Actions of the service's commands ----------------------------------------------------------------
+# Serve, manage tokens, send results; and ask a server.
+#
+# Imports stand inside the functions, so that ``--help`` stays fast.
+
+
+def serve(request: requests.ServeRequest, outputs: Outputs) -> None:
+    """Serve until interrupted; print the address when the server answers requests."""
+    from domino_tune.base.errors import needed_for
+
+    with needed_for("serve"):
+        from domino_tune.service.serving import serve as run
+
+    run(request, lambda url: print(f"domino_tune serves {url} until Ctrl-C.", flush=True))
+
+
+def tokens_revoke(request: requests.TokensRevokeRequest, outputs: Outputs) -> None:
+    """Revoke a token."""
+    from domino_tune.service import token_verbs
+
+    token_verbs.tokens_revoke(request)
+    print(f"Token {request.name} is revoked.")
+
+
+def search_there(
+    kind: str, request: Any, outputs: SearchOutputs, server: str, target: str | None
+) -> Tuned | Layouts:
+    """Tune, or search layouts, at a server; write the files asked for, as the server made them."""
+    from domino_tune.cli import show
+    from domino_tune.client import Client
+    from domino_tune.client.tokens import find_token
+    from domino_tune.store.files import write_whole
+    from domino_tune.store.formats.chrome_trace import write_trace_bytes
+    from domino_tune.verbs.simulate import check_has, recommended
+
+    with Client(server, token=find_token(outputs.token_file)) as client:
+        with show.progress() as progress:
+            job = client.result(kind, request, progress)
+        found: Tuned | Layouts = job.answer()
+        if outputs.out:
+            best = found.best
+            strategy = outputs.out_of or recommended(best, target)
+            check_has(best, strategy)
+            write_whole(outputs.out, client.file(job.id, f"plan-{strategy}"))
+            tell_written(outputs, best, strategy)
+        if outputs.trace:
+            write_trace_bytes(outputs.trace, client.file(job.id, "trace"))
+        if outputs.report:
+            write_whole(outputs.report, client.file(job.id, "report"))
+    return found
+
+
+def answer_there(kind: str, request: Any, outputs: ServerOutputs, server: str) -> Any:
+    """Return the answer of a job of a kind, which a server computes."""
+    from domino_tune.cli import show
+    from domino_tune.client import Client
+    from domino_tune.client.tokens import find_token
+
+    token = find_token(outputs.token_file)
+    with Client(server, token=token) as client, show.progress() as progress:
+        return client.result(kind, request, progress).answer()
+
+
+def send(request: requests.SendRequest, outputs: Outputs) -> None:
+    """Send saved results."""
+    from domino_tune.cli.at_server import send_again
+
+    send_again(request)
+    print(f"Sent {request.file} to {request.to}.")

@@ -1,4 +1,4 @@
-"""From what a user types to a request: a job file, then ``--set``, then options; the later win.
+"""From what a user types to a request, and the completion of it while it is typed.
 
 ``--set`` and job files reach every field of the request, every key of the implementation, and
 every field of the model by its Hugging Face name. Entries of a list add up; an option replaces it.
@@ -6,9 +6,13 @@ every field of the model by its Hugging Face name. Entries of a list add up; an 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Final
+
+import typer
 
 from domino_tune.requests.options import Asked, Request, field_name, from_values, is_list, option_of
 from domino_tune.requests.outputs import Asking
@@ -85,3 +89,64 @@ def instead(verb: str, kind: type[Request], flag: str) -> str:
         return ""
     setting = "KEY=VALUE" if name in ("implementation_set", "overrides") else f"{name}={wanted}"
     return f"{flag} is not an option; write --set {setting}, or {name} in a job file (--job)."
+
+
+# Completion in bash, zsh and fish -----------------------------------------------------------------
+# Answers what the shell asks while a user types a command.
+#
+# A shell asks by running the program with ``_DOMINO_TUNE_COMPLETE`` in its environment, at every
+# press of Tab: nothing heavy may be imported here. Without an answer it completes names of files.
+
+PROGRAM: Final = "domino-tune"
+ASKED: Final = "_DOMINO_TUNE_COMPLETE"
+
+
+def _models() -> Iterable[str]:
+    from simulator.presets import MODELS
+
+    return MODELS
+
+
+def _profiles() -> Iterable[str]:
+    from domino_tune.store.files import bundled_names, user_names
+
+    return {*bundled_names(), *user_names()}
+
+
+NAMES: Final[dict[str, Callable[[], Iterable[str]]]] = {
+    "model": _models,
+    "for_model": _models,
+    "profile": _profiles,
+    "into": _profiles,
+    "first": _profiles,
+    "second": _profiles,
+}
+"""Field of a request -> the names that it takes."""
+
+
+def completer(field: str, choices: Sequence[str]) -> Callable[[str], list[str]] | None:
+    """Return what completes a field's value: its choices or its names; None for anything else."""
+    names = NAMES.get(field)
+    if not (choices or names):
+        return None
+
+    def complete(incomplete: str) -> list[str]:
+        known = choices or sorted(names() if names else ())
+        return [name for name in known if name.startswith(incomplete)]
+
+    return complete
+
+
+def answer(app: typer.Typer) -> int:
+    """Print the answer to the shell's question; return the exit code that it expects."""
+    try:
+        app([], prog_name=PROGRAM, standalone_mode=False)
+    except SystemExit as end:
+        sys.stdout.flush()
+        return end.code if isinstance(end.code, int) else 0
+    return 0
+
+
+def is_asked() -> bool:
+    """Return whether a shell asks for completion."""
+    return ASKED in os.environ

@@ -20,8 +20,8 @@ from typer.core import TyperCommand, TyperGroup
 from domino_tune import requests
 from domino_tune.base.errors import meaning_of, printable
 from domino_tune.base.origin import VERSION
-from domino_tune.cli import actions, asking, completion, job_actions, service_actions
-from domino_tune.cli.output import load, printed
+from domino_tune.cli import actions, asking
+from domino_tune.cli.actions import load, printed
 from domino_tune.requests import outputs
 from domino_tune.requests.options import GROUPS as OPTION_GROUPS
 from domino_tune.requests.options import Request, choices_of, core_of, is_list, option_of
@@ -93,28 +93,28 @@ VERBS: Final = (
     Verb("models", requests.ModelsRequest, outputs.JsonOutputs,
          printed("verbs.models:models", "show:models")),
     Verb("profiles list", requests.ProfilesListRequest, outputs.JsonOutputs,
-         printed("verbs.profiles:profiles_list", "show_profiles:listing")),
+         printed("verbs.profiles:profiles_list", "show:profiles")),
     Verb("profiles show", requests.ProfilesShowRequest, outputs.JsonOutputs,
-         printed("verbs.profiles:profiles_show", "show_profiles:profile")),
+         printed("verbs.profiles:profiles_show", "show:profile")),
     Verb("profiles check", requests.ProfilesCheckRequest, outputs.JsonOutputs,
-         printed("verbs.profiles:profiles_check", "show_profiles:check")),
+         printed("verbs.profiles:profiles_check", "show:checked")),
     Verb("profiles import", requests.ProfilesImportRequest, outputs.JsonOutputs,
-         printed("verbs.profiles:profiles_import", "show_profiles:imported"),
+         printed("verbs.profiles:profiles_import", "show:imported"),
          "measure.importers:descriptions"),
     Verb("profiles diff", requests.ProfilesDiffRequest, outputs.JsonOutputs,
-         printed("verbs.profiles:profiles_diff", "show_profiles:diff")),
-    Verb("serve", requests.ServeRequest, outputs.Outputs, service_actions.serve),
-    Verb("send", requests.SendRequest, outputs.Outputs, service_actions.send),
-    Verb("jobs list", requests.JobsListRequest, outputs.JsonOutputs, job_actions.jobs_list),
-    Verb("jobs show", requests.JobsShowRequest, outputs.JsonOutputs, job_actions.jobs_show),
-    Verb("jobs stop", requests.JobsStopRequest, outputs.JsonOutputs, job_actions.jobs_stop),
-    Verb("jobs delete", requests.JobsDeleteRequest, outputs.Outputs, job_actions.jobs_delete),
+         printed("verbs.profiles:profiles_diff", "show:diff")),
+    Verb("serve", requests.ServeRequest, outputs.Outputs, actions.serve),
+    Verb("send", requests.SendRequest, outputs.Outputs, actions.send),
+    Verb("jobs list", requests.JobsListRequest, outputs.JsonOutputs, actions.jobs_list),
+    Verb("jobs show", requests.JobsShowRequest, outputs.JsonOutputs, actions.jobs_show),
+    Verb("jobs stop", requests.JobsStopRequest, outputs.JsonOutputs, actions.jobs_stop),
+    Verb("jobs delete", requests.JobsDeleteRequest, outputs.Outputs, actions.jobs_delete),
     Verb("tokens add", requests.TokensAddRequest, outputs.JsonOutputs,
-         printed("service.token_verbs:tokens_add", "show_tokens:added")),
+         printed("service.token_verbs:tokens_add", "show:added_token")),
     Verb("tokens list", requests.TokensListRequest, outputs.JsonOutputs,
-         printed("service.token_verbs:tokens_list", "show_tokens:listing")),
+         printed("service.token_verbs:tokens_list", "show:tokens")),
     Verb("tokens revoke", requests.TokensRevokeRequest, outputs.Outputs,
-         service_actions.tokens_revoke),
+         actions.tokens_revoke),
 )  # fmt: skip
 
 
@@ -269,7 +269,7 @@ def _parameters(kind: type[Request], asks: bool) -> Iterator[inspect.Parameter]:
 def _typer_info(kind: type[Request], name: str) -> Any:
     told, annotation = option_of(kind, name), kind.model_fields[name].annotation
     choices, core = choices_of(annotation), core_of(annotation)
-    complete = completion.completer(name, choices)
+    complete = asking.completer(name, choices)
     metavar = told.metavar or (
         f"[{'|'.join(choices)}]" if choices else "N" if core is int else None
     )
@@ -288,11 +288,11 @@ def _typer_info(kind: type[Request], name: str) -> Any:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code; print a user's error without traceback."""
-    if completion.is_asked():
-        return completion.answer(build_app())
+    if asking.is_asked():
+        return asking.answer(build_app())
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
-        result = build_app()(arguments, prog_name=completion.PROGRAM, standalone_mode=False)
+        result = build_app()(arguments, prog_name=asking.PROGRAM, standalone_mode=False)
         sys.stdout.flush()
     except ClickException as error:
         _complain(_otherwise(error) or error.format_message())

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from domino_tune.base.progress import Progress
 from domino_tune.base.tables import Table, print_line, print_table
 from domino_tune.cli.progress import progress, still_progress
 
 if TYPE_CHECKING:
-    from domino_tune.results.files import PlanResult
-    from domino_tune.results.listed import ModelsResult
+    from domino_tune.results.files import (
+        CheckResult,
+        DiffResult,
+        ImportResult,
+        PlanResult,
+        ProfileResult,
+        ProfilesResult,
+        Trust,
+    )
+    from domino_tune.results.listed import ModelsResult, TokenAddedResult, TokensResult
     from domino_tune.results.shown import Shown
     from simulator.issue_order import IssueOrder
     from simulator.specs import ModelSpec
 
-__all__ = ["models", "plan", "progress", "still_progress", "tables", "warn"]
+__all__ = [
+    "added_token", "checked", "diff", "imported", "interrupted", "lines_progress", "models",
+    "percent", "plan", "profile", "profiles", "progress", "still_progress", "tables", "tokens",
+    "warn",
+]  # fmt: skip
 
 
 def tables(result: Shown) -> None:
@@ -89,3 +104,193 @@ def plan(result: PlanResult) -> None:
 def _order_text(line: IssueOrder) -> str:
     layers = "a layer" if line.stride == 1 else f"{line.stride} layers"
     return f"{len(line.tokens)} fragments for {layers}: {' '.join(line.to_strings())}"
+
+
+# Print the progress of profile, and how to continue -----------------------------------------------
+
+
+@contextmanager
+def lines_progress() -> Iterator[Progress]:
+    """Show a status line if stderr is a terminal, else print plain lines."""
+    if sys.stderr.isatty():
+        with still_progress() as update:
+            yield update
+    else:
+        yield lambda message: print_line(message, sys.stderr)
+
+
+def interrupted(path: Path, resume: str) -> None:
+    """Print where the measurements are, and how to continue."""
+    state = f"The measurements are in {path}." if path.exists() else "Nothing was measured yet."
+    print_line(f"{state} To go on: {resume}", sys.stderr)
+
+
+# Print results of the profiles verbs as tables ----------------------------------------------------
+
+
+def profiles(result: ProfilesResult) -> None:
+    """Print one row a profile."""
+    print_table(
+        Table(
+            columns=("profile", "from", "machine", "created", "sections", "id"),
+            rows=[
+                (
+                    item.name, item.origin, item.gpu, item.created,
+                    ", ".join(f"{name} ({kind})" for name, kind in item.sections.items()),
+                    item.content_id[:19] + "…",
+                )
+                for item in result.profiles
+            ],
+            narrow=("sections", "id", "created", "from"),
+            below="sections",
+        )
+    )  # fmt: skip
+
+
+def profile(result: ProfileResult) -> None:
+    """Print the machine, then the sections."""
+    machine = result.machine
+    facts = [
+        ("GPU", machine.gpu),
+        ("GPUs a node", str(machine.gpus_per_node)),
+        *([("GPUs an NVLink domain", str(machine.domain))] if machine.gpus_per_domain else []),
+        ("memory", f"{machine.gpu_memory_gib:g} GiB"),
+        ("SMs", str(machine.sm_count)),
+        ("peak", ", ".join(f"{k} {v:g} TFLOP/s" for k, v in machine.peak_tflops.items())),
+        ("memory bandwidth", f"{machine.memory_bandwidth_gb_s:g} GB/s"),
+        ("backend", machine.backend),
+        *machine.details.items(),
+        ("created", result.created),
+        ("id", result.content_id),
+        ("missing sections", ", ".join(result.missing) or "none"),
+    ]
+    print_table(Table(title=result.name, columns=("", "value"), rows=facts))
+    print_table(
+        Table(
+            columns=("section", "kind", ">rows", ">fits", ">error", "source"),
+            rows=[
+                (
+                    item.section, item.kind, str(item.rows), str(item.fits), percent(item.error),
+                    item.source,
+                )
+                for item in result.sections
+            ],
+            notes=[
+                *(f"{item.section}, clock: {item.clock}" for item in result.sections if item.clock),
+                *(f"{item.section}: {item.note}" for item in result.sections if item.note),
+            ],
+        )
+    )  # fmt: skip
+
+
+def checked(result: CheckResult) -> None:
+    """Print each section's leave-out error."""
+    print_table(
+        Table(
+            title=f"{result.profile.name} is valid ({result.profile.content_id})",
+            columns=("section", "kind", ">rows", ">fits", ">error", "how the error is computed"),
+            rows=[
+                (
+                    item.section, item.kind, str(item.rows), str(item.fits), percent(item.error),
+                    item.how,
+                )
+                for item in result.sections
+            ],
+            notes=_fits_note(result),
+        )
+    )  # fmt: skip
+    print_table(
+        Table(
+            title="How sure it makes a prediction (two row slices)",
+            columns=("case", "confidence", ">ms", ">from", ">to", "time by source"),
+            rows=[_trusted(item) for item in result.trust],
+        )
+    )
+    print_table(
+        Table(
+            title="Assumed, not measured",
+            columns=("where", "what", ">expected error"),
+            rows=[(item.where, item.what, percent(item.error)) for item in result.assumptions],
+        )
+    )
+
+
+def _trusted(item: Trust) -> tuple[str, ...]:
+    if item.level is None or item.interval_ms is None:
+        return (item.case, "–", "–", "–", "–", item.note)
+    shares = ", ".join(f"{share:.0%} {source}" for source, share in item.shares.items())
+    return (
+        item.case, item.level, f"{item.iteration_ms:.0f}", f"{item.interval_ms.low:.0f}",
+        f"{item.interval_ms.high:.0f}", shares,
+    )  # fmt: skip
+
+
+def _fits_note(result: CheckResult) -> list[str]:
+    if all(item.rows for item in result.sections):
+        return []
+    return [
+        "Sections of fits have no rows to leave out: their error was stated at fitting; "
+        "`scripts/bench accuracy` computes it again."
+    ]
+
+
+def imported(result: ImportResult) -> None:
+    """Print how many rows were written, and where."""
+    replaced = f", {result.replaced} in place of earlier ones," if result.replaced else ""
+    note = f" Note: {result.note}." if result.note else ""
+    print_line(
+        f"Added {result.rows} {result.section} rows{replaced} to profile {result.profile.name!r}: "
+        f"{result.path}.{note}"
+    )
+    warn(result.warnings)
+
+
+def diff(result: DiffResult) -> None:
+    """Print everything that differs."""
+    if not result.differences:
+        print_line(f"The same content: {result.first.content_id}.")
+        return
+    print_table(
+        Table(
+            columns=("where", result.first.name, result.second.name),
+            rows=result.differences,
+        )
+    )
+
+
+def percent(error: float | None) -> str:
+    """Return a relative error as text, or a dash where it is unknown."""
+    return "–" if error is None else f"{error:.1%}"
+
+
+# Print tokens as tables ---------------------------------------------------------------------------
+
+
+def tokens(result: TokensResult) -> None:
+    """Print one row a token."""
+    print_table(
+        Table(
+            columns=("name", "owner", "scope", "created", "expires", "last used"),
+            rows=[
+                (
+                    one.name,
+                    one.owner,
+                    one.scope,
+                    one.created,
+                    one.expires or "never",
+                    one.used or "never",
+                )
+                for one in result.tokens
+            ],
+        )
+    )
+
+
+def added_token(result: TokenAddedResult) -> None:
+    """Print the secret alone to stdout, so that it can go into a file; the rest to stderr."""
+    print(result.secret)
+    print_line(
+        f"Token {result.name} of {result.owner}, scope {result.scope}: store it now, it is not "
+        "shown again.",
+        sys.stderr,
+    )

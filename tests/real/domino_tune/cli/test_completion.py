@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from domino_tune.cli.completion import ASKED
+from domino_tune.cli.asking import ASKED
 from simulator.presets import MODELS
 from tests.real.domino_tune.cli.test_own_process import HEAVY
 from tests.support.processes import PATIENCE_S

@@ -1,23 +1,28 @@
-"""validate --report-to: send measured results to the server that tuned; save unsent ones."""
+"""What is sent to a server that tuned, and the tables of its jobs."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from domino_tune.base.errors import NotFoundError
+from domino_tune.base.tables import Table, print_table
+from domino_tune.cli import show
 from domino_tune.cli.show import warn
 from domino_tune.client import Client
 from domino_tune.client.address import job_at
+from domino_tune.client.jobs import READERS, Job, duration
 from domino_tune.client.tokens import find_token
 from domino_tune.requests.service import SendRequest
 from domino_tune.results import to_json
 from domino_tune.results.measured import ValidateResult
+from domino_tune.results.shown import ms
+from domino_tune.results.tune import stopped_words
 from domino_tune.store.files import check_writable, home_dir, make_folder, read_json, write_whole
 from simulator.errors import InputError
 
@@ -82,3 +87,38 @@ def _folder() -> Path:
 
 def _key(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
+
+
+# Print jobs of a server as tables -----------------------------------------------------------------
+
+_COLUMNS = ("job", "kind", "state", "label", "created", ">done", ">left", ">time", "best so far")
+
+
+def jobs_table(jobs: Sequence[Job]) -> None:
+    """Print one row a job."""
+    narrow = ("created", "label", "best so far", "left")
+    print_table(Table(columns=_COLUMNS, rows=[_row(job) for job in jobs], narrow=narrow))
+
+
+def show_job(job: Job) -> None:
+    """Print a job, then its result when it is done. Raise the error of a job that failed."""
+    jobs_table([job])
+    if job.state == "failed":
+        job.result()
+    if job.state == "done" and job.kind in READERS:
+        show.tables(job.answer())
+
+
+def _row(job: Job) -> tuple[str, ...]:
+    best = job.plain.get("best") or {}
+    plan = (best.get("plan") or {}).get("label", "")
+    time = best.get("iteration_ms")
+    total = "" if job.total is None else f" of {job.total:,}"
+    return (
+        job.id, job.kind, f"{job.state}{stopped_words(job.stopped_by)}",
+        job.label or "",
+        str(job.plain.get("created") or ""), f"{job.done:,}{total}",
+        "" if job.left is None or job.ended else f"≤ {job.left:,}",
+        "" if job.elapsed_s is None else duration(job.elapsed_s),
+        f"{plan}: {ms(time)}" if plan and time is not None else "",
+    )  # fmt: skip
