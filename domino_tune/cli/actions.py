@@ -341,7 +341,7 @@ def jobs_delete(request: requests.JobsDeleteRequest, outputs: Outputs) -> None:
 
 def _client(request: ServerFields) -> Client:
     from domino_tune.client import Client
-    from domino_tune.client.tokens import find_token
+    from domino_tune.client.transport import find_token
 
     return Client(request.server, token=find_token(request.token_file))
 
@@ -386,7 +386,7 @@ def search_there(
     """Tune, or search layouts, at a server; write the files asked for, as the server made them."""
     from domino_tune.cli import show
     from domino_tune.client import Client
-    from domino_tune.client.tokens import find_token
+    from domino_tune.client.transport import find_token
     from domino_tune.store.files import write_whole
     from domino_tune.store.formats.chrome_trace import write_trace_bytes
     from domino_tune.verbs.simulate import check_has, recommended
@@ -412,7 +412,7 @@ def answer_there(kind: str, request: Any, outputs: ServerOutputs, server: str) -
     """Return the answer of a job of a kind, which a server computes."""
     from domino_tune.cli import show
     from domino_tune.client import Client
-    from domino_tune.client.tokens import find_token
+    from domino_tune.client.transport import find_token
 
     token = find_token(outputs.token_file)
     with Client(server, token=token) as client, show.progress() as progress:

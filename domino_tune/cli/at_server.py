@@ -15,9 +15,8 @@ from domino_tune.base.tables import Table, print_table
 from domino_tune.cli import show
 from domino_tune.cli.show import warn
 from domino_tune.client import Client
-from domino_tune.client.address import job_at
 from domino_tune.client.jobs import READERS, Job, duration
-from domino_tune.client.tokens import find_token
+from domino_tune.client.transport import find_token, job_at
 from domino_tune.requests.service import SendRequest
 from domino_tune.results import to_json
 from domino_tune.results.measured import ValidateResult

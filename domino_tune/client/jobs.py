@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
 from domino_tune.base.errors import ServiceError
-from domino_tune.client.answers import error_of
-from domino_tune.client.frames import rows_frame
+from domino_tune.client.transport import error_of
 from domino_tune.requests import (
     CalibrateRequest,
     LayoutRequest,
@@ -23,11 +22,47 @@ from domino_tune.results.from_json import (
     scale_from_json,
     tuned_from_json,
 )
+from domino_tune.results.shown import frame
 from domino_tune.results.whatif import whatif_frame
 from simulator.errors import InputError
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+
+# Lists as pandas DataFrames; pandas is imported where one is asked for ----------------------------
+
+
+class Listing(dict[str, Any]):
+    """A page of a list, as the server's JSON: ``items``, and ``next``, the cursor of the page
+    after."""
+
+    def to_frame(self) -> DataFrame:
+        """Return one row an item; what an item's objects hold has columns of its own."""
+        return rows_frame(self["items"])
+
+
+def rows_frame(items: Iterable[Mapping[str, Any]]) -> DataFrame:
+    """Return one row an item, with the columns of all."""
+    rows = [_row(one) for one in items]
+    return frame(rows, list(dict.fromkeys(name for row in rows for name in row)))
+
+
+def _row(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the item's values; of objects theirs, of lists texts."""
+    found: dict[str, Any] = {}
+    for name, value in item.items():
+        if isinstance(value, Mapping):
+            inner = _row(value)
+            found |= {key: one for key, one in inner.items() if key not in item}
+        elif isinstance(value, list):
+            found[name] = "; ".join(map(str, value))
+        else:
+            found[name] = value
+    return found
+
+
+# Jobs as the server describes them ----------------------------------------------------------------
 
 STATES: Final = get_args(JobState)
 ENDED: Final = ("done", "failed")

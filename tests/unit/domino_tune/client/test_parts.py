@@ -20,12 +20,20 @@ from domino_tune.base.errors import (
 )
 from domino_tune.client import Client
 from domino_tune.client import client as module
-from domino_tune.client.address import base_url, is_loopback, job_at
-from domino_tune.client.answers import check, error_of, json_of, retry_after_s
-from domino_tune.client.bodies import job_body, plan_body, whatif_body
-from domino_tune.client.events import EventReader
+from domino_tune.client.client import job_body, plan_body, whatif_body
 from domino_tune.client.jobs import job_of
-from domino_tune.client.tokens import Token, find_token
+from domino_tune.client.transport import (
+    EventReader,
+    Token,
+    base_url,
+    check,
+    error_of,
+    find_token,
+    is_loopback,
+    job_at,
+    json_of,
+    retry_after_s,
+)
 from domino_tune.requests import LayoutRequest, SimulateRequest, TuneRequest, WhatIfRequest
 from simulator.errors import DominoTuneError, InfeasiblePlanError, InputError
 
