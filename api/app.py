@@ -23,15 +23,13 @@ from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api import handlers
-from api.metrics import Metrics
-from api.observe import UNMATCHED, Guard, Observe
+from api import middleware
+from api.middleware import UNMATCHED, Guard, Observe, Representation
 from api.openapi import add_route, document
-from api.parts import Parts, open_parts
+from api.parts import Parts, Settings, from_environment, open_parts
 from api.problems import ProblemError
-from api.representation import Representation
 from api.routes import ALL
-from api.settings import Settings, from_environment
+from api.routes.health import Metrics
 from api.wire import Declared
 from domino_tune.base.origin import VERSION
 from simulator.errors import DominoTuneError
@@ -56,10 +54,10 @@ def create_app(settings: Settings) -> FastAPI:
         redirect_slashes=False,
         lifespan=_lifespan(settings),
         exception_handlers={
-            DominoTuneError: handlers.domino_tune_error,
-            ProblemError: handlers.problem_error,
-            RequestValidationError: handlers.validation_error,
-            HTTPException: handlers.http_exception,
+            DominoTuneError: middleware.domino_tune_error,
+            ProblemError: middleware.problem_error,
+            RequestValidationError: middleware.validation_error,
+            HTTPException: middleware.http_exception,
         },
     )
     declared = route_table()

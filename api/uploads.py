@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from api.body import MOST_PROFILE_VALUES, check_texts, count_values, read_json
 from api.problems import bad_body
-from api.strict_json import MOST_PROFILE_VALUES, check_texts, count_values, read_json
 from domino_tune.measure.importers.imported import text_of
 from domino_tune.requests import ProfilesImportRequest
 from domino_tune.store.profiles import FiledProfile, filed, parse_profile

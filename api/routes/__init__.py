@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from api.routes import events, health, jobs, models, page, profiles, questions
+from api.routes import health, jobs, library, page
 from api.wire import Routes
 
 ALL: Final[tuple[Routes, ...]] = (
     jobs.routes,
-    events.routes,
-    questions.routes,
-    profiles.routes,
-    models.routes,
+    jobs.question_routes,
+    library.routes,
+    library.model_routes,
     health.routes,
     page.routes,
 )

@@ -5,42 +5,58 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import Depends, Path, Query
+from fastapi import Depends, Header, Path, Query
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from api.answers import (
     Cursor,
+    IfMatch,
     Limit,
+    Prefer,
+    idempotency,
     job_head,
     job_path,
     job_response,
     job_tag,
     json_response,
     page,
+    tags,
+    wait_of,
 )
-from api.auth import Caller, check_scope
-from api.conditions import IfMatch, Prefer, idempotency, tags, wait_of
 from api.generate import JOB_ID, LONGEST_SLUG
-from api.kinds import KINDS, read_job
+from api.kinds import KINDS, answer_at_once, check, read_job
 from api.parts import Parts
 from api.problems import Fault, ProblemError
 from api.schemas import Job as JobShown
-from api.schemas import JobBody, JobFile, JobHead, JobPage, LabelBody
-from api.tasks import check
+from api.schemas import (
+    JobBody,
+    JobFile,
+    JobHead,
+    JobPage,
+    LabelBody,
+    SimulateBody,
+    SimulateResultShown,
+    WhatIfBody,
+    WhatIfResultShown,
+)
 from api.wire import (
     REPORT_CSP,
     SLUG,
+    Caller,
     IdempotencyKey,
     JobId,
     Me,
     Routes,
+    authenticate,
     body_of,
+    check_scope,
     in_thread,
     parts_of,
     read_by,
@@ -55,6 +71,7 @@ from domino_tune.service.library import ANY
 from domino_tune.store.plans import plan_from_json
 from domino_tune.store.shelf import Shelf
 from domino_tune.verbs.plan import export_plan, export_text
+from simulator.errors import DominoTuneError
 
 FIRST_POLL_S: Final = 0.1
 LONGEST_POLL_S: Final = 1.0
@@ -297,3 +314,114 @@ def _points(parts: Parts, job: Job) -> bytes:
 def _exported(data: bytes, to: str, shelf: Shelf) -> bytes:
     made = export_plan(plan_from_json(json.loads(data), source="The job's plan"), to, shelf=shelf)
     return json_bytes({**to_json(made), "text": export_text(made)})
+
+
+# Server-sent events of jobs -----------------------------------------------------------------------
+# Every change until the job has ended (WHATWG HTML, section 9.2).
+#
+# An event's id is the job's version. A client that returns with Last-Event-ID gets an event as soon
+# as the version is another; 204, which stops an EventSource, where the job will not change again.
+
+MEDIA_TYPE: Final = "text/event-stream"
+FIRST_EVENT_S: Final = 0.2
+HEARTBEAT_S: Final = 15.0
+TOKEN_S: Final = 5.0
+"""Time between two looks whether the caller's token is still valid."""
+STREAM_S: Final = 900.0
+"""A stream ends after this time; the client returns with the id of its last event."""
+RECONNECT_MS: Final = 1000
+LastEventId = Annotated[
+    str | None,
+    Header(alias="Last-Event-ID", max_length=40, description="The id of the last event seen."),
+]
+
+
+@routes.route(
+    "GET", "/v1/jobs/{job_id}/events", scope="read", media_type=MEDIA_TYPE, also={204: None}
+)
+async def get_events(
+    request: Request, caller: Me, job_id: JobId, last_event_id: LastEventId = None
+) -> Response:
+    """The job at each change, as server-sent events named by its state; ends when it does."""
+    parts = parts_of(request)
+    job = await in_thread(parts.jobs.get, job_id, caller.owner)
+    if request.method == "HEAD":
+        return Response(media_type=MEDIA_TYPE)
+    if job.ended and last_event_id == str(job.version):
+        return Response(status_code=204)
+    return _Counted(_stream(request, parts, job, last_event_id), parts, caller.owner)
+
+
+class _Counted(StreamingResponse):
+    """A stream that is counted from the moment at which the owner's others are, until it ends."""
+
+    def __init__(self, content: AsyncIterator[bytes], parts: Parts, owner: str) -> None:
+        super().__init__(content, media_type=MEDIA_TYPE, headers={"X-Accel-Buffering": "no"})
+        self._parts = parts
+        self._owner = owner
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream. Raise ProblemError 429 where the owner has MOST_STREAMS open."""
+        if self._parts.streams[self._owner] >= MOST_STREAMS:
+            raise ProblemError(
+                429,
+                f"{MOST_STREAMS} streams of yours are open, and that is the most; close one.",
+                headers={"Retry-After": "5"},
+            )
+        with counted(self._parts, self._owner):
+            await super().__call__(scope, receive, send)
+
+
+async def _stream(
+    request: Request, parts: Parts, job: Job, seen: str | None
+) -> AsyncIterator[bytes]:
+    """Yield events, and comments where nothing happens, so that no proxy closes the connection."""
+    began = sent = valid = time.monotonic()
+    pause_s = FIRST_EVENT_S
+    # DominoTuneError: the job is gone, or the database is away; ProblemError: the token is no
+    # longer valid. The stream ends, and the client learns which when it returns.
+    with suppress(DominoTuneError, ProblemError):
+        yield f"retry: {RECONNECT_MS}\n\n".encode()
+        while True:
+            if str(job.version) != seen:
+                seen, sent, pause_s = str(job.version), time.monotonic(), FIRST_EVENT_S
+                yield _event(request, job)
+            now = time.monotonic()
+            if job.ended or parts.draining.is_set() or now > began + STREAM_S:
+                return
+            if now - sent > HEARTBEAT_S:
+                sent = now
+                yield b": still here\n\n"
+            if now - valid > TOKEN_S:
+                valid = now
+                await authenticate(
+                    request, parts.tokens, parts.lookups, parts.buckets,
+                    required=parts.settings.tokens_required,
+                )  # fmt: skip
+            await pause(parts.draining, pause_s)
+            pause_s = min(1.5 * pause_s, LONGEST_POLL_S)
+            job = await in_thread(parts.jobs.get, job.id, job.owner)
+
+
+def _event(request: Request, job: Job) -> bytes:
+    head = f"id: {job.version}\nevent: {job.state}\ndata: ".encode()
+    return head + json_bytes(job_head(request, job)) + b"\n\n"
+
+
+# Questions that are answered at once --------------------------------------------------------------
+# One plan, as things are or on a changed machine.
+
+question_routes: Final = Routes("questions")
+
+
+@question_routes.route("POST", "/v1/simulations", scope="read", returns=SimulateResultShown)
+async def simulate(request: Request, caller: Me, body: Any = body_of(SimulateBody)) -> Response:
+    """Predict one plan beside the baseline and the bound without communication."""
+    return json_response(await answer_at_once(request, caller, "simulate", body))
+
+
+@question_routes.route("POST", "/v1/what-ifs", scope="read", returns=WhatIfResultShown)
+async def what_if(request: Request, caller: Me, body: Any = body_of(WhatIfBody)) -> Response:
+    """Predict a plan as things are, and where machine or workload are changed. Several points, or
+    the best plan of each, are a job of kind `whatif`."""
+    return json_response(await answer_at_once(request, caller, "whatif", body))

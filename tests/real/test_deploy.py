@@ -19,8 +19,8 @@ from dask.utils import parse_bytes
 from distributed.cli import dask_scheduler, dask_worker
 from packaging.requirements import Requirement
 
+from api.parts import Settings
 from api.routes.health import PING_S
-from api.settings import Settings
 from domino_tune.base.origin import VERSION
 from domino_tune.verbs.tune_measured import check_measurable
 from lab.load.loads import DEPLOYED_MIB, MIB

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any, Final
 
 from api.app import create_app, route_table
-from api.settings import Settings
+from api.parts import Settings
 from tests.conftest import REPOSITORY
 
 FILE: Final = REPOSITORY / "results" / "openapi.json"

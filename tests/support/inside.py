@@ -17,7 +17,7 @@ from fastapi import FastAPI
 
 from api import parts
 from api.app import create_app
-from api.settings import Settings
+from api.parts import Settings
 from tests.support.processes import PATIENCE_S
 
 HERE: Final = "127.0.0.1"

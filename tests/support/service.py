@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from api.settings import VARIABLE, Settings
+from api.parts import VARIABLE, Settings
 from tests.conftest import REPOSITORY
 from tests.support.processes import PATIENCE_S, started, wait_until
 

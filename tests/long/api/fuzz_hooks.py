@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import schemathesis
 
-from api.examples import EXAMPLES
+from api.openapi import EXAMPLES
 from tests.support.asked import CELL
 
 CONFIG: Final = EXAMPLES["add_model"].body

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from api.app import route_table
-from api.examples import EXAMPLES
+from api.openapi import EXAMPLES
 from domino_tune.store.profiles import dump_profile, load_profile
 from tests.support.asked import described, ended
 from tests.support.service import serving

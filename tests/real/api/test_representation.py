@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from api.app import route_table
-from api.representation import LEAST_BYTES, has
+from api.middleware import LEAST_BYTES, has
 from tests.support.asked import CELL, SMALL, described, ended, job
 from tests.support.service import serving
 

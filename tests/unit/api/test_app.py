@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 
 from api.app import route_table
-from api.observe import SAFE_HEADERS, Observe
+from api.middleware import SAFE_HEADERS, Observe
 from tests.support.asked import CELL, SMALL, good, job, listed, refused
 from tests.support.inside import Inside, inside
 

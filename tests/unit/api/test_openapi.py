@@ -8,9 +8,8 @@ from typing import Any, get_args
 import pytest
 from jsonschema import Draft202012Validator
 
-from api.examples import EXAMPLES
 from api.kinds import KINDS
-from api.openapi import problem_statuses
+from api.openapi import EXAMPLES, problem_statuses
 from api.schemas import JOB_BODIES, RESULTS
 from domino_tune.requests import ProfilesImportRequest
 from domino_tune.requests.service import JobKind

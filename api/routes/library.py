@@ -1,20 +1,30 @@
-"""Profiles of machines: named files, guarded by ETags, and tables that are imported into them."""
+"""Profiles and models: those that come with the program, and those that users named."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Annotated, Any, Final
 
 from fastapi import Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.answers import Cursor, Limit, json_response, sliced
+from api.answers import (
+    Cursor,
+    IfMatch,
+    IfNoneMatch,
+    Limit,
+    etag,
+    idempotency,
+    json_response,
+    sliced,
+    tags,
+)
 from api.body import JSON_TYPES
-from api.conditions import IfMatch, IfNoneMatch, etag, idempotency, tags
 from api.generate import LONGEST_SLUG
 from api.problems import ProblemError
-from api.schemas import Imported, ProfileFile, ProfilePage, Summary
+from api.schemas import Imported, Model, ModelPage, ProfileFile, ProfilePage, Summary
 from api.uploads import imported, read_profile
 from api.wire import (
     SLUG,
@@ -23,6 +33,7 @@ from api.wire import (
     Routes,
     Slug,
     in_thread,
+    object_body,
     parts_of,
     raw_body,
 )
@@ -32,7 +43,7 @@ from domino_tune.requests import ProfilesImportRequest
 from domino_tune.results import to_json
 from domino_tune.service.encoding import json_bytes
 from domino_tune.service.idempotency import Idempotency
-from domino_tune.service.library import ANY, Library
+from domino_tune.service.library import ANY, Library, StoredModel
 from domino_tune.store.profiles import FiledProfile
 from simulator.dtypes import DTYPE_BYTES
 
@@ -222,3 +233,62 @@ def _match(library: Library, name: str, if_match: str | None) -> str | None:
         return wanted[0]
     current = library.get(name).content_id
     return current if current in wanted else wanted[0]
+
+
+# Models -------------------------------------------------------------------------------------------
+# Presets, and Hugging Face configs that users named.
+
+model_routes: Final = Routes("models")
+Name = Annotated[
+    str, Query(pattern=SLUG, max_length=LONGEST_SLUG, description="The model's name from now on.")
+]
+
+
+@model_routes.route("GET", "/v1/models", scope="read", returns=ModelPage)
+async def list_models(
+    request: Request, caller: Me, cursor: Cursor = None, limit: Limit = 50
+) -> Response:
+    """Presets, then the models that users added."""
+    models = await in_thread(parts_of(request).library.list_models)
+    return sliced(models, lambda one: one.name, _plain, cursor, limit)
+
+
+@model_routes.route(
+    "POST", "/v1/models", scope="admin", status=201, returns=Model, also={200: Model},
+    problems=(409,),
+)  # fmt: skip
+async def add_model(
+    request: Request,
+    caller: Me,
+    name: Name,
+    idempotency_key: IdempotencyKey = None,
+    body: Any = object_body(),
+) -> Response:
+    """Keep a Hugging Face config.json under a name; keys that do not affect its shape are ignored.
+    200 if the name existed: from now on it means this model.
+    """
+    model, created = await in_thread(
+        parts_of(request).library.put_model, name, body,
+        idempotency=idempotency(request, caller, idempotency_key), owner=caller.owner,
+    )  # fmt: skip
+    path = f"{request.scope.get('root_path', '')}/v1/models/{name}"
+    return json_response(
+        json_bytes(_plain(model)), status=201 if created else 200, headers={"Location": path}
+    )
+
+
+@model_routes.route("DELETE", "/v1/models/{name}", scope="admin", status=204, problems=(409,))
+async def delete_model(request: Request, caller: Me, name: Slug) -> Response:
+    """Delete a model; jobs that were submitted with it keep it."""
+    await in_thread(parts_of(request).library.delete_model, name)
+    return Response(status_code=204)
+
+
+def _plain(model: StoredModel) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "origin": model.origin,
+        "parameters": model.spec.parameters,
+        "model": asdict(model.spec),
+        "notes": list(model.notes),
+    }

@@ -1,4 +1,4 @@
-"""Quick answers: stored, shared, in turns, and refused where they cannot be in time."""
+"""Settings: what can be served, and how ``serve`` hands it over."""
 
 from __future__ import annotations
 
@@ -9,10 +9,113 @@ from typing import Any
 
 import pytest
 
+from api.parts import (
+    MOST_BUCKETS,
+    MOST_OF_AN_OWNER,
+    VARIABLE,
+    Buckets,
+    Quick,
+    Settings,
+    from_environment,
+)
 from api.problems import ProblemError
-from api.quick import MOST_OF_AN_OWNER, Quick
+from domino_tune.requests.service import is_loopback
 from domino_tune.service.executors import ChildDiedError
 from simulator.errors import InputError
+
+
+def test_they_come_back_from_the_environment() -> None:
+    settings = Settings(database_url="sqlite:///a.db", workers=3, quick_s=5)
+    assert from_environment({VARIABLE: settings.to_json()}) == settings
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", '{"database_url": 1}', '{"database_url": "x", "worker": 1}',
+     '{"database_url": "x", "workers": true}', '{"database_url": "x", "burst": 0}',
+     '{"database_url": "x", "quick_s": -1}', '{"database_url": "x", "notice_s": NaN}'],
+)  # fmt: skip
+def test_bad_ones_are_refused(text: str) -> None:
+    with pytest.raises(InputError):
+        from_environment({VARIABLE: text})
+
+
+def test_none_at_all() -> None:
+    with pytest.raises(InputError, match="serve"):
+        from_environment({})
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.168.1.2", "example.org", ""])
+def test_other_addresses_need_tokens(address: str) -> None:
+    with pytest.raises(InputError, match="tokens"):
+        Settings(database_url="sqlite:///a.db", bind=address)
+    assert Settings(database_url="sqlite:///a.db", bind=address, tokens_required=True).hosts == ()
+
+
+def test_loopback() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost")))
+    assert "127.0.0.1" in Settings(database_url="x").hosts
+
+
+def test_a_password_is_not_shown() -> None:
+    assert "secret" not in repr(Settings(database_url="postgresql://u:secret@h/d"))
+
+
+# Buckets of requests ------------------------------------------------------------------------------
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_burst_then_the_rate() -> None:
+    clock = Clock()
+    buckets = Buckets(rate_per_s=2, burst=3, clock=clock)
+    for _ in range(3):
+        buckets.take("a")
+    with pytest.raises(ProblemError) as caught:
+        buckets.take("a")
+    assert caught.value.status == 429
+    assert caught.value.headers == {"Retry-After": "1"}
+    buckets.take("b")
+    clock.now += 0.5
+    buckets.take("a")
+    with pytest.raises(ProblemError):
+        buckets.take("a")
+
+
+def test_retry_after_is_enough() -> None:
+    clock = Clock()
+    buckets = Buckets(rate_per_s=0.1, burst=1, clock=clock)
+    buckets.take("a")
+    with pytest.raises(ProblemError) as caught:
+        buckets.take("a")
+    clock.now += int(caught.value.headers["Retry-After"])
+    buckets.take("a")
+
+
+def test_a_rest_fills_the_bucket_and_no_more() -> None:
+    clock = Clock()
+    buckets = Buckets(rate_per_s=1, burst=2, clock=clock)
+    clock.now += 1e6
+    buckets.take("a")
+    buckets.take("a")
+    with pytest.raises(ProblemError):
+        buckets.take("a")
+
+
+def test_few_callers_are_remembered() -> None:
+    buckets = Buckets(rate_per_s=1, burst=1)
+    for number in range(MOST_BUCKETS + 10):
+        buckets.take(str(number))
+    assert len(buckets._levels) == MOST_BUCKETS
+
+
+# Quick answers ------------------------------------------------------------------------------------
+# Stored, shared, in turns, and refused where they cannot be in time.
 
 
 class ByHand:
