@@ -22,7 +22,7 @@ from domino_tune.runtime.launch.local import run_on_own_ranks
 from domino_tune.runtime.launch_spec import QUEUES_SETTING, LaunchSpec, Message, check_torch
 from simulator.errors import DominoTuneError, InputError
 
-__all__ = ["LaunchSpec", "Message", "check_ready", "run_as_rank", "run_job"]
+__all__ = ["LaunchSpec", "Message", "check_ready", "run_job"]
 
 
 # Ranks that torchrun or Slurm started -------------------------------------------------------------

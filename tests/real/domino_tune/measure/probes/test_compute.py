@@ -112,7 +112,7 @@ def test_a_collective_is_timed_burst_by_burst(context: RankContext) -> None:
     assert min(probe.spans_ns) > 0
     message = probe.message(7.0)
     assert message["samples"] == 2 * BURST
-    assert message["signature"] == ["all_reduce", 1000, 1, 1, 0, "fp32", "auto", 0]
+    assert message["signature"] == ["all_reduce", 1000, 1, 1, 0, "fp32", "auto", 0, 0]
     assert min(probe.spans_ns) <= 1e3 * message["median_us"] <= max(probe.spans_ns)
     assert min(probe.behind_ns) <= 1e3 * message["behind_us"] <= max(probe.behind_ns)
     assert message["hand_over_us"] == 7.0
