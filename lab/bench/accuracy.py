@@ -47,15 +47,12 @@ def accuracy() -> list[Table]:
     """Return errors of look-ups in the imported H100 tables."""
     gemms: tuple[GemmRow, ...] = read_measured(GEMMS[0][1], "gemm-csv").rows
     profile = load_profile("h100-dgx")
-    gemm_error = leave_out_error(
-        [(row.m, row.n, row.k, row.median_us) for row in gemms],
-        fit=profile.section("gemm").fits[0], sm_count=profile.machine.sm_count,
-    )  # fmt: skip
+    shapes, fit = [(x.m, x.n, x.k, x.median_us) for x in gemms], profile.section("gemm").fits[0]
+    gemm_error = leave_out_error(shapes, fit=fit, sm_count=profile.machine.sm_count)
     what = f"GEMM, {len(gemms):,} rows imported into h100-dgx, (n, k) withheld"
     checks = [at_most(what, 0.025, gemm_error)]
-    reduces: list[CollectiveRow] = [
-        row for row in read_measured(NODES[0], "collectives-csv").rows if row.op == "all_reduce"
-    ]
+    rows = read_measured(NODES[0], "collectives-csv").rows
+    reduces: list[CollectiveRow] = [row for row in rows if row.op == "all_reduce"]
     what = f"all-reduce, {len(reduces)} rows of 2, 4 and 8 GPUs, one left out at a time"
     checks.append(at_most(what, 0.03, collective_error(reduces)))
     for ranks in sorted({row.per_node for row in reduces}):

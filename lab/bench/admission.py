@@ -141,9 +141,8 @@ def _played(row: Row, cell: Row, fit: ContentionFit, rule: Rule) -> Pair:
     steps = (sent,) * count + _op(row, op_ns, rule) * OPS
     beside = ComputeFamily(row["family"], 0 if row["family"] in FILLING else law.gb_s_of(row))
     families = (None, beside, CollectiveFamily(1, 8, ctas=cell["ctas"]))
-    program = Program(
-        root=Loop(body=steps), lanes=2, families=families, contention=Contention(fit), queue_depth=0
-    )
+    told: dict[str, Any] = {"families": families, "contention": Contention(fit)}
+    program = Program(root=Loop(body=steps), lanes=2, queue_depth=0, **told)
     templates = tuple(
         OpTemplate("op", -1, Pointwise("copy", 0, 0), step.lane, 0, (), ())
         for step in steps if step.part != REST

@@ -49,10 +49,8 @@ def case_of(profile: str, model: str, tp: int, length: int = 0, sequences: int =
         seq_length=length, micro_batch_size=sequences or TOKENS // length,
         implementation=IMPLEMENTATIONS["megatron-te"],
     )  # fmt: skip
-    return Case(
-        model=MODELS[model], workload=work, cluster=ClusterSpec(tp=tp),
-        profile=load_profile(profile),
-    )  # fmt: skip
+    ranks, known = ClusterSpec(tp=tp), load_profile(profile)
+    return Case(model=MODELS[model], workload=work, cluster=ranks, profile=known)
 
 
 def long_case(profile: str, model: str, length: int) -> Case:

@@ -249,8 +249,8 @@ def first_tables(rows: Iterable[Row]) -> list[Table]:
     lines = []
     for row in rows:
         cells = [cell for cell in row["cells"] if cell["arrival"] == "before"]
-        if row["kind"] == "library" and cells:
+        if row["kind"] != "spared" and cells:
             longer = (cell["gemms_ns"][0] - row["alone_ns"] for cell in cells)
             times = (f"{one / 1e3:.1f}" for one in (row["alone_ns"], *longer))
-            lines.append((_size(row["shape"]), *times))
+            lines.append((row["kind"], _size(row["shape"]), *times))
     return [shown("after", lines)]

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from statistics import geometric_mean, mean, median, stdev
 from typing import Final
 
+from domino_tune.base.cores import on_all_cores
+from domino_tune.base.memory import rare_collections
 from domino_tune.base.tables import Table
+from domino_tune.search.calibration import MeasuredRun, fit_runs, predicted_ms
 from domino_tune.verbs.simulate import shortened
 from lab.bench import common
 from lab.bench.common import TABLES, Run, mean_off, recorded, rows, runs, shown, time_ms
@@ -258,3 +262,23 @@ def _torchtitan() -> Table:
         more = ", AsyncTP" * (run.row["async_tp"] == "yes")
         lines.append((run, more, peak / GIB, reserved, reserved / run.gib - 1))
     return shown("torchtitan", lines)
+
+
+# Calibration: how well a few measured iterations predict the others -------------------------------
+
+
+def calibrate() -> list[Table]:
+    """Return the errors of runs on a B200 that a fit to three others predicts."""
+    told = ("label", "case", "plan", "measured_ms")
+    some = [run for run in runs("simumax") if run.case.cluster.cp == 1]
+    ran = [MeasuredRun(**{name: getattr(run, name) for name in told}) for run in some]
+    found, triples = [], list(combinations(ran, 3))
+    with rare_collections():
+        for picked in triples:
+            others = [run for run in ran if run not in picked]
+            times = predicted_ms(others, fit_runs(picked, on_all_cores), on_all_cores)
+            ratios = (ms / one.measured_ms for ms, one in zip(times, others, strict=True))
+            found.append(mean_off(ratio - 1 for ratio in ratios))
+    worst = reported("mean error, worst triple", f"{max(found):.1%}")
+    checks = at_most("mean error, median triple", 0.025, median(found)), worst
+    return [shown("triples", checks, triples=len(triples), runs=len(ran))]

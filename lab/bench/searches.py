@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -42,10 +43,9 @@ def layouts() -> list[Table]:
         asked = LayoutRequest(
             profile=profile, model=model, seq_length=seq, gpus=gpus, global_batch_size=batch
         )
-        try:
-            found: LayoutsResult | None = tune_layouts(asked)
-        except InfeasiblePlanError:
-            found = None
+        found: LayoutsResult | None = None
+        with suppress(InfeasiblePlanError):
+            found = tune_layouts(asked)
         lines.append((profile, model, f"{gpus:,}", f"{batch:,}", *_cells(found)))
         if found and limit:
             checks.append(at_most(f"{model}, {gpus} {profile}", limit[0], found.seconds, "s", 1))
@@ -93,9 +93,8 @@ def _run(*words: str) -> None:
 
 def _parts() -> Table:
     case = several = paper_case(MODELS["gpt3-175b"], 8)
-    several = several.training(
-        replace(several.workload, grad_accumulation=4), replace(several.cluster, dp=4)
-    )
+    work, ranks = replace(case.workload, grad_accumulation=4), replace(case.cluster, dp=4)
+    several = several.training(work, ranks)
     order = order_of(case, PLAN)
     plays, more = (plays_of(one, PLAN, order, one.cost) for one in (case, several))
     # Cases with an empty cost model, on GPUs that 16 sequences fit.

@@ -154,13 +154,10 @@ def served_attention(gpu: Gpu, sources: Sources) -> AttentionFit:
     rows = b200_rows(sources)
     there = fit_attention(_served("b200", sources), rows, sm_count=148)
     late = [r for r in rows if r.direction == "backward" and r.median_us > LEAST_BACKWARD_US]
-    forward = [
-        replace(row, direction="forward", median_us=sum(there.shares_us(op._replace(
-            direction="forward"
-        )))) for row in late for op in (row.signature,)
-    ]  # fmt: skip
-    sm_count = gpu.machine.sm_count
-    return fit_attention(_served(gpu.short, sources), [*forward, *late], sm_count=sm_count)
+    ops = [replace(row, direction="forward") for row in late]
+    pairs = (replace(op, median_us=sum(there.shares_us(op.signature))) for op in ops)
+    own, sm_count = _served(gpu.short, sources), gpu.machine.sm_count
+    return fit_attention(own, [*pairs, *late], sm_count=sm_count)
 
 
 def _served(gpu: str, sources: Sources) -> list[AttentionRow]:

@@ -123,9 +123,8 @@ def fit_overlap(cells: Sequence[Overlap], *, sm_count: int) -> OverlapFit:
         together = np.array([cell.together_us for cell in asked])
         return np.asarray(predict(p, asked, sm_count) / together)
 
-    found, left_out = fit_withheld(
-        cells, lambda cell: cell.shape, shares, _OVERLAP_START, _OVERLAP_BOUNDS, scaled=True
-    )
+    how = attrgetter("shape"), shares, _OVERLAP_START, _OVERLAP_BOUNDS
+    found, left_out = fit_withheld(cells, *how, scaled=True)
     sms_per_cta, compute, collective, constant = (rounded(float(p)) for p in found)
     error = rounded(float(np.mean(np.abs(shares(found, cells, cells) - 1.0))), 3)
     return OverlapFit(

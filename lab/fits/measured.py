@@ -38,9 +38,8 @@ def h200_ops(sources: Sources) -> Profile:
     ops = (row for message in sources.ours("ops") for row in message.get("ops", ()))
     profile = _with_ops(GPU.profile(), (x for x in ops if x["signature"][1] not in rewritten))
     moved = (*profile.section("pointwise").rows, *rewritten_rows(GPU, sources))
-    gemm, attention = (
-        replace(profile.section(name), provenance=GPU.words(name)) for name in ("gemm", "attention")
-    )
+    sections = ((profile.section(one), GPU.words(one)) for one in ("gemm", "attention"))
+    gemm, attention = (replace(section, provenance=words) for section, words in sections)
     # One row is faster than the peak: a dgrad of 4,096 × 640 × 5,120 at 1,085 TFLOP/s, more than
     # 132 SMs have at 1,980 MHz. It takes as long as half its tokens do.
     peak = GPU.machine.peak_tflops["bf16"]

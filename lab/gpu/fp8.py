@@ -201,12 +201,10 @@ def _work(one: Heads, library: SDPBackend, device: torch.device, direction: str)
         shape = one.batch, heads, one.seq, size
         return torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True)
 
-    def mixed(inputs: list[torch.Tensor]) -> torch.Tensor:
-        query, key, value = inputs
+    def mixed(inputs: Any) -> torch.Tensor:
+        how: Any = {"is_causal": True, "enable_gqa": one.keys != one.queries}
         with sdpa_kernel(library):
-            return F.scaled_dot_product_attention(
-                query, key, value, is_causal=True, enable_gqa=one.keys != one.queries
-            )
+            return F.scaled_dot_product_attention(*inputs, **how)
 
     heads = (one.queries, one.key_size), (one.keys, one.key_size), (one.keys, one.value_size)
     sets = [[made(*each) for each in heads] for _ in range(2)]
