@@ -258,9 +258,10 @@ def case_of(base: Case, request: LayoutRequest, layout: Layout) -> Case:
 
 def _cuts(case: Case) -> Iterator[SlicePlan]:
     """Yield the plans to evaluate: a few cuts in the planner's order, with one wgrad for all row
-    slices. Slices of sequences are balanced.
+    slices where they can have one. Slices of sequences are balanced.
     """
     experts = case.model.num_experts > 0
+    merges = not experts and case.workload.fp8_recipe == "none"
     if case.cluster.tp == 1 and not experts:
         return
     dims = dict.fromkeys(dim for dim, _ in slicings_of(case))
@@ -271,7 +272,7 @@ def _cuts(case: Case) -> Iterator[SlicePlan]:
         plan = SlicePlan(
             row_slices=rows, attn_col_slices=columns, mlp_col_slices=columns, slice_dim=dim,
             attn_dgrad_slices=1 if case.model.kv_lora_rank else 0,
-            merge_wgrad=rows > 1 and not experts, sequence_parallel=mode,
+            merge_wgrad=rows > 1 and merges, sequence_parallel=mode,
         )  # fmt: skip
         fits = case.model.hidden_size % columns == 0
         if fits and not row_problem(plan, case.workload, case.cluster):

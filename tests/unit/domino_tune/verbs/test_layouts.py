@@ -118,6 +118,14 @@ def test_layers_that_are_recomputed_are_a_fixed_setting() -> None:
         tune_layouts(asked.but(recompute=None))
 
 
+def test_slices_of_quantized_layers_have_gradients_of_their_own() -> None:
+    asked = SMALL.but(profile="h100-dgx", tp=2, pp=1, micro_batch_size=2, fp8_recipe="tensorwise")
+    candidates, *_ = candidates_of(base_of(asked, DISK), asked)
+    assert any(plan.row_slices > 1 for one in candidates for plan in one.plans)
+    assert not any(plan.merge_wgrad for one in candidates for plan in one.plans)
+    assert found(asked).layouts
+
+
 def test_a_layout_recomputes_the_fewest_layers_that_fit() -> None:
     asked = SMALL.but(tp=2, cp=1, pp=1, micro_batch_size=2, memory_margin="73.2GiB")
     candidates, *_ = candidates_of(base_of(asked, DISK), asked)
