@@ -26,8 +26,8 @@ TUNE = (
 )  # fmt: skip
 LONG = (
     "tune", "--model", "gpt3-13b", "--profile", "h100-dgx", "--tp", "8", "--seq-length", "2048",
-    "--micro-batch-size", "8", "--tune-also", "micro_batch_size", "--search", "bayes",
-    "--trials", "400",
+    "--micro-batch-size", "8", "--tune-also", "micro_batch_size", "--search", "random",
+    "--trials", "100000",
 )  # fmt: skip
 
 
@@ -208,7 +208,7 @@ def test_jobs_are_listed_stopped_and_deleted(server: Served, tmp_path: Path) -> 
             "tune",
             TuneRequest(
                 model="gpt3-13b", profile="h100-dgx", tp=8, seq_length=2048, micro_batch_size=8,
-                search="bayes", trials=400,
+                search="random", trials=100_000,
             ),
         )  # fmt: skip
         wait_until(lambda: client.job(job.id).plain["best"] and client.job(job.id).left)

@@ -46,7 +46,7 @@ LAYOUTS = LayoutRequest(
 )  # fmt: skip
 LONG = TuneRequest(
     model="gpt3-13b", profile="h100-dgx", tp=8, seq_length=2048, micro_batch_size=8,
-    tune_also=("micro_batch_size",), search="bayes", trials=400,
+    tune_also=("micro_batch_size",), search="random", trials=100_000,
 )  # fmt: skip
 LONG_LAYOUTS = LayoutRequest(
     model="llama3-8b", profile="h100-dgx", seq_length=4096, gpus=16, global_batch_size=256
