@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from simulator.contention import (
     CollectiveFamily,
     ComputeFamily,
@@ -26,6 +28,8 @@ from simulator.lookup.expected import TILE_FUSED
 from simulator.ops import Attention, Collective, Fused, Gemm, Pointwise, Signature
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from simulator.launch import Hosts
     from simulator.lookup import Provenance
     from simulator.lookup.attention import AttentionTable
@@ -34,6 +38,8 @@ if TYPE_CHECKING:
     from simulator.lookup.pointwise import PointwiseTable
     from simulator.power import PowerSection
     from simulator.profile import Profile
+
+    Floats = NDArray[np.float64]
 
 
 # No machine differs by more than these factors, and beyond them times overflow. A link may fall
@@ -247,20 +253,21 @@ class CostModel:
     def _fused(self, signature: Fused) -> Estimate:
         """Return the estimate of a tile-fused kernel, computed from those of its GEMM and of the
         peer copies or the exchange that it hides."""
-        fit = self.contention.fit
-        gemm, collective = self.estimate(signature.gemm), signature.collective
-        gathers = collective.op == "all_gather"
-        moved = collective._replace(op="peer_copy" if gathers else "all_to_all")
-        if gathers:
-            moved = moved._replace(size_bytes=collective.size_bytes // collective.ranks)
-        transfer = self.estimate(moved)
-        kernel = (gathered_us if gathers else scattered_us)(
-            signature.gemm, gemm.duration_us, transfer.duration_us, collective.ranks,
+        gemm, transfer = self.estimate(signature.gemm), self.estimate(moved_by(signature))
+        both_us = (np.array([one.duration_us]) for one in (gemm, transfer))
+        kernel_us = self.fused_us(signature, *both_us)
+        return Estimate(
+            float(kernel_us[0]), "assumed", max(gemm.error, transfer.error, TILE_FUSED.error)
+        )
+
+    def fused_us(self, signature: Fused, gemm_us: Floats, transfer_us: Floats) -> Floats:
+        """Return the times of a tile-fused kernel, at several clocks."""
+        fit, collective = self.contention.fit, signature.collective
+        kernel_us = (gathered_us if collective.op == "all_gather" else scattered_us)(
+            signature.gemm, gemm_us, transfer_us, collective.ranks,
             fit.sm_count if fit else SM_COUNT,
         )  # fmt: skip
-        error = max(gemm.error, transfer.error, TILE_FUSED.error)
-        own = self.draw.factor("tile_fused", TILE_FUSED.error)
-        return Estimate(own * kernel, "assumed", error)
+        return self.draw.factor("tile_fused", TILE_FUSED.error) * kernel_us
 
     def _compute(self, base: Estimate, shares: tuple[float, float, float]) -> Estimate:
         """Return ``base`` in a step of the slowest rank, each share scaled by its change."""
@@ -410,6 +417,14 @@ class AtClock(CostModel):
             energy_j = watts * self.duration_ns(signature) * S_PER_NS
             self._energies_j[signature] = energy_j
         return energy_j
+
+
+def moved_by(signature: Fused) -> Collective:
+    """Return the copy of a chunk or the exchange that a tile-fused kernel hides."""
+    one = signature.collective
+    if one.op == "all_gather":
+        return one._replace(op="peer_copy", size_bytes=one.size_bytes // one.ranks)
+    return one._replace(op="all_to_all")
 
 
 def _product(signature: Signature) -> str:

@@ -175,7 +175,7 @@ def graph_entry(
 
 def is_replayed(role: str, scopes: Collection[str], *, experts: bool) -> bool:
     """Return whether an op of a layer, with or without ``experts``, is in one of the graphs."""
-    if GRAPH_COPY in role:
+    if not scopes or GRAPH_COPY in role:
         return False
     parts = [one for one in GRAPH_SCOPES if one in scopes and (experts or one == "attn")]
     return any(role.startswith(_ROLES[one]) for one in parts)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from simulator.case import Case
 from simulator.edges import Edges
-from simulator.fragments import Fragments
+from simulator.fragments import SEES, Fragments
 from simulator.issue_order import (
     AGAIN,
     ALL_SLICES,
@@ -34,7 +34,7 @@ from simulator.schedule import COMPUTE, CP, EP, TP, OpTemplate, Ref
 from simulator.schedules import fixed_order
 from simulator.shapes import Held
 from simulator.specs import WGRADS_APART
-from simulator.stack import LayerKind, is_uniform, kinds, own_kind
+from simulator.stack import kinds
 from simulator.templates import Templates
 
 
@@ -50,10 +50,17 @@ class Part(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """All ops of a pass; ``last``: its last collective."""
+    """All ops of a token, or of an edge; ``last``: its last collective."""
 
     parts: tuple[Part, ...]
     last: Signature | None
+
+
+class Sliced(NamedTuple):
+    """The recipes of a fragment, one of each kind of slice and piece, and how often it is
+    played."""
+
+    recipes: tuple[tuple[Recipe, int], ...]
 
 
 class Window(NamedTuple):
@@ -66,27 +73,20 @@ class Window(NamedTuple):
 
 class Recipes:
     """Recipes of the plans of one case, each made once. ``like``: recipes that share their caches;
-    their case may differ only in the numbers of layers of each kind, and of micro-batches."""
+    their case may differ only in the numbers of layers of each kind, and in the micro-batches."""
 
     def __init__(self, case: Case, like: Recipes | None = None) -> None:
         self.case = case
         self.kinds = tuple(kinds(case.model, case.workload))
-        self._of_kinds: dict[LayerKind, Recipes] = {}
-        self._blocks: dict[tuple[object, ...], Recipe] = like._blocks if like else {}
+        self._batch = case.workload.micro_batch_size
+        self._fragments: dict[tuple[object, ...], Recipe] = like._fragments if like else {}
+        self._sliced: dict[tuple[object, ...], Sliced] = like._sliced if like else {}
         self._micro_edges: dict[tuple[object, ...], tuple[Recipe, Recipe]] = (
             like._micro_edges if like else {}
         )
         self._windows: dict[tuple[object, ...], tuple[Window, ...]] = like._windows if like else {}
         self._steps: dict[tuple[object, ...], tuple[Recipe, Recipe]] = {}
-
-    def of(self, kind: LayerKind) -> Recipes:
-        """Return the recipes of a stack of one kind; of a uniform stack these."""
-        if kind not in self._of_kinds:
-            work = self.case.workload
-            model = self.case.model
-            uniform = kind == own_kind(model, work) and is_uniform(model, work)
-            self._of_kinds[kind] = self if uniform else Recipes(self.case.of(kind), self)
-        return self._of_kinds[kind]
+        self._built: tuple[SlicePlan, Fragments] | None = None
 
     @cached_property
     def _kept(self) -> Recipes:
@@ -102,22 +102,58 @@ class Recipes:
         forward's again."""
         return self.case.workload.recompute == "full"
 
-    def block(self, plan: SlicePlan, block: str, fragments: BlockFragments) -> Recipe:
-        """Return the recipe of a block's pass, all row slices."""
-        key = self.block_key(plan, block, fragments)
-        if key not in self._blocks:
-            self._blocks[key] = self._block(plan, block, fragments)
-        return self._blocks[key]
-
-    def _block(self, plan: SlicePlan, block: str, fragments: BlockFragments) -> Recipe:
+    def block(self, plan: SlicePlan, block: str, fragments: BlockFragments) -> Iterator[Sliced]:
+        """Yield the recipes of the fragments of a block's pass; equal ones are one object, which
+        stays."""
         if not self._again:
-            return self._recipe(plan, self._templates(plan, block, fragments))
-        again = self._kept.block(plan, block, FORWARD_FRAGMENTS)
-        if fragments is FORWARD_FRAGMENTS:
-            return again
-        own = self._kept.block(plan, block, BACKWARD_FRAGMENTS)
-        renamed = [part._replace(fragment=f"{part.fragment}{AGAIN}") for part in again.parts]
-        return Recipe((*renamed, *own.parts), own.last)
+            for name in fragments[block]:
+                yield self._fragment(plan, block, name, fragments)
+            return
+        kept, ahead = self._kept, FORWARD_FRAGMENTS
+        if fragments is ahead:
+            yield from kept.block(plan, block, ahead)
+            return
+        for name in ahead[block]:
+            yield kept._fragment(plan, block, name, ahead, again=True)
+        yield from kept.block(plan, block, BACKWARD_FRAGMENTS)
+
+    def _fragment(
+        self, plan: SlicePlan, block: str, name: str, fragments: BlockFragments, *,
+        again: bool = False,
+    ) -> Sliced:  # fmt: skip
+        """Return the recipe of a fragment; ``again``: as backward plays it again."""
+        counts: tuple[object, ...] = self.block_key(plan, block, fragments)[6:]
+        if len(counts) == 1 and not is_cut(block, name) and name not in SEES:
+            counts = ()  # of which nothing but the names of values depends
+        merged = plan.merge_wgrad and name.endswith("_wgrad")
+        key = self.kinds, mode_of(plan), block, name, again, *counts
+        whole = self._batch, plan.row_slices, merged, *key
+        found = self._sliced.get(whole)
+        if found is None:
+            tokens = _tokens(plan, block, name, merged, self._alike(plan))
+            found = self._sliced[whole] = Sliced(
+                tuple((self._of(plan, one, key, again=again), times) for one, times in tokens)
+            )
+        return found
+
+    def _of(self, plan: SlicePlan, token: Token, key: tuple[object, ...], *, again: bool) -> Recipe:
+        """Return the recipe of a slice, by the ``key`` of its fragment."""
+        name, row = token.fragment, token.slice
+        builder = self._builder(plan)
+        # Ops of a layer see of a batch the tokens of their slice.
+        which: tuple[object, ...] = ()
+        if plan.slices_sequences:
+            which = self._batch, row * ("core_attn" in name)
+        if name.endswith("_wgrad"):
+            which += (self._adds(plan, row),)
+        key = *key, token.piece, which, *builder.cut(row)
+        found = self._fragments.get(key)
+        if found is None:
+            ops = builder.templates(token)
+            name = f"{name}{AGAIN}" if again else name
+            found = self._recipe(plan, ((name, op) for op in ops))
+            self._fragments[key] = found
+        return found
 
     def block_key(
         self, plan: SlicePlan, block: str, fragments: BlockFragments
@@ -135,7 +171,7 @@ class Recipes:
     def windows(self, plan: SlicePlan, *, forward: bool, lane: int = TP) -> tuple[Window, ...]:
         """Return the windows of a layer's pass in which collectives of ``lane`` run, of a plan
         without slices."""
-        key = self.kinds, mode_of(plan), forward, lane
+        key = self._batch, self.kinds, mode_of(plan), forward, lane
         if key not in self._windows:
             self._windows[key] = self._made_windows(plan, forward=forward, lane=lane)
         return self._windows[key]
@@ -166,7 +202,7 @@ class Recipes:
         """Return the cache key of a micro-batch's recipe outside the layers."""
         chunk = self.case.chunk
         ends = (chunk.embedding, chunk.head) if chunk else (True, True)
-        return (mode_of(plan), plan.row_slices, *ends)
+        return (self._batch, mode_of(plan), plan.row_slices, *ends)
 
     def micros(self, plan: SlicePlan) -> tuple[Recipe, Recipe]:
         """Return the recipes of the compute outside the layers, of the first micro-batch and of a
@@ -195,28 +231,13 @@ class Recipes:
         return self._steps[key]
 
     def _listed(self, plan: SlicePlan, ops: Iterable[OpTemplate]) -> Recipe:
-        return self._recipe(plan, (("", op, 1) for op in ops))
+        return self._recipe(plan, (("", op) for op in ops))
 
-    def _templates(
-        self, plan: SlicePlan, block: str, fragments: BlockFragments
-    ) -> Iterator[tuple[str, OpTemplate, int]]:
-        """Yield (fragment, op, times) of all slices. Column pieces but the first are alike."""
-        builder = Fragments(shapes=self.case.shapes(plan))
-        each, alike = [(row, 1) for row in range(plan.row_slices)], self._alike(plan)
-        for fragment in fragments[block]:
-            count = pieces(plan, block, fragment) if is_cut(block, fragment) else 1
-            if plan.merge_wgrad and fragment.endswith("_wgrad"):
-                whole = builder.templates(Token(block, fragment, ALL_SLICES))
-                yield from ((fragment, op, 1) for op in whole)
-                continue
-            positions = plan.slices_sequences and "core_attn" in fragment
-            for row, times in each if positions else alike:
-                piece = 0 if is_cut(block, fragment) else -1
-                first = Token(block, fragment, row, piece)
-                yield from ((fragment, op, times) for op in builder.templates(first))
-                if count > 1:
-                    more = builder.templates(first._replace(piece=1))
-                    yield from ((fragment, op, times * (count - 1)) for op in more)
+    def _builder(self, plan: SlicePlan) -> Fragments:
+        """Return the builder of a plan's ops; the last one is kept."""
+        if self._built is None or self._built[0] is not plan:
+            self._built = plan, Fragments(shapes=self.case.shapes(plan))
+        return self._built[1]
 
     def _alike(self, plan: SlicePlan) -> list[tuple[int, int]]:
         """Return (first slice, count) for each kind of slice. Slices with the same number of tokens
@@ -228,15 +249,15 @@ class Recipes:
             kinds.setdefault((shapes.tokens(row), row == 0), []).append(row)
         return [(alike[0], len(alike)) for alike in kinds.values()]
 
-    def _recipe(self, plan: SlicePlan, ops: Iterable[tuple[str, OpTemplate, int]]) -> Recipe:
+    def _recipe(self, plan: SlicePlan, ops: Iterable[tuple[str, OpTemplate]]) -> Recipe:
         counts: Counter[tuple[str, tuple[Signature, ...], bool, bool]] = Counter()
         last: Signature | None = None
         # What may run beside the lane that is counted adds nothing for sure.
         beside = (CP, TP) if self.case.shapes(plan).moves_experts_most else (CP, EP)
-        for fragment, op, times in ops:
+        for fragment, op in ops:
             if op.lane in beside:
                 continue
-            counts[fragment, self._ways(plan, op), op.lane == COMPUTE, op.replayed] += times
+            counts[fragment, self._ways(plan, op), op.lane == COMPUTE, op.replayed] += 1
             if op.lane != COMPUTE:
                 last = op.signature
         return Recipe(tuple(Part(*key, count) for key, count in counts.items()), last)
@@ -252,11 +273,32 @@ class Recipes:
         if not (isinstance(signature, Gemm) and signature.layout == "wgrad" and adds):
             return (signature,)
         adding = signature._replace(accumulate=True)
-        shapes = self.case.shapes(plan)
-        uneven = len({shapes.tokens(row) for row in range(plan.row_slices)}) > 1
-        if op.slice > 0 and not uneven:
+        if self._adds(plan, op.slice):
             return (adding,)
         return adding, signature._replace(accumulate=False)
+
+    def _adds(self, plan: SlicePlan, row: int) -> bool:
+        """Return whether a slice's gradients are added to those of another for sure."""
+        shapes = self.case.shapes(plan)
+        return row > 0 and len({shapes.tokens(one) for one in range(plan.row_slices)}) == 1
+
+
+def _tokens(
+    plan: SlicePlan, block: str, name: str, merged: bool, alike: list[tuple[int, int]]
+) -> Iterator[tuple[Token, int]]:
+    """Yield a token of each kind that a fragment has, and how many it has of it. ``alike``: a slice
+    of each kind, and their number. Column pieces but the first are alike."""
+    if merged:
+        yield Token(block, name, ALL_SLICES), 1
+        return
+    cut = is_cut(block, name)
+    more = pieces(plan, block, name) - 1 if cut else 0
+    each = plan.slices_sequences and "core_attn" in name
+    for row, times in [(row, 1) for row in range(plan.row_slices)] if each else alike:
+        first = Token(block, name, row, 0 if cut else -1)
+        yield first, times
+        if more:
+            yield first._replace(piece=1), times * more
 
 
 def step_key(plan: SlicePlan) -> tuple[object, ...]:

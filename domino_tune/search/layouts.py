@@ -11,21 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 from domino_tune.base.cores import Ahead, in_turn
 from domino_tune.base.progress import Pace, Progress, no_progress
 from domino_tune.search.problem import go_on
+from simulator.bounds import Bounds
 from simulator.case import Case
-from simulator.closed_form import ClosedForm
-from simulator.further_bounds import ClockedForm, Layers, PipelineForm, closed_form
 from simulator.greedy import order_of
 from simulator.issue_order import LayerOrder
 from simulator.memory import peak_bytes
 from simulator.overlap import EP_OVERLAP
 from simulator.plan import SlicePlan
 from simulator.predict import iteration_ns
+from simulator.ranks import Layers
 from simulator.specs import Recompute, Workload
 
 KEPT: Final = 10
@@ -133,10 +132,6 @@ class Candidate:
         """Return the case with ``again`` recomputed layers a virtual stage."""
         return recomputing(self.case, self.again, again)
 
-    @cached_property
-    def _form(self) -> ClosedForm | PipelineForm | ClockedForm:
-        return closed_form(self.case, self.layers)
-
     @property
     def plans(self) -> tuple[SlicePlan, ...]:
         """All plans."""
@@ -153,28 +148,10 @@ class Candidate:
         return (*self.unsliced, *self.rivals)
 
     @cached_property
-    def quick_ns(self) -> dict[SlicePlan, int]:
-        """A lower bound for each plan, from one clock."""
-        return {plan: self._form.quick_bound_ns(plan) for plan in self.plans}
-
-    @cached_property
-    def coarse_ns(self) -> dict[SlicePlan, int]:
-        """A lower bound for each plan, from a few clocks."""
-        return {plan: self._form.coarse_bound_ns(plan) for plan in self.plans}
-
-    @cached_property
     def bounds_ns(self) -> dict[SlicePlan, int]:
         """The proven lower bound of each plan, lowest first."""
-        bounds = {plan: self._form.lower_bound_ns(plan) for plan in self.plans}
-        return dict(sorted(bounds.items(), key=lambda item: item[1]))
-
-    @property
-    def known_bounds_ns(self) -> dict[SlicePlan, int]:
-        """The best bounds that are already computed."""
-        names = ("bounds_ns", "coarse_ns", "quick_ns")
-        best = next((name for name in names if name in vars(self)), "quick_ns")
-        found: dict[SlicePlan, int] = getattr(self, best)
-        return found
+        bounds = zip(self.plans, Bounds(self.case, self.layers).of(self.plans), strict=True)
+        return dict(sorted(bounds, key=lambda item: item[1]))
 
     def best(self, plans: Iterable[SlicePlan] | None = None) -> Timed | None:
         """Return the fastest of the evaluated ``plans``, or of all."""
@@ -258,6 +235,7 @@ process takes.
 
 class LayoutSearch:
     """The candidates, and the results so far. ``evaluations``: plans that were timed or do not fit.
+    ``edge``: candidates without any plan that can be recommended, for ``unsure``.
 
     ``progress`` and then ``pause`` are called after each evaluation. If either raises an exception,
     the search ends; another search of the same candidates continues from their results, and
@@ -270,9 +248,10 @@ class LayoutSearch:
         progress: Progress = no_progress,
         ahead: Ahead = in_turn,
         *,
+        edge: Sequence[Candidate] = (),
         pause: Callable[[], None] = go_on,
     ) -> None:
-        self.candidates = candidates
+        self.candidates, self._edge = candidates, edge
         self._progress = progress
         self._ahead = ahead
         self._pause = pause
@@ -286,6 +265,7 @@ class LayoutSearch:
         unsliced, and find the best cut of the first.
         """
         numbers = range(len(self.candidates))
+        self._bound([*self.candidates, *self._edge])
         self._search(numbers, lambda one: one.plans, self._last_kept_ns)
         self._search(numbers, lambda one: one.others, self._best_unsliced_ns)
         kept = [self.candidates.index(one) for one in self.kept()]
@@ -323,49 +303,38 @@ class LayoutSearch:
     def _looks(
         self, numbers: Iterable[int], plans_of: Plans, limit_ns: Callable[[], int]
     ) -> Iterator[Look]:
-        """Yield the plans that were not timed, by the coarse bounds of their candidates and then by
-        their own bounds, up to the limit. Compute coarse bounds only where quick ones do not
-        decide.
+        """Yield the plans that were not timed, by the bounds of their candidates and then by their
+        own, up to the limit.
         """
-        heap = []
         asking = [number for number in numbers if plans_of(self.candidates[number])]
-        self._bound_quickly(asking)
+        least = []
         for number in asking:
             one = self.candidates[number]
-            heap.append((min(one.quick_ns[plan] for plan in plans_of(one)), False, number))
-        heapify(heap)
-        while heap:
-            bound_ns, coarse, number = heappop(heap)
+            asked = set(plans_of(one))
+            looks = [Look(number, *item) for item in one.bounds_ns.items() if item[0] in asked]
+            least.append((looks[0].bound_ns, number, looks))
+        for bound_ns, _, looks in sorted(least):
             if bound_ns > limit_ns():
                 return
-            one = self.candidates[number]
-            asked = set(plans_of(one))
-            if not coarse:
-                heappush(heap, (min(one.coarse_ns[plan] for plan in asked), True, number))
-                continue
-            for plan, exact_ns in one.bounds_ns.items():
-                if plan in asked and plan not in one.timed:
-                    yield Look(number, plan, exact_ns)
+            yield from (one for one in looks if one.plan not in self.candidates[one.number].timed)
 
-    def _bound_quickly(self, numbers: Iterable[int]) -> None:
-        """Compute the missing quick bounds. Group candidates with the same layers, which share
-        parts of their bounds.
+    def _bound(self, candidates: Iterable[Candidate]) -> None:
+        """Compute the missing bounds. Group candidates with the same layers, which share parts of
+        their bounds.
         """
-        alike: dict[int, list[int]] = {}
-        for number in numbers:
-            one = self.candidates[number]
-            if "quick_ns" not in vars(one):
-                alike.setdefault(id(one.layers), []).append(number)
-        ahead = self._ahead if len(alike) > FEW_KINDS else in_turn
-        done = 0
-        for group, bounds in ahead(self._quick_of, alike.values()):
-            self._progress(f"bounds of {done:,} of {len(self.candidates):,} layouts")
-            for number, quick_ns in zip(group, bounds(), strict=True):
-                self.candidates[number].quick_ns = quick_ns
-            done += len(group)
-
-    def _quick_of(self, numbers: Sequence[int]) -> list[dict[SlicePlan, int]]:
-        return [self.candidates[number].quick_ns for number in numbers]
+        alike: dict[int, list[Candidate]] = {}
+        for one in candidates:
+            if "bounds_ns" not in vars(one):
+                alike.setdefault(id(one.layers), []).append(one)
+        groups, done = list(alike.values()), 0
+        ahead = self._ahead if len(groups) > FEW_KINDS else in_turn
+        for number, bounds in ahead(
+            lambda number: [one.bounds_ns for one in groups[number]], range(len(groups))
+        ):
+            self._progress(f"bounds of {done:,} of {sum(map(len, groups)):,} layouts")
+            for one, bounds_ns in zip(groups[number], bounds(), strict=True):
+                one.bounds_ns = bounds_ns
+            done += len(groups[number])
 
     def _last_kept_ns(self) -> int:
         """Return the time of the slowest layout kept so far; FOREVER_NS while fewer than KEPT are
@@ -392,17 +361,17 @@ class LayoutSearch:
         found = min(self.candidates, key=lambda one: one.best_ns(one.others), default=None)
         return found if found and found.best(found.others) else None
 
-    def unsure(self, edge: Sequence[Candidate]) -> list[tuple[Candidate, Timed]]:
+    def unsure(self) -> list[tuple[Candidate, Timed]]:
         """Return layouts that are faster than the best one but fit with less chance than is
-        recommended, fastest first. ``edge``: candidates without any plan that can be recommended.
+        recommended, fastest first.
         """
         kept = self.kept()
         limit_ns = kept[0].best_ns() if kept else FOREVER_NS
 
         def bound_ns(one: Candidate) -> int:
-            return min(one.quick_ns[plan] for plan in one.unsure or one.plans)
+            return min(one.bounds_ns[plan] for plan in one.unsure or one.plans)
 
-        near = [*(one for one in self.candidates if one.unsure), *edge]
+        near = [*(one for one in self.candidates if one.unsure), *self._edge]
         near = sorted((one for one in near if bound_ns(one) < limit_ns), key=bound_ns)[:KEPT]
         timed = [(one, found) for one in near if (found := one.time_unsure())]
         faster = [(one, found) for one, found in timed if found.iteration_ns < limit_ns]
@@ -424,6 +393,6 @@ class LayoutSearch:
         return sum(
             bound_ns <= min(limit_ns, one.best_ns())
             for one in self.candidates
-            for plan, bound_ns in one.known_bounds_ns.items()
+            for plan, bound_ns in one.bounds_ns.items()
             if plan not in one.timed
         )

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 
 from domino_tune.search.problem import TIE_PERCENT, Evaluation, Record
 from domino_tune.search.space import Space, SpaceSpec, Target, enumerate_plans
 from domino_tune.store.formats.deepspeed import check_deepspeed
+from simulator.bounds import Bounds
 from simulator.build import Builder
 from simulator.case import Case
 from simulator.clock import settle
 from simulator.errors import InfeasiblePlanError
-from simulator.further_bounds import closed_form
+from simulator.estimate import Estimate
 from simulator.greedy import order_of
 from simulator.issue_order import LayerOrder
 from simulator.memory import live_peaks, peak_bytes, static_memory
@@ -31,8 +32,11 @@ from simulator.plan import (
     searched_slicings,
 )
 from simulator.predict import iteration_ns, predict
-from simulator.space_bounds import SpaceBounds
-from simulator.stretch import Ints
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
 
 
 @dataclass(kw_only=True)
@@ -45,10 +49,9 @@ class SimulatedPlans:
     evaluated: dict[SlicePlan, Evaluation] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._closed = closed_form(self.case)
-        self._bounds = SpaceBounds(self.case) if self.case.cluster.pp == 1 else None
-        self._bound_ns = cache((self._bounds or self._closed).lower_bound_ns)
-        self._prior_ns = cache(self._closed.prior_ns)
+        self._bounds = Bounds(self.case)
+        self._bound_ns = cache(self._bounds.lower_bound_ns)
+        self._prior_ns = cache(Estimate(self.case, self._bounds).prior_ns)
         self._static: dict[tuple[object, ...], int] = {}
 
     def order(self, plan: SlicePlan) -> LayerOrder:
@@ -95,7 +98,7 @@ class SimulatedPlans:
 
     def quick_bound_ns(self, plan: SlicePlan) -> int:
         """Return a bound that needs no order of the plan."""
-        return (self._bounds or self._closed).quick_bound_ns(plan)
+        return self._bounds.quick_bound_ns(plan)
 
     def prior_ns(self, plan: SlicePlan) -> float:
         """Return a closed-form estimate, without an engine."""
@@ -112,8 +115,6 @@ class SimulatedPlans:
         groups = self.plans.bound_groups(
             plays_again=plays_again(self.case.workload.recompute, self.case.workload.modules)
         )
-        if self._bounds is None:
-            return self._closed.quick_bounds_ns(groups).astype(np.int64)
         return self._bounds.quick_ns(groups)
 
     def left(self, record: Record) -> int | None:

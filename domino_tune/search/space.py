@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from simulator.closed_form import joins_edges, waits_for_gathers
+from simulator.bounds import BoundGroups, by_key, coded
 from simulator.errors import InfeasiblePlanError, InputError, unknown_name
 from simulator.plan import (
     MAX_ROW_SLICES,
@@ -29,9 +29,9 @@ from simulator.plan import (
     Slicing,
     WgradPlacement,
 )
+from simulator.ranks import joins_edges, waits_for_gathers
 from simulator.recipes import mode_of
 from simulator.specs import ModelSpec, Workload
-from simulator.stretch import BoundGroups, by_key, coded
 
 Target = Literal["deepspeed"]
 TARGETS: Final = ("deepspeed",)

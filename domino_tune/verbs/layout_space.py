@@ -4,7 +4,7 @@ plans.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -25,10 +25,11 @@ from domino_tune.verbs.resolve import (
 )
 from domino_tune.verbs.tune import divisors
 from simulator.case import Case
+from simulator.curves import Prices
 from simulator.errors import InfeasiblePlanError, InputError
-from simulator.further_bounds import Layers
 from simulator.memory import KeptBytes, LeastBytes
 from simulator.plan import SlicePlan, row_problem
+from simulator.ranks import Layers
 from simulator.sharding import balanced_layers, spread_layers
 from simulator.specs import ModelSpec
 from simulator.usable import UNSURE
@@ -87,6 +88,8 @@ def candidates_of(
     fit with less chance.
     """
     found, edge, infeasible = [], [], Counter[str]()
+    prices = Prices.of(base)
+    layers: dict[tuple[object, ...], Layers] = defaultdict(lambda: Layers(prices))
     shared: dict[tuple[object, ...], _Shared] = {}
     for layout in layouts_of(base, request):
         try:
@@ -98,12 +101,11 @@ def candidates_of(
         except InfeasiblePlanError as error:
             infeasible[error.reason] += 1
             continue
-        key = (
-            layout.tp, layout.cp, layout.micro_batch_size, layout.ep, layout.etp,
-            case.cluster.domain,
-        )  # fmt: skip
+        alike = layout.tp, layout.cp, layout.ep, layout.etp, case.cluster.domain
+        key = *alike, layout.micro_batch_size
         if key not in shared:
-            shared[key] = _Shared(Layers(), KeptBytes(), unsliced_plans(case), tuple(_cuts(case)))
+            plans = unsliced_plans(case), tuple(_cuts(case))
+            shared[key] = _Shared(layers[alike], KeptBytes(), *plans)
         again, memory = recomputed_layers(case, request), case.memory
         least = [LeastBytes(case, plan, shared[key].kept) for plan in shared[key].unsliced]
         held = max(least[0].static, _least(case, again, least, again[-1]))

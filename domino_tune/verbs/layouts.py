@@ -104,7 +104,7 @@ def tune_layouts(
     space = space_of(request, shelf)
     many = len(space.candidates)
     progress(f"{many:,} layouts that may fit" + "; this may take minutes" * (many >= MANY))
-    search = LayoutSearch(space.candidates, progress, on_all_cores)
+    search = LayoutSearch(space.candidates, progress, on_all_cores, edge=space.edge)
     search.run()
     progress(f"{search.evaluations:,} plans done, none left; comparing strategies")
     return replace(conclude(space, search, on_all_cores), seconds=time.perf_counter() - began)
@@ -150,9 +150,7 @@ def conclude(
         global_batch_size=batch_of(space.request),
         layouts=tuple(_result(one, one.best(), rival_ns) for one in kept),
         best_without_domino=_result(*rival, rival_ns) if rival else None,
-        unsure_layouts=tuple(
-            _result(one, timed, rival_ns) for one, timed in search.unsure(space.edge)
-        ),
+        unsure_layouts=tuple(_result(one, timed, rival_ns) for one, timed in search.unsure()),
         frontier=_frontier(search, rival_ns),
         optimality="best_found" if stopped_by else "proven",
         candidates=len(candidates),

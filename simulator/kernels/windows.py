@@ -1,4 +1,4 @@
-"""How much of a pass's collectives no compute hides, by its order (``simulator.space_bounds``).
+"""How much of a pass's collectives no compute hides, by its order (``simulator.bounds``).
 
 Where compute waits until all collectives before it have started, a collective of a lane is in
 flight beside the compute between it and the next one of its lane, and beside no other: compute

@@ -11,7 +11,9 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from simulator.errors import MissingSectionError
 from simulator.lookup import (
@@ -31,6 +33,11 @@ from simulator.lookup import (
 from simulator.lookup.collective_law import COLLECTIVES, CollectiveFit, GroupKey, Law
 from simulator.lookup.experts import DEFAULT_SMS, ExpertExchange
 from simulator.ops import MULTIMEM, Collective, CollectiveKind, Gemm
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
 
 EXCHANGE: Final = 1.13
 """Time of an all-to-all over that of an all-gather with as many bytes: the efficiencies of both on
@@ -348,27 +355,28 @@ BARRIER_US: Final = 10.0
 """All ranks meet before and behind such a kernel (assumed: two signals through NVLink and back)."""
 
 
-def gathered_us(gemm: Gemm, alone_us: float, copy_us: float, ranks: int, sms: int) -> float:
-    """Return the time of a GEMM whose input's chunks arrive ``copy_us`` after each other; a rank's
-    own chunk is there."""
+def gathered_us(gemm: Gemm, alone_us: Floats, copy_us: Floats, ranks: int, sms: int) -> Floats:
+    """Return the times of a GEMM whose input's chunks arrive ``copy_us`` after each other; a rank's
+    own chunk is there. ``alone_us``: at several clocks."""
     waves, wave_us = _waves(gemm, alone_us, sms)
-    columns = math.ceil(gemm.n / TILE_N)
-    done_us = 0.0
-    for wave in range(waves):
-        last_tile = min((wave + 1) * sms, _tiles(gemm)) - 1
-        last_row = min(gemm.m, (last_tile // columns + 1) * TILE_M)
-        chunk = math.ceil(last_row * ranks / gemm.m) - 1
-        done_us = max(done_us, chunk * copy_us) + wave_us
+    wave = np.arange(waves)
+    last_tile = np.minimum((wave + 1) * sms, _tiles(gemm)) - 1
+    last_row = np.minimum(gemm.m, (last_tile // math.ceil(gemm.n / TILE_N) + 1) * TILE_M)
+    chunk = -(-last_row * ranks // gemm.m) - 1
+    # The last wave ends when all those after the one that waited longest are done.
+    done_us: Floats = (np.outer(copy_us, chunk) + np.outer(wave_us, waves - wave)).max(axis=1)
     return done_us + BARRIER_US
 
 
-def scattered_us(gemm: Gemm, alone_us: float, exchange_us: float, ranks: int, sms: int) -> float:
-    """Return the time of a GEMM whose tiles are stored to the ranks that add them up."""
+def scattered_us(
+    gemm: Gemm, alone_us: Floats, exchange_us: Floats, ranks: int, sms: int
+) -> Floats:  # fmt: skip
+    """Return the times of a GEMM whose tiles are stored to the ranks that add them up."""
     waves, wave_us = _waves(gemm, alone_us, sms)
     return waves * wave_us + exchange_us + BARRIER_US
 
 
-def _waves(gemm: Gemm, alone_us: float, sms: int) -> tuple[int, float]:
+def _waves(gemm: Gemm, alone_us: Floats, sms: int) -> tuple[int, Floats]:
     """Return the number of waves, and the time of each."""
     waves = _tiles(gemm) / sms
     return math.ceil(waves), alone_us / waves

@@ -202,7 +202,7 @@ def _search_layouts(
         if reporter.stop and search.first:
             raise StopError
 
-    search = LayoutSearch(space.candidates, progress, pause=evaluated)
+    search = LayoutSearch(space.candidates, progress, edge=space.edge, pause=evaluated)
     try:
         search.run()
     except StopError:

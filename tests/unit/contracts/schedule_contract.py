@@ -13,9 +13,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
+from simulator.bounds import Bounds
 from simulator.build import build_schedule
 from simulator.case import Case
-from simulator.closed_form import ClosedForm
 from simulator.compiler import compile_program
 from simulator.cost import CostModel
 from simulator.greedy import order_of
@@ -147,11 +147,11 @@ def uncut_takes_the_baselines_time(built: Built) -> None:
 
 
 def path_and_bound_are_below_the_makespan(built: Built) -> None:
-    """Longest chain of named values and the closed-form bound ≤ makespan, contention or not."""
+    """Longest chain of named values and the bound ≤ makespan, contention or not."""
     for each in (built, built.calm):
         makespan = each.timeline.makespan_ns
         assert longest_chain_ns(each.ops, each.case.cost) <= makespan
-        assert ClosedForm(each.case).lower_bound_ns(each.plan) <= makespan
+        assert Bounds(each.case).lower_bound_ns(each.plan) <= makespan
 
 
 def serial_sum_is_above_the_makespan(built: Built) -> None:

@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from domino_tune.store.profiles import load_profile
+from simulator.bounds import Bounds
 from simulator.case import Case
 from simulator.contention import ContentionFit
 from simulator.cost import CostModel, Drawn
@@ -29,7 +31,6 @@ from simulator.draws import (
 )
 from simulator.engine import play
 from simulator.errors import ProfileError
-from simulator.further_bounds import closed_form
 from simulator.lookup import Provenance
 from simulator.lookup.collectives import gathered_us, scattered_us
 from simulator.lookup.expected import TILE_FUSED
@@ -191,11 +192,11 @@ def test_a_fused_kernel_follows_from_its_parts(
     nominal = CostModel(H100)
     for family in FAMILIES:
         drawn = nominal.drawn(Draw({family: 2.0}))
-        gemm_us, moved_us = (drawn.estimate(one).duration_us for one in (GEMM, moved))
+        gemm_us, moved_us = (np.array([drawn.estimate(one).duration_us]) for one in (GEMM, moved))
         there = drawn.estimate(fused)
         whole_us = formula(GEMM, gemm_us, moved_us, 8, _fit(nominal).sm_count)
         own = (1 + TILE_FUSED.error) ** 2 if family == "tile_fused" else 1.0
-        assert there.duration_us == own * whole_us
+        assert there.duration_us == own * whole_us[0]
         moves = there.duration_us != nominal.estimate(fused).duration_us
         assert moves == (family in families_of(fused)), family
 
@@ -243,10 +244,10 @@ def test_bounds_hold_on_drawn_machines(seed: int, cluster: dict[str, Any]) -> No
             case_of(calibrated(profile, gemm=0.8), **cluster),
         ):
             drawn = case.drawn(_draw(seed))
-            form = closed_form(drawn)
+            found = Bounds(drawn)
             for rows in (1, 2):
                 plan = replace(INTERLEAVED, row_slices=rows)
-                bound_ns, found_ns = form.lower_bound_ns(plan), predict(drawn, plan).makespan_ns
+                bound_ns, found_ns = found.lower_bound_ns(plan), predict(drawn, plan).makespan_ns
                 assert 0.5 * found_ns < bound_ns + case.constant_ns
                 assert bound_ns <= found_ns
 
@@ -256,7 +257,7 @@ def test_bounds_of_a_pipeline_are_those_of_its_drawn_machine() -> None:
     case = case_of(replace(H100, power=None), tp=2, pp=2, micros=8)
     fast = case.drawn(Draw(factors=dict.fromkeys(SIGNATURES.values(), 0.5)))
     assert fast.busiest.cost is fast.cost
-    bounds = [closed_form(one).lower_bound_ns(INTERLEAVED) for one in (case, fast)]
+    bounds = [Bounds(one).lower_bound_ns(INTERLEAVED) for one in (case, fast)]
     assert bounds[1] < 0.7 * bounds[0]
 
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from simulator.bounds import Bounds
 from simulator.build import build_schedule
 from simulator.case import Case
-from simulator.closed_form import ClosedForm
 from simulator.cost import CostModel
+from simulator.estimate import Estimate
 from simulator.greedy import order_of
 from simulator.lookup import Provenance
 from simulator.ops import Gemm
@@ -59,7 +60,7 @@ def test_intra_exposes_the_last_all_reduces_of_a_layer(rows: int, tp: int) -> No
     own wgrads (the row-parallel ones where they are deferred) and the other slices' norms."""
     case = case_of(tp=tp)
     layers = case.model.num_hidden_layers
-    form = ClosedForm(case)
+    form = Estimate(case)
     for wgrad, merged in (("eager", False), ("deferred", False), ("eager", True)):
         plan = plan_of("intra", wgrad, rows, merged=merged)  # type: ignore[arg-type]
         spent, others = layer_ns(case, plan), (rows - 1) / rows
@@ -78,7 +79,7 @@ def test_intra_exposes_the_last_all_reduces_of_a_layer(rows: int, tp: int) -> No
 
 def test_paper_exposes_both_blocks_all_reduces() -> None:
     case, rows = case_of(), 2
-    form, plan = ClosedForm(case), plan_of("paper")
+    form, plan = Estimate(case), plan_of("paper")
     spent = layer_ns(case, plan)
     half = {role: time_ns / rows for role, time_ns in spent.items()}
     forward = max(0.0, half["mlp.fc2.ar"] - half["mlp.residual"])
@@ -96,7 +97,7 @@ def test_paper_exposes_both_blocks_all_reduces() -> None:
 
 
 def test_an_order_that_is_not_sliced_exposes_nothing_more() -> None:
-    form = ClosedForm(case_of())
+    form = Estimate(case_of())
     for order in ("intra", "paper", "inter"):
         assert form.prior_ns(plan_of(order, rows=1)) == form.prior_ns(MEGATRON)
 
@@ -114,14 +115,14 @@ def test_on_one_rank_estimate_bound_and_engine_are_the_sum_of_all_ops(micros: in
             plain = gemm._replace(accumulate=False)
             more_ns += cost.duration_ns(gemm) - cost.duration_ns(plain)
     total = predict(case, plan).makespan_ns - more_ns
-    assert ClosedForm(case).lower_bound_ns(plan) == pytest.approx(total, rel=1e-7)
-    assert ClosedForm(case).prior_ns(plan) == pytest.approx(total, rel=1e-7)
+    assert Bounds(case).quick_bound_ns(plan) == pytest.approx(total, rel=1e-7)
+    assert Estimate(case).prior_ns(plan) == pytest.approx(total, rel=1e-7)
 
 
 def test_without_overlap_the_bound_is_near_the_engine() -> None:
     """In Megatron-LM's order each forward all-reduce stands alone; backward it hides its wgrads."""
     case = case_of()
-    bound, time = ClosedForm(case).lower_bound_ns(MEGATRON), predict(case, MEGATRON).makespan_ns
+    bound, time = Bounds(case).quick_bound_ns(MEGATRON), predict(case, MEGATRON).makespan_ns
     assert 0.9 * time < bound <= time
 
 
@@ -134,7 +135,7 @@ def test_replicas_expose_what_backward_does_not_hide(dp: int, tp: int) -> None:
     shapes = Shapes(model=MODEL, workload=many.workload, cluster=many.cluster, plan=plan)
     whole = cost.duration_ns(shapes.dp_reduction(shapes.rank_parameters))
     last = cost.duration_ns(shapes.dp_reduction(shapes.edge_parameters))
-    more = ClosedForm(many).prior_ns(plan) - ClosedForm(alone).prior_ns(plan)
+    more = Estimate(many).prior_ns(plan) - Estimate(alone).prior_ns(plan)
     assert last <= more + 1 <= whole
 
 
@@ -152,9 +153,9 @@ def test_a_host_that_is_slower_than_the_devices_decides() -> None:
     layers = [op for op in schedule.ops() if op.role.startswith(("attn.", "mlp."))]
     ops = [op for op in layers if op.lane == COMPUTE]
     host_ns = len(ops) * 1_000_000
-    assert ClosedForm(case).lower_bound_ns(plan) == pytest.approx(host_ns, rel=1e-8)
-    edges = ClosedForm(case_of(micros=2)).prior_ns(plan)
-    assert host_ns < ClosedForm(case).prior_ns(plan) < host_ns + edges
+    assert Bounds(case).quick_bound_ns(plan) == pytest.approx(host_ns, rel=1e-8)
+    edges = Estimate(case_of(micros=2)).prior_ns(plan)
+    assert host_ns < Estimate(case).prior_ns(plan) < host_ns + edges
 
 
 def test_a_launch_inside_an_op_is_a_part_of_it() -> None:
@@ -166,5 +167,5 @@ def test_a_launch_inside_an_op_is_a_part_of_it() -> None:
     plan = plan_of("intra")
     schedule = build_schedule(case.model, case.workload, case.cluster, plan)
     compute = sum(op.lane == COMPUTE for op in schedule.ops())
-    for form in (lambda c: ClosedForm(c).prior_ns(plan), lambda c: predict(c, plan).makespan_ns):
+    for form in (lambda c: Estimate(c).prior_ns(plan), lambda c: predict(c, plan).makespan_ns):
         assert form(slow) - form(case) == pytest.approx(compute * 100_000, rel=1e-6)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from domino_tune.store.profiles import load_profile
+from simulator.bounds import Bounds
 from simulator.build import build_schedule
 from simulator.case import Case
-from simulator.closed_form import ClosedForm
 from simulator.errors import InfeasiblePlanError
 from simulator.greedy import order_of
 from simulator.memory import peak_bytes, unpiped_memory
@@ -66,11 +66,11 @@ def random_cases(first: int, count: int) -> list[Case]:
 def test_orders_are_legal_and_bounds_hold(first: int) -> None:
     for case in random_cases(first, 6):
         rng = random.Random(repr(case.model))
-        form = ClosedForm(case)
+        bounds = Bounds(case)
         for kind in KINDS:
             plan = random_plan(rng, case, kind)
             ops_of(case, plan)
-            assert form.lower_bound_ns(plan) <= predict(case, plan).makespan_ns
+            assert bounds.lower_bound_ns(plan) <= predict(case, plan).makespan_ns
 
 
 @pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v2", "deepseek-v3", "gpt-oss-120b"])

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Final
 
+import numpy as np
 import pytest
 
 from simulator.build import build_schedule
@@ -138,11 +139,13 @@ def test_copy_engines_take_no_sms_and_wait_for_none() -> None:
 
 def test_a_fused_gather_waits_only_for_its_first_rows() -> None:
     gemm = Gemm(8192, 7168, 8192)
-    alone = 14 * 90.0 * (64 * 28 / 132) / 14
-    assert gathered_us(gemm, alone, 0.0, 8, 132) == pytest.approx(14 * 90.0 + BARRIER_US)
-    slow = gathered_us(gemm, alone, 1000.0, 8, 132)
+    alone, at_once = np.array([14 * 90.0 * (64 * 28 / 132) / 14]), np.zeros(1)
+    assert gathered_us(gemm, alone, at_once, 8, 132) == pytest.approx(14 * 90.0 + BARRIER_US)
+    slow = gathered_us(gemm, alone, at_once + 1000, 8, 132)
     assert slow == pytest.approx(7 * 1000 + 90.0 * 2 + BARRIER_US, rel=0.02)
-    assert scattered_us(gemm, alone, 400.0, 8, 132) == pytest.approx(1260 + 400 + BARRIER_US)
+    assert scattered_us(gemm, alone, at_once + 400, 8, 132) == pytest.approx(
+        1260 + 400 + BARRIER_US
+    )
 
 
 def test_a_fused_kernel_draws_no_more_than_its_parts() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from simulator.bounds import Bounds
 from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.compiler import repriced
 from simulator.errors import InfeasiblePlanError
-from simulator.further_bounds import Layers, closed_form
 from simulator.greedy import order_of
 from simulator.memory import peak_bytes
 from simulator.overlap import EP_OVERLAP
@@ -114,12 +114,12 @@ def test_bounds_are_below_times_of_random_cases() -> None:
             check_pairs(case.model, case.workload, case.cluster)
         except InfeasiblePlanError:
             continue
-        form = closed_form(case, Layers())
+        bounds = Bounds(case)
         for plan in (PAIRED, DELAYED):
             own = replace(plan, sequence_parallel=case.modes[0])
             time_ns = predict(case, own).makespan_ns
-            assert form.lower_bound_ns(own) <= time_ns
-            assert form.quick_bound_ns(own) <= time_ns
+            assert bounds.lower_bound_ns(own) <= time_ns
+            assert bounds.quick_bound_ns(own) <= time_ns
             found += 1
     assert found > 4
 

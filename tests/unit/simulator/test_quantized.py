@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from domino_tune.store.profiles import load_profile
+from simulator.bounds import Bounds
 from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.dtypes import Fp8Recipe
 from simulator.errors import InfeasiblePlanError, InputError
-from simulator.further_bounds import closed_form
 from simulator.greedy import order_of
 from simulator.implementation import IMPLEMENTATIONS
 from simulator.memory import KeptBytes, LeastBytes, held_parameters, peak_bytes
@@ -215,7 +215,7 @@ def test_one_gemm_over_all_slices_is_refused() -> None:
 def test_a_stack_of_layers_that_all_stay_in_bf16_is_one_without_a_recipe() -> None:
     whole, plain = case_of("tensorwise", num_layers_at_start_in_bf16=4), case_of("none")
     assert predict(whole, SP) == predict(plain, SP)
-    assert closed_form(whole).lower_bound_ns(SP) == closed_form(plain).lower_bound_ns(SP)
+    assert Bounds(whole).lower_bound_ns(SP) == Bounds(plain).lower_bound_ns(SP)
 
 
 @pytest.mark.parametrize("ends", [(4, 0), (3, 0), (0, 4), (0, 3), (4, 4)])
@@ -230,7 +230,7 @@ def test_bounds_hold_where_whole_stages_stay_in_bf16(ends: tuple[int, int], vpp:
         cluster=ClusterSpec(tp=4, pp=4, vpp=vpp),
         profile=load_profile("h100-dgx"),
     )  # fmt: skip
-    form = closed_form(case)
+    bounds = Bounds(case)
     for plan in (SP, SlicePlan()):
-        assert form.lower_bound_ns(plan) <= predict(case, plan).makespan_ns
+        assert bounds.lower_bound_ns(plan) <= predict(case, plan).makespan_ns
     assert LeastBytes(case, SP, KeptBytes()).of(case.workload) <= peak_bytes(case, SP)

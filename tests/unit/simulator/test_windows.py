@@ -10,10 +10,10 @@ from typing import Any, Final
 import pytest
 
 from domino_tune.store.profiles import load_profile
+from simulator.bounds import Bounds
 from simulator.case import Case
 from simulator.cost import Changes
 from simulator.errors import InfeasiblePlanError, InputError
-from simulator.further_bounds import closed_form
 from simulator.implementation import IMPLEMENTATIONS
 from simulator.ops import Pointwise
 from simulator.overlap import CHOICES, GEMMS, RIVALS, gemms_of
@@ -22,7 +22,7 @@ from simulator.predict import predict
 from simulator.recipes import windows
 from simulator.schedule import COMPUTE, TP, OpTemplate, Ref
 from simulator.specs import ClusterSpec, Workload
-from tests.unit.simulator.test_closed_form import GPT, LLAMA
+from tests.unit.simulator.test_estimate import GPT, LLAMA
 
 MACHINES: Final = ("h100-dgx", "a100-sxm", "h200-sxm", "b200-sxm")
 RECOMPUTED: Final[tuple[dict[str, Any], ...]] = (
@@ -79,10 +79,9 @@ def test_bounds_of_rivals_are_not_above_their_times_and_near_them(machine: str) 
             time_ns = predict(case, plan).makespan_ns
         except (InfeasiblePlanError, InputError):  # what does not divide, or cannot be combined
             continue
-        form = closed_form(case)
-        bounds_ns = form.quick_bound_ns(plan), form.coarse_bound_ns(plan), form.lower_bound_ns(plan)
-        assert max(bounds_ns) <= time_ns, (seed, plan.label, bounds_ns, time_ns)
-        shares.append(bounds_ns[-1] / time_ns)
+        bound_ns = Bounds(case).lower_bound_ns(plan)
+        assert bound_ns <= time_ns, (seed, plan.label, bound_ns, time_ns)
+        shares.append(bound_ns / time_ns)
     assert len(shares) >= 30
     assert statistics.median(shares) >= 0.8
 

@@ -10,7 +10,7 @@ import pytest
 from domino_tune.requests import TuneRequest
 from domino_tune.search.simulated import CasePlans
 from domino_tune.verbs.resolve import resolve
-from simulator.further_bounds import closed_form
+from simulator.bounds import Bounds
 from simulator.modules import plays_again
 
 SHARED: dict[str, Any] = {
@@ -38,11 +38,10 @@ def test_a_spaces_bounds_are_those_of_its_plans(job: str) -> None:
     plans = CasePlans(case=resolve(TuneRequest(**SHARED, **JOBS[job])))
     bounds_ns = plans.problem.quick_bounds_ns
     assert len(bounds_ns) == len(plans.space)
-    alone = closed_form(plans.case)
+    alone = Bounds(plans.case)
     for number in [0, *random.Random(job).sample(range(len(bounds_ns)), 100)]:
         plan = plans.space[number]
-        bound_ns = alone.quick_bound_ns(plan) if job == "pipeline" else alone.lower_bound_ns(plan)
-        assert bounds_ns[number] == bound_ns
+        assert bounds_ns[number] == alone.quick_bound_ns(plan)
 
 
 def test_a_space_has_few_kinds_of_passes() -> None:

@@ -29,6 +29,7 @@ from domino_tune.search.layouts import (
     Timed,
     fewest,
 )
+from simulator.bounds import Bounds
 from simulator.plan import MEGATRON, SlicePlan
 
 Row = tuple[int, Found]
@@ -59,11 +60,10 @@ class Told(Candidate):
 
 
 def told(
-    rows: dict[SlicePlan, Row], *, layers: object = None, coarser: int = 0,
+    rows: dict[SlicePlan, Row], *, layers: object = None,
     asked: Callable[[Told, SlicePlan], None] = lambda one, plan: None,
 ) -> Told:  # fmt: skip
-    """Return a candidate, whose coarse bounds are ``coarser`` below its bounds, and quick ones
-    twice as much."""
+    """Return a candidate of these rows."""
     layers_: Any = layers
     sliced = [plan for plan in SLICED if plan in rows]
     unsliced = [plan for plan in UNSLICED if plan in rows]
@@ -74,8 +74,6 @@ def told(
     one.rows, one.asked = rows, asked
     bounds_ns = {plan: rows[plan][0] for plan in one.plans}
     one.bounds_ns = dict(sorted(bounds_ns.items(), key=lambda item: item[1]))
-    one.coarse_ns = {plan: bound_ns - coarser for plan, bound_ns in bounds_ns.items()}
-    one.quick_ns = {plan: bound_ns - 2 * coarser for plan, bound_ns in bounds_ns.items()}
     return one
 
 
@@ -129,9 +127,9 @@ class Watch:
 def test_the_answer_is_that_of_looking_at_every_plan(seed: int) -> None:
     rng = random.Random(seed)
     number = rng.choice((1, 3, KEPT, 25))
-    coarser, kinds = rng.choice((0, 2)), rng.choice((1, 2 * FEW_KINDS))
+    kinds = rng.choice((1, 2 * FEW_KINDS))
     candidates = [
-        told(drawn(rng), layers=kind, coarser=coarser)
+        told(drawn(rng), layers=kind)
         for kind in (object() for _ in range(kinds))
         for _ in range(-(-number // kinds))
     ]
@@ -159,7 +157,7 @@ def test_the_answer_is_that_of_looking_at_every_plan(seed: int) -> None:
 def test_a_search_goes_on_where_it_was_stopped(seed: int) -> None:
     def searched(stop: Iterator[bool]) -> list[tuple[int, SlicePlan]]:
         rng = random.Random(seed)
-        candidates = [told(drawn(rng), coarser=1) for _ in range(2 * KEPT)]
+        candidates = [told(drawn(rng)) for _ in range(2 * KEPT)]
         watch = Watch(candidates)
 
         def pause() -> None:
@@ -200,38 +198,26 @@ def in_copies(
 ) -> Iterator[tuple[Any, Callable[[], Any]]]:
     """Give each item with a result from elsewhere: bounds of 2 ns, and plans that do not fit."""
     for item in items:
-        found = Found() if isinstance(item, Look) else [{MEGATRON: 2} for _ in item]
+        found = Found() if isinstance(item, Look) else [{MEGATRON: 2}] * 2
         yield item, partial(lambda result: result, found)
 
 
 @pytest.mark.parametrize(("kinds", "is_here"), [(4, True), (5, False)])
-def test_quick_bounds_of_many_kinds_of_layers_are_computed_ahead(kinds: int, is_here: bool) -> None:
+def test_bounds_of_many_kinds_of_layers_are_computed_ahead(
+    kinds: int, is_here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bounds, "__init__", lambda *_: None)
+    monkeypatch.setattr(Bounds, "of", lambda _, plans: [1 for _ in plans])
     candidates = [of_time(ns, ns) for ns in range(3, 3 + 2 * kinds)]
     for number, one in enumerate(candidates):
         one.layers = ("a", "b", "c", "d", "e", "f")[number // 2]  # type: ignore[assignment]
-        del one.quick_ns
-        vars(one)["_form"] = SimpleNamespace(quick_bound_ns=lambda plan: 1)
+        del one.bounds_ns
     lines: list[str] = []
-    search = LayoutSearch(candidates, lines.append, in_copies)
+    search = LayoutSearch(candidates[:-1], lines.append, in_copies, edge=candidates[-1:])
     search.run()
-    assert {one.quick_ns[MEGATRON] for one in candidates} == {1 if is_here else 2}
+    assert {one.bounds_ns[MEGATRON] for one in candidates} == {1 if is_here else 2}
     of_bounds = [f"bounds of {done} of {2 * kinds} layouts" for done in range(0, 2 * kinds, 2)]
     assert lines[:kinds] == of_bounds
-
-
-def test_dear_bounds_are_computed_where_cheap_ones_do_not_decide() -> None:
-    kept = [of_time(5, 5) for _ in range(KEPT)]
-    quick, coarse = of_time(9, 9), of_time(8, 8)
-    for one in (quick, coarse):
-        del one.bounds_ns
-        one.coarse_ns = {MEGATRON: 6}
-    del quick.coarse_ns
-    quick.quick_ns, coarse.quick_ns = {MEGATRON: 6}, {MEGATRON: 5}
-    lines: list[str] = []
-    LayoutSearch([*kept, quick, coarse], lines.append).run()
-    assert lines[0] == f"1 plan done; tp 2: {MEGATRON.label}"
-    assert not quick.timed
-    assert not coarse.timed
 
 
 def test_layouts_that_may_be_faster_but_fit_by_a_hair() -> None:
@@ -241,12 +227,12 @@ def test_layouts_that_may_be_faster_but_fit_by_a_hair() -> None:
     hair = told({MEGATRON: (15, HAIR), SLICED[0]: (12, Found())})
     close = told({MEGATRON: (20, HAIR), SLICED[0]: (3, Found())})
     edge = [of_time(14, 14), of_time(13, 20), of_time(20, 20), of_time(21, 21)]
-    search = LayoutSearch([of_time(30, 30), best, hair, close])
+    search = LayoutSearch([of_time(30, 30), best, hair, close], edge=edge)
     search.run()
-    found = [(one, end.iteration_ns) for one, end in search.unsure(edge)]
+    found = [(one, end.iteration_ns) for one, end in search.unsure()]
     assert found == [(edge[0], 14), (hair, 15)]
     many = [of_time(ns, ns) for ns in range(19, 0, -1)]
-    found = [(one, end.iteration_ns) for one, end in LayoutSearch([]).unsure(many)]
+    found = [(one, end.iteration_ns) for one, end in LayoutSearch([], edge=many).unsure()]
     assert found == [(many[-ns], ns) for ns in range(1, KEPT + 1)]
 
 

@@ -58,8 +58,6 @@ def test_the_answer_is_that_of_looking_at_every_plan(asked: LayoutRequest) -> No
     for one in candidates:
         for plan, bound_ns in one.bounds_ns.items():
             timed = one.timed[plan]
-            assert one.quick_ns[plan] <= bound_ns
-            assert one.coarse_ns[plan] <= bound_ns
             assert timed is None or bound_ns <= timed.iteration_ns
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from domino_tune.requests import TuneRequest
 from domino_tune.verbs.resolve import resolve
-from simulator import space_bounds
+from simulator import bounds as bounds_of_cases
+from simulator.bounds import Bounds
 from simulator.implementation import Implementation
 from simulator.kernels import load, windows
 from simulator.plan import SlicePlan
 from simulator.predict import predict
-from simulator.space_bounds import SpaceBounds
 from tests.unit.simulator.bound_checks import check_space_bounds
 
 JOB: dict[str, Any] = {
@@ -42,7 +42,7 @@ def test_the_bound_of_ordered_launches_is_near(plan: SlicePlan) -> None:
     without an order it is 4 to 12 % off."""
     case = resolve(TuneRequest(**JOB))
     time_ns = predict(case, plan).makespan_ns
-    bounds = SpaceBounds(case)
+    bounds = Bounds(case)
     assert bounds.quick_bound_ns(plan) < 0.965 * time_ns
     assert 0.975 * time_ns <= bounds.lower_bound_ns(plan) <= time_ns
 
@@ -50,17 +50,17 @@ def test_the_bound_of_ordered_launches_is_near(plan: SlicePlan) -> None:
 def test_without_ordered_launches_no_order_counts() -> None:
     case = resolve(TuneRequest(**JOB))
     free = replace(case.workload, implementation=Implementation(launch_order="free"))
-    bounds = SpaceBounds(replace(case, workload=free))
+    bounds = Bounds(replace(case, workload=free))
     assert all(bounds.lower_bound_ns(plan) == bounds.quick_bound_ns(plan) for plan in PLANS)
 
 
 @pytest.mark.parametrize("plan", PLANS[:2], ids=lambda plan: plan.label)
 def test_compiled_and_plain_agree(plan: SlicePlan, monkeypatch: pytest.MonkeyPatch) -> None:
     case = resolve(TuneRequest(**JOB, clock_mhz=1980))
-    compiled = SpaceBounds(case).lower_bound_ns(plan)
+    compiled = Bounds(case).lower_bound_ns(plan)
 
     def plain(name: str, *arguments: Any) -> int:
         return int(getattr(windows, name, lambda *given: load.call(name, *given))(*arguments))
 
-    monkeypatch.setattr(space_bounds, "call", plain)
-    assert SpaceBounds(case).lower_bound_ns(plan) == compiled
+    monkeypatch.setattr(bounds_of_cases, "call", plain)
+    assert Bounds(case).lower_bound_ns(plan) == compiled

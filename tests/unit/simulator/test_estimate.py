@@ -25,10 +25,10 @@ from domino_tune.search import (
 )
 from domino_tune.search.simulated import usual_rivals
 from domino_tune.store.profiles import load_profile
+from simulator.bounds import Bounds
 from simulator.case import Case
-from simulator.closed_form import ClosedForm
 from simulator.cost import Changes
-from simulator.further_bounds import closed_form
+from simulator.estimate import Estimate
 from simulator.implementation import IMPLEMENTATIONS
 from simulator.modules import plays_again
 from simulator.plan import MEGATRON, Order, SlicePlan, WgradPlacement
@@ -92,13 +92,13 @@ class EngineProblem:
     def __init__(self, case: Case, plans: Space) -> None:
         self.case = case
         self.plans = plans
-        self.closed_form = ClosedForm(case)
-        self.lower_bound_ns = self.closed_form.lower_bound_ns
+        bounds = Bounds(case)
+        self.lower_bound_ns = bounds.lower_bound_ns
         groups = plans.bound_groups(
             plays_again=plays_again(case.workload.recompute, case.workload.modules)
         )
-        self.quick_bounds_ns = self.closed_form.quick_bounds_ns(groups).astype(int).tolist()
-        self.prior_ns = self.closed_form.prior_ns
+        self.quick_bounds_ns = bounds.quick_ns(groups).tolist()
+        self.prior_ns = Estimate(case, bounds).prior_ns
 
     def evaluate(self, plan: SlicePlan) -> Evaluation:
         return Evaluation(iteration_ns=predict(self.case, plan).makespan_ns, peak_bytes=0)
@@ -126,7 +126,7 @@ class Look(NamedTuple):
 
 
 def look(case: Case, plan: SlicePlan) -> Look:
-    closed_form = ClosedForm(case)
+    bounds = Bounds(case)
     found = played(case, plan)
     schedule, program = found.schedule, found.program
     launch = case.cost.launch
@@ -135,7 +135,7 @@ def look(case: Case, plan: SlicePlan) -> Look:
         for op in schedule.templates()
     )
     return Look(
-        case, plan, closed_form.lower_bound_ns(plan), closed_form.prior_ns(plan),
+        case, plan, bounds.quick_bound_ns(plan), Estimate(case, bounds).prior_ns(plan),
         totals(program).makespan_ns, alone_ns,
     )  # fmt: skip
 
@@ -291,7 +291,7 @@ class TestSearch:
         spec = SpaceSpec(row_slices=(1, 2), col_slices=(1,), dgrad_slices=())
         for plan in enumerate_plans(case.model, case.workload, spec=spec):
             if plan.order == order:
-                assert ClosedForm(case).lower_bound_ns(plan) <= predict(case, plan).makespan_ns
+                assert Bounds(case).lower_bound_ns(plan) <= predict(case, plan).makespan_ns
 
     @pytest.mark.parametrize("profile", PROFILES)
     def test_bounds_find_the_fastest_of_a_real_case(self, profile: str) -> None:
@@ -325,9 +325,9 @@ def test_bounds_of_rivals_and_of_recomputed_layers_hold_at_the_clock_that_power_
         cluster=ClusterSpec(tp=4, **layout),  # type: ignore[arg-type]
         profile=load_profile(profile),
     )  # fmt: skip
-    form = closed_form(case)
+    bounds = Bounds(case)
     plans = [*usual_rivals(case), replace(MEGATRON, sequence_parallel=True), SlicePlan()]
     assert len(plans) == 5
     for plan in plans:
-        for bound_ns in (form.quick_bound_ns(plan), form.lower_bound_ns(plan)):
+        for bound_ns in (bounds.quick_bound_ns(plan), bounds.lower_bound_ns(plan)):
             assert 0 < bound_ns <= predict(case, plan).makespan_ns, plan.label

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from functools import partial
-from operator import ge
 from typing import Any
 
 import pytest
 
 from domino_tune.search.simulated import space_of
+from simulator.bounds import Bounds
 from simulator.case import Case
-from simulator.closed_form import ClosedForm
 from simulator.errors import InfeasiblePlanError
-from simulator.further_bounds import ClockedForm, _first, closed_form
+from simulator.estimate import Estimate
 from simulator.memory import least_peak_bytes, peak_bytes
 from simulator.power import RowClock
 from simulator.predict import predict
 from tests.unit.simulator.cases import (
-    bundled_profile,
     cost_model,
     hot_profile,
     random_case,
@@ -39,12 +36,12 @@ def cases(given: dict[str, Any]) -> list[Case]:
 @pytest.mark.parametrize("given", CASES, ids=str)
 def test_bounds_are_not_above_predictions(given: dict[str, Any], first: int) -> None:
     for case in cases(given):
-        form = closed_form(case)
+        bounds, estimate = Bounds(case), Estimate(case)
         for plan in list(space_of(case, None))[first::1600]:
             found = predict(case, plan).makespan_ns
-            assert form.lower_bound_ns(plan) <= found
-            assert form.lower_bound_ns(plan) > 0.6 * found
-            assert form.prior_ns(plan) == pytest.approx(found, rel=0.35)
+            assert bounds.lower_bound_ns(plan) <= found
+            assert bounds.lower_bound_ns(plan) > 0.6 * found
+            assert estimate.prior_ns(plan) == pytest.approx(found, rel=0.35)
 
 
 @pytest.mark.parametrize("given", CASES[:6], ids=str)
@@ -61,21 +58,6 @@ def test_the_least_memory_is_not_above_any_plans(given: dict[str, Any]) -> None:
 # Where two curves over the clock cross, and the bound that follows --------------------------------
 
 COST = cost_model(1.0, cuda_graph=False)
-
-
-def test_the_first_clock_that_holds_is_found_from_anywhere() -> None:
-    for count in range(1, 30):
-        clocks = range(1000, 1000 - 15 * count, -15)
-        for answer in range(count + 1):
-            for near in range(count + 1):
-                last = 1000 - 15 * answer
-                assert _first(clocks, partial(ge, last), near) == answer, (count, answer, near)
-
-
-def test_without_a_law_of_power_the_plain_forms_serve() -> None:
-    case = random_case(random.Random(0), layers=2, micros=1, cost=COST)
-    assert isinstance(closed_form(replace(case, profile=bundled_profile())), ClosedForm)
-    assert isinstance(closed_form(replace(case, profile=hot_profile())), ClockedForm)
 
 
 @pytest.mark.sampled(count=10)
@@ -106,8 +88,8 @@ def test_the_bound_holds_under_every_law(seed: int) -> None:
         model=drawn.model, workload=drawn.workload, profile=replace(hot_profile(), power=law),
         cluster=replace(drawn.cluster, **limits),  # type: ignore[arg-type]
     )  # fmt: skip
-    form = closed_form(case)
+    bounds, estimate = Bounds(case), Estimate(case)
     for kind in ("intra eager", "inter deferred", "paper eager", "greedy fill"):
         plan = random_plan(rng, case, kind)
-        assert form.lower_bound_ns(plan) <= predict(case, plan).makespan_ns, plan.label
-        assert form.prior_ns(plan) > 0
+        assert bounds.lower_bound_ns(plan) <= predict(case, plan).makespan_ns, plan.label
+        assert estimate.prior_ns(plan) > 0

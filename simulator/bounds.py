@@ -1,0 +1,371 @@
+"""Lower bounds of the time of plans, without an engine: of one plan, of a layout's, of a space.
+
+The forward and the backward pass of a micro-batch occupy disjoint stretches of time: compute is
+FIFO, and a compute op of the same pass reads every tensor-parallel all-reduce. Let W_f be the time
+of a stretch's compute of family f and K that of its all-reduces, both run alone. Let φ_f and γ ≥ 1
+be the slowdowns of family f and of an all-reduce by each other, and x_f the time in which both are
+in flight. Then
+    T ≥ Σ (W_f − x_f/φ_f) + Σ x_f + (K − Σ x_f/γ),   x_f ≤ φ_f·H_f,   Σ x_f ≤ γ·K,
+where H_f ≤ W_f is the compute that can run beside an all-reduce: all of it with several row slices
+or where layers are recomputed, else later column pieces and wgrads; with sequence parallelism also
+the column-parallel dgrads, beside which a norm's output is gathered for the wgrad. The minimum
+fills x_f in rising order of 1 − 1/φ_f − 1/γ, while that is negative. More lanes in flight only slow
+ops down further. Where a slowdown depends on how long an op takes or how large a message is, φ_f or
+γ is the least one: beside a slower one less work is done in the same time, so no term of T gets
+smaller. In ``intra`` the op after a block's first gather reads it, so no compute runs beside that
+gather: these gathers are added whole, and K is the rest. Embedding and head are added whole, too,
+and are part of H_f where the order plays them beside layers (``simulator.edges``).
+
+Where launches are ordered, a collective is in flight beside the compute between it and the next one
+of its lane, and beside no other (``kernels.windows``). So a pass of a known order takes its
+compute, and of each collective what this does not save.
+
+A rank of a pipeline plays all its passes and its step. Before its first forward, a micro-batch
+passes the first chunks of all ranks before it; after its last backward it goes back through them.
+So an iteration takes at least the rank's own work and these passes. That holds for each rank, and
+the *critical* one is that for which it is most, as far as numbers of layers tell: of ranks with
+equally many layers the last. With gradients of weights apart, a rank may play its own while the
+others end, so only the way there counts. While the last micro-batch goes back, a rank after the
+first sums the gradients of its first chunk over the replicas, in one bucket that is whole when its
+last backward ends: the longer of both counts. Where messages block, each pass begins with its host,
+and takes as long as that.
+
+At clock f an iteration takes at least LB(f), the bound at that clock, and, to keep the power cap,
+at least step + E(f) / (cap − idle), where E is what the passes of the busiest rank draw above idle.
+The first falls with f and the second rises, and the iteration has one clock, so it takes at least
+    min over f of max(LB(f), step + E(f) / (cap − idle)),
+which lies where the two cross. Energy rises with f because the law's exponent is at least 1, which
+no elasticity exceeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from simulator.build import Builder
+from simulator.case import Case
+from simulator.curves import FAMILIES, PASSES, Pass, slices_of
+from simulator.dtypes import S_PER_NS
+from simulator.greedy import order_of
+from simulator.kernels import lives, windows
+from simulator.kernels.load import call
+from simulator.op_table import Played, list_ops, rows_of, table_of
+from simulator.ops import Gemm, Signature
+from simulator.overlap import EP_OVERLAP
+from simulator.pipeline.program import hosts_lead
+from simulator.plan import SlicePlan
+from simulator.ranks import Layers, PassCurves, joins_edges, waits_for_gathers
+from simulator.recipes import mode_of
+from simulator.schedule import TP, Repeat
+from simulator.specs import WGRADS_APART
+from simulator.stack import is_uniform, kinds
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+
+SAFETY: Final = 1e-9
+"""Relative margin for rounding: engines round times up to whole nanoseconds."""
+CLOCK_SAFETY: Final = 1e-6
+"""Relative margin for the rounding of durations to whole nanoseconds."""
+
+
+# Groups of plans whose passes have the same bound, so that bounds of a space are sums of few: one
+# of tens of thousands of plans has some thousand forward passes and as many backward ones.
+
+
+class Group(NamedTuple):
+    """Rows grouped by kind. ``first``: the index of a row of each kind; ``kind``: the kind of each
+    row."""
+
+    first: Ints
+    kind: Ints
+
+
+class BoundGroups(NamedTuple):
+    """Groups of ``plans`` that share a bound: of the forward pass, of the backward pass, and of the
+    ops outside the layers."""
+
+    plans: Sequence[SlicePlan]
+    forward: Group
+    backward: Group
+    edges: Group
+
+
+def coded(*columns: Ints) -> Group:
+    """Return the groups of rows that are equal in all ``columns``, whose numbers are ≥ 0."""
+    codes = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        codes = codes * (int(column.max(initial=0)) + 1) + column
+    _, first, kind = np.unique(codes, return_index=True, return_inverse=True)
+    return Group(first, kind)
+
+
+def numbered(values: Sequence[Hashable]) -> Ints:
+    """Return a number for each value, equal for equal ones."""
+    numbers: dict[Hashable, int] = {}
+    return np.array([numbers.setdefault(value, len(numbers)) for value in values], np.int64)
+
+
+def by_key(plans: Sequence[SlicePlan], key: Callable[[SlicePlan], Hashable]) -> Ints:
+    """Return a number for each plan, equal where ``key`` is."""
+    return numbered([key(plan) for plan in plans])
+
+
+def alone(plans: Sequence[SlicePlan]) -> BoundGroups:
+    """Return the groups of few plans, one of each."""
+    each = np.arange(len(plans))
+    return BoundGroups(plans, *[Group(each, each)] * 3)
+
+
+# Bounds -------------------------------------------------------------------------------------------
+
+
+class _Curves(NamedTuple):
+    """What bounds of plans add up: passes of the critical rank by kind, with what their micro-batch
+    takes on the ranks before it; and edges by kind, energy and the highest clock's step those of
+    the busiest rank."""
+
+    passes: Sequence[PassCurves]
+    floors_ns: Sequence[Floats]
+    fills_ns: Sequence[Floats]
+    drawn_j: Sequence[Floats]
+    edges: Sequence[Floats]
+    least_step_ns: Floats
+
+
+class Bounds:
+    """Bounds of the plans of one case. ``layers``: of cases that share them."""
+
+    def __init__(self, case: Case, layers: Layers | None = None) -> None:
+        self.case, self._law = case, case.power
+        self._layers = layers or Layers()
+        self.prices = self._layers.prices(case)
+        ranks = (None, None) if case.cluster.pp == 1 else (case.busiest_rank, case.critical_rank)
+        self.busiest, self._critical = (self._layers.rank(case, rank) for rank in ranks)
+        self._micros = case.workload.grad_accumulation
+        self._leads = case.cluster.pp == 1 or hosts_lead(case.workload, case.cost)
+        self._stack = tuple(kinds(case.model, case.workload))
+        self._known: dict[tuple[object, ...], PassCurves] = {}
+
+    # Plans --------------------------------------------------------------------------------------
+
+    def of(self, plans: Sequence[SlicePlan]) -> list[int]:
+        """Return a bound of each plan that holds for any order of its slices."""
+        bounds: list[int] = self.quick_ns(alone(plans)).tolist()
+        return bounds
+
+    def quick_bound_ns(self, plan: SlicePlan) -> int:
+        """Return what ``of`` says of a plan."""
+        return self._crossing(plan, ordered=False)[1]
+
+    def lower_bound_ns(self, plan: SlicePlan) -> int:
+        """Return a bound that is never above ``predict(case, plan).makespan_ns``."""
+        ordered = self._is_ordered and plan.strategy == "domino"
+        return self._crossing(plan, ordered=ordered)[1]
+
+    def clock(self, plan: SlicePlan) -> int:
+        """Return the clock, of ``prices.clocks``, from which on the cap decides no longer."""
+        return self._crossing(plan, ordered=False)[0]
+
+    def quick_ns(self, groups: BoundGroups) -> Ints:
+        """Return a bound of each plan that holds for any order of its slices."""
+        plans = groups.plans
+        curves = self._curves(
+            *([plans[first] for first in one.first.tolist()] for one in groups[1:])
+        )
+        f, b, e = groups.forward.kind, groups.backward.kind, groups.edges.kind
+        last = len(self.prices.mhz) - 1
+        low, high = np.zeros(len(f), np.int64), np.full(len(f), last + 1)
+        while self._law and (low < high).any():
+            middle = np.minimum((low + high) // 2, last)
+            lower_ns, kept_ns = self._at(curves, f, b, e, middle)
+            decides = (kept_ns <= lower_ns) | (low == high)
+            low, high = np.where(decides, low, middle + 1), np.where(decides, middle, high)
+            high = np.maximum(low, high)
+        found = self._at(curves, f, b, e, np.minimum(low, last))[0]
+        before = self._at(curves, f, b, e, np.maximum(low - 1, 0))[1]
+        inside = (low > 0) & (low <= last)
+        return np.where(inside, np.minimum(found, before), found).astype(np.int64)
+
+    def _crossing(self, plan: SlicePlan, *, ordered: bool) -> tuple[int, int]:
+        """Return the clock from which on the cap decides no longer, and the bound (ns)."""
+        curves = self._curves([plan], [plan], [plan], ordered=ordered)
+        clocks = np.arange(len(self.prices.mhz))
+        lower_ns, kept_ns = self._at(curves, 0, 0, 0, clocks)
+        decides = kept_ns <= lower_ns
+        first = int(decides.argmax()) if decides.any() else len(decides)
+        found = lower_ns[min(first, len(decides) - 1)]
+        if 0 < first < len(decides):
+            found = min(found, kept_ns[first - 1])
+        return self.prices.clocks[min(first, len(decides) - 1)], int(found)
+
+    def _at(
+        self, curves: _Curves, f: Ints | int, b: Ints | int, e: Ints | int, clock: Ints
+    ) -> tuple[Floats, Floats]:
+        """Return the bounds of iterations of given kinds at given clocks, and the least times in
+        which they keep the cap there; the latter with the step at the highest clock."""
+        micros, (forward, backward), (micro_ns, step_ns, edges_j) = (
+            self._micros, curves.passes, curves.edges,
+        )  # fmt: skip
+        device_ns = forward.least_ns[f, clock] + backward.least_ns[b, clock]
+        device_ns = micros * device_ns + micro_ns[e, clock]
+        host_ns = micros * (forward.launch_ns[f] + backward.launch_ns[b])
+        fill_ns: Floats | float = 0.0
+        if self.case.cluster.pp > 1:
+            way_ns, back_ns = curves.fills_ns
+            fill_ns = np.floor(way_ns[f, clock] + back_ns[b, clock])
+        if not self._leads:
+            ahead_ns, behind_ns = curves.floors_ns
+            device_ns = np.maximum(device_ns, micros * (ahead_ns[f, clock] + behind_ns[b, clock]))
+        device_ns += step_ns[e, clock] + (fill_ns if self._leads else 0.0)
+        lower_ns = np.floor(np.maximum(device_ns, host_ns) * (1 - SAFETY))
+        lower_ns += 0.0 if self._leads else fill_ns
+        if self._law is None:
+            return lower_ns, lower_ns
+        ahead_j, behind_j = curves.drawn_j
+        drawn_j = ahead_j[f, clock] + behind_j[b, clock] + edges_j[e, clock]
+        kept_ns = drawn_j / (self._law.cap_w - self._law.idle_w) / S_PER_NS
+        return lower_ns, np.floor((kept_ns + curves.least_step_ns[e]) * (1 - CLOCK_SAFETY))
+
+    # Parts --------------------------------------------------------------------------------------
+
+    def _curves(
+        self, forward: list[SlicePlan], backward: list[SlicePlan], edges: list[SlicePlan], *,
+        ordered: bool = False,
+    ) -> _Curves:  # fmt: skip
+        """Return the curves of plans of each kind of pass and of edge; ``ordered``: of one plan, in
+        its own order."""
+        both = list(zip((forward, backward), PASSES, strict=True))
+        if len(forward) == 1 == len(backward):
+            passes = [self._kept(plans[0], which, ordered=ordered) for plans, which in both]
+        else:
+            passes = [self._critical.passes(plans, which) for plans, which in both]
+        drawn_j = [one.drawn_j for one in passes]
+        if self.busiest is not self._critical:
+            drawn_j = [self.busiest.passes(plans, which).drawn_j for plans, which in both]
+        own = [self._critical.edges(plan) for plan in edges]
+        most = [self.busiest.edges(plan) for plan in edges]
+        floors_ns: Sequence[Floats] = ()
+        fills_ns: Sequence[Floats] = ()
+        if self.case.cluster.pp > 1:
+            floors_ns = [
+                np.where(_are_apart(plans)[:, None], one.alone_ns, one.least_ns)
+                for (plans, _), one in zip(both, passes, strict=True)
+            ]
+            fills_ns = self._fills_ns(forward, backward)
+        return _Curves(
+            passes, floors_ns, fills_ns, drawn_j,
+            (
+                np.array([one.micro_ns for one in own]), np.array([one.step_ns for one in own]),
+                np.array([one.drawn_j for one in most]),
+            ),
+            np.array([one.step_ns[0] for one in most]),
+        )  # fmt: skip
+
+    def _kept(self, plan: SlicePlan, which: Pass, *, ordered: bool) -> PassCurves:
+        """Return the curves of a plan's pass, in its own order or in any."""
+        key = (
+            which, mode_of(plan), plan.row_slices, slices_of(self.case, plan, which),
+            which == "backward" and plan.merge_wgrad, waits_for_gathers(plan), joins_edges(plan),
+            (plan.order, plan.wgrad) if ordered else (),
+        )  # fmt: skip
+        found = self._known.get(key)
+        if found is None:
+            exposed_ns = self._exposed_ns(plan, which) if ordered else 0.0
+            found = self._known[key] = self._critical.passes([plan], which, exposed_ns)
+        return found
+
+    def _fills_ns(
+        self, forward: Sequence[SlicePlan], backward: Sequence[SlicePlan]
+    ) -> tuple[Floats, Floats]:
+        """Return what a micro-batch takes on the ranks before the critical one: on its way there,
+        and back or until the sum of gradients that no pass hides."""
+        rank, workload = self.case.critical_rank, self.case.workload
+        layers = sum(chunks[0].layers for chunks in self.case.chunks[:rank])
+        ways = []
+        for plans, which in zip((forward, backward), PASSES, strict=True):
+            one = self._critical.least_of(plans, which, self._stack)
+            apart = _are_apart(plans)[:, None] & (not self._leads)
+            ways.append(layers * np.where(apart, one.alone_ns, one.least_ns))
+        way_ns, back_ns = ways
+        if workload.pp_schedule in WGRADS_APART:
+            back_ns = np.zeros_like(back_ns)
+        if rank > 0 and workload.overlap_grad_reduce:
+            sums = {plan.strategy == "no_comm": plan for plan in backward}
+            sums_ns = {alone: self._last_sum_ns(plan) for alone, plan in sums.items()}
+            last_ns = [sums_ns[plan.strategy == "no_comm"] for plan in backward]
+            back_ns = np.maximum(back_ns, last_ns)
+        return way_ns, back_ns
+
+    def _last_sum_ns(self, plan: SlicePlan) -> Floats:
+        """Return the time of the critical rank's last sum of gradients."""
+        whole = self.case.shapes(plan)
+        found = np.zeros(len(self.prices.mhz))
+        if not whole.reduces:
+            return found
+        held = self.case.chunks[self.case.critical_rank][0].of(whole).held
+        if held.experts:
+            found += self.prices.ns(whole.dp_reduction(held.experts, experts=True))
+        if held.rest:
+            found += self.prices.ns(whole.dp_reduction(held.rest))
+        return found
+
+    # Orders -------------------------------------------------------------------------------------
+
+    @cached_property
+    def _is_ordered(self) -> bool:
+        """Whether compute waits until all collectives before it have started, in layers that are
+        all alike."""
+        case = self.case
+        order = case.workload.implementation.starts(cuda_graph=case.cluster.cuda_graph)
+        alike = is_uniform(case.model, case.workload) and not case.model.num_experts
+        admits = order == "ordered" and case.cost.contention.admits_late
+        return admits and alike and case.cluster.pp == 1
+
+    def _exposed_ns(self, plan: SlicePlan, which: Pass) -> Floats:
+        """Return how much of its collectives a pass does not hide in a plan's order."""
+        builder = Builder(self.case.shapes(plan), order_of(self.case, plan))
+        fragments, backward = builder.fragments(first=True), which == "backward"
+        segments = (
+            builder.backward(fragments, last=self._micros == 1)
+            if backward
+            else builder.forward(fragments, first=True)
+        )
+        listing = list_ops(table_of(fragments.shared), (Repeat(segments=tuple(segments)),))
+        ops, refs, _ = listing.with_refs(lives.R_VALUE)
+        times = np.minimum(listing.segments[:, lives.G_COUNT], 3)
+        lengths = listing.segments[:, lives.G_OPS_END] - listing.segments[:, lives.G_OPS]
+        found = np.empty((int(times @ lengths), windows.COLUMNS), np.int64)
+        count = call(
+            "find_windows", ops, refs, listing.listed, listing.segments, TP,
+            -1 if backward else 1, found,
+        )  # fmt: skip
+        mhz = self.prices.mhz
+        what, columns = (Bounds, mhz.tobytes()), len(mhz) + 1
+        most = rows_of(self.case.cost, what, listing.table, self._most, columns)
+        rows = most.of(listing.numbers)[ops[listing.listed, lives.O_SIGNATURE]]
+        exposed_ns, law = np.empty(len(mhz)), self._critical.slow([plan], which)[0]
+        call("exposed_at", found, count, rows[:, 0].copy(), rows[:, 1:].copy(), law, exposed_ns)
+        return exposed_ns
+
+    def _most(self, one: Played) -> tuple[float, ...]:
+        """Return the family of an op, and the most ns that it takes at each clock: a gradient of
+        weights overwrites or adds."""
+        signature, kind = one.signature, one.signature.kind
+        ways: list[Signature] = [signature]
+        if isinstance(signature, Gemm) and signature.layout == "wgrad":
+            ways = [signature._replace(accumulate=adds) for adds in (False, True)]
+        number = FAMILIES.index(kind) if kind in FAMILIES else -1
+        return number, *np.maximum.reduce(list(map(self.prices.ns, ways))).tolist()
+
+
+def _are_apart(plans: Sequence[SlicePlan]) -> NDArray[np.bool_]:
+    """Return of which plans no other pass runs beside one."""
+    return np.array([plan.strategy != EP_OVERLAP for plan in plans])

@@ -1,0 +1,243 @@
+"""Ranks: what the passes and the edges of a rank take at least, and what layouts share of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from simulator.case import Case
+from simulator.contention import SCALE, ComputeFamily, Family
+from simulator.curves import (
+    COUNT,
+    DRAWN,
+    FAMILIES,
+    LayerCurves,
+    Pass,
+    Prices,
+    Work,
+    Works,
+    added_up,
+    fragments_of,
+    slices_of,
+)
+from simulator.issue_order import BLOCKS
+from simulator.plan import SlicePlan
+from simulator.recipes import Recipe, Recipes, mode_of
+from simulator.stack import LayerKind, is_uniform, kinds, own_kind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+
+class Layers:
+    """What bounds of cases share that differ in nothing but the numbers of layers of each kind,
+    micro-batches, stages and replicas: curves of each kind of layer, and of each kind of rank.
+    ``prices``: of their machine, which others may share, too."""
+
+    def __init__(self, prices: Prices | None = None) -> None:
+        self._prices = prices
+        self._like: Recipes | None = None
+        self._works: Works = {}
+        self._kinds: dict[tuple[LayerKind, int], LayerCurves] = {}
+        self._ranks: dict[tuple[object, ...], Rank] = {}
+        self._slow: dict[tuple[object, ...], list[float]] = {}
+
+    def prices(self, case: Case) -> Prices:
+        """Return the prices of the machine."""
+        if self._prices is None:
+            self._prices = Prices.of(case)
+        return self._prices
+
+    def kind(self, kind: LayerKind, case: Case) -> LayerCurves:
+        """Return the curves of a kind of layer."""
+        key = kind, case.workload.micro_batch_size
+        if key not in self._kinds:
+            uniform = kind == own_kind(case.model, case.workload)
+            uniform &= is_uniform(case.model, case.workload)
+            recipes = self.recipes(case if uniform else case.of(kind))
+            self._kinds[key] = LayerCurves(recipes, self.prices(case), self._works)
+        return self._kinds[key]
+
+    def recipes(self, case: Case) -> Recipes:
+        """Return the recipes of a rank, or of a stack of one kind."""
+        found = Recipes(case, self._like)
+        self._like = self._like or found
+        return found
+
+    def work(self, recipe: Recipe, prices: Prices) -> Work:
+        """Return the sums of an edge's recipe."""
+        key = id(recipe), False
+        if key not in self._works:
+            self._works[key] = added_up(recipe, prices)
+        return self._works[key]
+
+    def rank(self, case: Case, rank: int | None) -> Rank:
+        """Return a rank of a case; None: the only one of a case without a pipeline."""
+        work = case.workload
+        key: tuple[object, ...] = work.micro_batch_size, work.recompute
+        key += work.grad_accumulation, case.cluster.dp
+        key += (work.recompute_layers,) if rank is None else case.rank_load(rank)
+        if key not in self._ranks:
+            self._ranks[key] = Rank(case if rank is None else case.of_rank(rank), self)
+        return self._ranks[key]
+
+    def slowdowns(self, rank: Rank, plan: SlicePlan, which: Pass) -> list[float]:
+        """Return the least slowdowns of compute families and of a collective by each other in a
+        pass, then the families in rising order of theirs, as ``kernels.windows`` takes them.
+
+        Where sizes matter, they are the least over all sizes that the pass sends.
+        """
+        cuts = frozenset(slices_of(rank.case, plan, which))
+        batch = rank.case.workload.micro_batch_size
+        key = batch, rank.stack, mode_of(plan), plan.row_slices, cuts, which
+        found = self._slow.get(key)
+        if found is None:
+            law = rank.case.cost.contention
+            pairs = [
+                [law.slowdowns((ComputeFamily(one), family)) for one in FAMILIES]
+                for family in self._collective_families(rank.case, plan, cuts, which)
+            ]
+            slow = [min(pair[n][0] for pair in pairs) / SCALE for n in range(COUNT)]
+            least = min(slow for pair in pairs for _, slow in pair) / SCALE
+            found = [*slow, least, *sorted(range(COUNT), key=slow.__getitem__)]
+            self._slow[key] = found
+        return found
+
+    def _collective_families(
+        self, case: Case, plan: SlicePlan, cuts: frozenset[int], which: Pass
+    ) -> set[Family]:
+        """Return the contention families of the collectives of a plan's layers that count."""
+        shapes = case.shapes(plan)
+        if shapes.moves_experts_most:
+            recipes = (
+                recipe
+                for kind in kinds(case.model, case.workload)
+                for curves in (self.kind(kind, case),)
+                for block in BLOCKS
+                for sliced in curves.recipes.block(plan, block, fragments_of(curves.case, which))
+                for recipe, _ in sliced.recipes
+            )
+            parts = [part for recipe in recipes for part in recipe.parts if not part.computes]
+            if parts:
+                return {case.cost.family(one) for part in parts for one in part.ways}
+        whole = {1} if shapes.shards_tokens else set[int]()
+        rows = range(plan.row_slices)
+        sizes = {shapes.hidden_bytes(row) // cut for row in rows for cut in cuts | whole}
+        return {case.cost.family(shapes.tp_all_reduce(size)) for size in sizes}
+
+
+class PassCurves(NamedTuple):
+    """Of a pass of all layers of a rank, for several plans: the least ns and J at each clock, and
+    the host's ns."""
+
+    least_ns: Floats
+    drawn_j: Floats
+    launch_ns: Floats
+
+    @property
+    def alone_ns(self) -> Floats:
+        """The least time of the pass if its host begins with it."""
+        found: Floats = np.maximum(self.least_ns, self.launch_ns[:, None])
+        return found
+
+
+class EdgeCurves(NamedTuple):
+    """Compute outside the layers of a rank, at each clock: ns of the micro-batches and of the
+    optimizer's step, J of the first, and ns of one micro-batch by family."""
+
+    micro_ns: Floats
+    step_ns: Floats
+    drawn_j: Floats
+    family_ns: Floats
+
+
+class Rank:
+    """A rank's passes and edges. ``case``: what it plays, as a case without a pipeline."""
+
+    def __init__(self, case: Case, layers: Layers) -> None:
+        self.case, self.layers = case, layers
+        self.prices = layers.prices(case)
+        self.micros = case.workload.grad_accumulation
+        self.counts = kinds(case.model, case.workload)
+        self.stack = tuple(self.counts)
+        self._recipes = layers.recipes(case)
+        self._edges: dict[tuple[object, ...], EdgeCurves] = {}
+
+    def edges(self, plan: SlicePlan) -> EdgeCurves:
+        """Return the compute outside the layers."""
+        key = mode_of(plan), plan.row_slices
+        found = self._edges.get(key)
+        if found is None:
+            first, later, clears, step = (
+                self.layers.work(one, self.prices)
+                for one in (*self._recipes.micros(plan), *self._recipes.once(plan))
+            )
+            more = self.micros - 1
+            found = self._edges[key] = EdgeCurves(
+                clears.compute_ns + first.compute_ns + more * later.compute_ns,
+                step.compute_ns,
+                clears.rows[DRAWN] + first.rows[DRAWN] + more * later.rows[DRAWN],
+                np.maximum(first.rows[:COUNT], later.rows[:COUNT]),
+            )
+        return found
+
+    def passes(
+        self, plans: Sequence[SlicePlan], which: Pass, exposed_ns: Floats | float = 0.0
+    ) -> PassCurves:
+        """Return a pass of each plan, or of one whose order exposes collectives of
+        ``exposed_ns``."""
+        case, clocks = self.case, len(self.prices.mhz)
+        slow = self.slow(plans, which)
+        edges_ns = np.zeros((len(plans), COUNT, clocks))
+        for number, plan in enumerate(plans):
+            if joins_edges(plan):
+                edges_ns[number] = self.edges(plan).family_ns
+        waits = self._waits(plans)
+        least_ns, compute_ns, drawn_j = np.zeros((3, len(plans), clocks))
+        launch_ns = np.zeros(len(plans))
+        for kind, layers in self.counts.items():
+            found = self.layers.kind(kind, case).several(plans, which)
+            least_ns += found.least_ns(layers, edges_ns, waits, slow)
+            compute_ns += layers * found.rows[:, :COUNT].sum(axis=1)
+            drawn_j += layers * found.rows[:, DRAWN]
+            launch_ns += layers * found.launch_ns
+        least_ns = np.maximum(least_ns, compute_ns + exposed_ns)
+        return PassCurves(least_ns, self.micros * drawn_j, launch_ns)
+
+    def least_of(
+        self, plans: Sequence[SlicePlan], which: Pass, among: Iterable[LayerKind]
+    ) -> PassCurves:
+        """Return a bound of the pass of one layer of any of these kinds."""
+        slow, waits = self.slow(plans, which), self._waits(plans)
+        no_edges = np.zeros((len(plans), COUNT, len(self.prices.mhz)))
+        found = [self.layers.kind(kind, self.case).several(plans, which) for kind in among]
+        return PassCurves(
+            np.minimum.reduce([one.least_ns(1, no_edges, waits, slow) for one in found]),
+            np.minimum.reduce([one.rows[:, DRAWN] for one in found]),
+            np.minimum.reduce([one.launch_ns for one in found]),
+        )
+
+    def slow(self, plans: Sequence[SlicePlan], which: Pass) -> Floats:
+        """Return the slowdowns of a pass of each plan, as ``saved_ns`` takes them."""
+        return np.array([self.layers.slowdowns(self, plan, which) for plan in plans])
+
+    def _waits(self, plans: Sequence[SlicePlan]) -> Floats:
+        overlaps = self.case.workload.moe_shared_expert_overlap
+        waits = [waits_for_gathers(plan) and not overlaps for plan in plans]
+        return np.array(waits, np.float64)[:, None]
+
+
+def joins_edges(plan: SlicePlan) -> bool:
+    """Return whether compute of embedding and head may run beside collectives of layers: where an
+    order moves tokens into other layers' repetitions."""
+    return plan.strategy == "domino" and plan.order != "intra"
+
+
+def waits_for_gathers(plan: SlicePlan) -> bool:
+    """Return whether a block's first op waits for its gather, and nothing is issued between."""
+    unsliced = plan.strategy != "domino" or (plan.row_slices == 1 and plan.order != "greedy")
+    return plan.sequence_parallel and (unsliced or plan.order == "intra")
