@@ -302,12 +302,15 @@ class LayerCurves:
     def _fragment(self, sliced: Sliced) -> Work:
         found = self._fragments.get(id(sliced))
         if found is None:
-            works = [(self._work(recipe), times) for recipe, times in sliced.recipes]
-            found = self._fragments[id(sliced)] = Work(
-                sum((times * one.rows for one, times in works), np.zeros_like(works[0][0].rows)),
-                sum(times * one.launch_ns for one, times in works),
-                any(one.hides for one, _ in works),
-            )
+            (first, times), *more = sliced.recipes
+            rows, launch_ns, hides = self._work(first)
+            rows, launch_ns = times * rows, times * launch_ns
+            for recipe, times in more:
+                work = self._work(recipe)
+                rows += times * work.rows
+                launch_ns += times * work.launch_ns
+                hides |= work.hides
+            found = self._fragments[id(sliced)] = Work(rows, launch_ns, hides)
         return found
 
     def _work(self, recipe: Recipe) -> Work:

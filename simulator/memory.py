@@ -365,18 +365,15 @@ class _Rank(NamedTuple):
     held: tuple[tuple[Chunk, int], ...]
 
 
-class _Keeps(NamedTuple):
-    """The bytes that a pass forward of a stack of one kind leaves: of each layer, and beside."""
-
-    layer: int
-    beside: int
-
-
 class KeptBytes:
-    """What cases with the same kinds of layers and micro-batches hold, each found once."""
+    """What cases with the same kinds of layers and micro-batches hold, each found once. ``like``:
+    of other micro-batches of the same model."""
 
-    def __init__(self) -> None:
-        self._of_layers: dict[tuple[object, ...], _Keeps] = {}
+    def __init__(self, like: KeptBytes | None = None) -> None:
+        self._kinds: dict[tuple[object, ...], tuple[dict[LayerKind, int], int]] = (
+            like._kinds if like else {}
+        )
+        self._left: dict[tuple[object, ...], int] = {}
         self._of_chunks: dict[tuple[object, ...], int] = {}
         self._static: dict[tuple[object, ...], int] = {}
 
@@ -391,26 +388,36 @@ class KeptBytes:
         """Return at least what a pass of ``chunk`` with the settings ``work`` leaves for
         backward."""
         key = plan, chunk, work.recompute, work.recompute_layers
-        if key not in self._of_chunks:
-            ends, found = chunk._replace(layers=0, dense=0), 0
-            beside = []
-            for kind, layers in kinds(chunk.model(case.model), chunk.workload(work)).items():
-                keeps = self._of_layer(case, plan, kind, ends)
-                found += layers * keeps.layer
-                beside.append(keeps.beside)
-            self._of_chunks[key] = found + min(beside)
-        return self._of_chunks[key]
+        found = self._of_chunks.get(key)
+        if found is None:
+            alike, short = key[1:], chunk._replace(layers=1, dense=0)
+            if alike not in self._kinds:
+                model = chunk.model(case.model)
+                stacked = model.stacked_layers - chunk.layers + short.layers
+                self._kinds[alike] = kinds(model, chunk.workload(work)), stacked
+            counts, stacked = self._kinds[alike]
+            layer = {kind: self._layer_bytes(case, plan, kind) for kind in counts}
+            found = sum(layers * layer[kind] for kind, layers in counts.items()) + min(
+                self._left_by(case, plan, kind, short) - stacked * layer[kind] for kind in counts
+            )
+            self._of_chunks[key] = found
+        return found
 
-    def _of_layer(self, case: Case, plan: SlicePlan, kind: LayerKind, ends: Chunk) -> _Keeps:
-        """Return what layers of a kind keep between ``ends``."""
-        key = plan, kind, ends
-        if key not in self._of_layers:
+    def _layer_bytes(self, case: Case, plan: SlicePlan, kind: LayerKind) -> int:
+        """Return what a layer of a kind keeps."""
+        one, two = (
+            self._left_by(case, plan, kind, Chunk(layers, embedding=False, head=False))
+            for layers in (1, 2)
+        )
+        return two - one
+
+    def _left_by(self, case: Case, plan: SlicePlan, kind: LayerKind, chunk: Chunk) -> int:
+        """Return the bytes that a pass forward of a chunk with layers of a kind leaves."""
+        key = plan, kind, chunk
+        if key not in self._left:
             pieces = pieces_of(case.of(kind), plan)
-            short, long = (ends._replace(layers=layers) for layers in (1, 2))
-            one, two = (held_phases(pieces, chunk)["F"].held.whole for chunk in (short, long))
-            layers = short.model(case.model).stacked_layers
-            self._of_layers[key] = _Keeps(two - one, one - layers * (two - one))
-        return self._of_layers[key]
+            self._left[key] = held_phases(pieces, chunk)["F"].held.whole
+        return self._left[key]
 
 
 class LeastBytes:

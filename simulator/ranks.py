@@ -13,6 +13,7 @@ from simulator.curves import (
     COUNT,
     DRAWN,
     FAMILIES,
+    MOST_KEPT,
     LayerCurves,
     Pass,
     Prices,
@@ -24,7 +25,7 @@ from simulator.curves import (
 )
 from simulator.issue_order import BLOCKS
 from simulator.plan import SlicePlan
-from simulator.recipes import Recipe, Recipes, mode_of
+from simulator.recipes import Recipe, Recipes, edge_key, mode_of
 from simulator.stack import LayerKind, is_uniform, kinds, own_kind
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Layers:
         self._kinds: dict[tuple[LayerKind, int], LayerCurves] = {}
         self._ranks: dict[tuple[object, ...], Rank] = {}
         self._slow: dict[tuple[object, ...], list[float]] = {}
+        self._several: dict[tuple[object, ...], Floats] = {}
 
     def prices(self, case: Case) -> Prices:
         """Return the prices of the machine."""
@@ -85,7 +87,17 @@ class Layers:
             self._ranks[key] = Rank(case if rank is None else case.of_rank(rank), self)
         return self._ranks[key]
 
-    def slowdowns(self, rank: Rank, plan: SlicePlan, which: Pass) -> list[float]:
+    def slow(self, rank: Rank, plans: tuple[SlicePlan, ...], which: Pass) -> Floats:
+        """Return the slowdowns of a pass of each plan."""
+        key = rank.case.workload.micro_batch_size, rank.stack, plans, which
+        found = self._several.get(key)
+        if found is None:
+            found = np.array([self._slowdowns(rank, plan, which) for plan in plans])
+            if len(plans) <= MOST_KEPT:
+                self._several[key] = found
+        return found
+
+    def _slowdowns(self, rank: Rank, plan: SlicePlan, which: Pass) -> list[float]:
         """Return the least slowdowns of compute families and of a collective by each other in a
         pass, then the families in rising order of theirs, as ``kernels.windows`` takes them.
 
@@ -169,7 +181,7 @@ class Rank:
 
     def edges(self, plan: SlicePlan) -> EdgeCurves:
         """Return the compute outside the layers."""
-        key = mode_of(plan), plan.row_slices
+        key = edge_key(plan)
         found = self._edges.get(key)
         if found is None:
             first, later, clears, step = (
@@ -223,7 +235,7 @@ class Rank:
 
     def slow(self, plans: Sequence[SlicePlan], which: Pass) -> Floats:
         """Return the slowdowns of a pass of each plan, as ``saved_ns`` takes them."""
-        return np.array([self.layers.slowdowns(self, plan, which) for plan in plans])
+        return self.layers.slow(self, tuple(plans), which)
 
     def _waits(self, plans: Sequence[SlicePlan]) -> Floats:
         overlaps = self.case.workload.moe_shared_expert_overlap

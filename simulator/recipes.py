@@ -71,6 +71,20 @@ class Window(NamedTuple):
     collectives: tuple[Signature, ...]
 
 
+class _View(NamedTuple):
+    """What the recipes of a plan's layers need: the number of its mode, the builder of its ops, a
+    slice of each kind and their number, and whether all slices have equally many tokens.
+
+    Slices with the same number of tokens are alike, except for the first one, which may overwrite
+    gradients.
+    """
+
+    mode: int
+    builder: Fragments
+    alike: list[tuple[int, int]]
+    is_even: bool
+
+
 class Recipes:
     """Recipes of the plans of one case, each made once. ``like``: recipes that share their caches;
     their case may differ only in the numbers of layers of each kind, and in the micro-batches."""
@@ -79,6 +93,7 @@ class Recipes:
         self.case = case
         self.kinds = tuple(kinds(case.model, case.workload))
         self._batch = case.workload.micro_batch_size
+        self._modes: dict[tuple[object, ...], int] = like._modes if like else {}
         self._fragments: dict[tuple[object, ...], Recipe] = like._fragments if like else {}
         self._sliced: dict[tuple[object, ...], Sliced] = like._sliced if like else {}
         self._micro_edges: dict[tuple[object, ...], tuple[Recipe, Recipe]] = (
@@ -86,7 +101,7 @@ class Recipes:
         )
         self._windows: dict[tuple[object, ...], tuple[Window, ...]] = like._windows if like else {}
         self._steps: dict[tuple[object, ...], tuple[Recipe, Recipe]] = {}
-        self._built: tuple[SlicePlan, Fragments] | None = None
+        self._viewed: tuple[SlicePlan, _View] | None = None
 
     @cached_property
     def _kept(self) -> Recipes:
@@ -122,15 +137,15 @@ class Recipes:
         again: bool = False,
     ) -> Sliced:  # fmt: skip
         """Return the recipe of a fragment; ``again``: as backward plays it again."""
-        counts: tuple[object, ...] = self.block_key(plan, block, fragments)[6:]
+        view, counts = self._view(plan), self._counts(plan, block, fragments)
         if len(counts) == 1 and not is_cut(block, name) and name not in SEES:
             counts = ()  # of which nothing but the names of values depends
         merged = plan.merge_wgrad and name.endswith("_wgrad")
-        key = self.kinds, mode_of(plan), block, name, again, *counts
+        key = view.mode, block, name, again, counts
         whole = self._batch, plan.row_slices, merged, *key
         found = self._sliced.get(whole)
         if found is None:
-            tokens = _tokens(plan, block, name, merged, self._alike(plan))
+            tokens = _tokens(plan, block, name, merged, view.alike)
             found = self._sliced[whole] = Sliced(
                 tuple((self._of(plan, one, key, again=again), times) for one, times in tokens)
             )
@@ -138,40 +153,59 @@ class Recipes:
 
     def _of(self, plan: SlicePlan, token: Token, key: tuple[object, ...], *, again: bool) -> Recipe:
         """Return the recipe of a slice, by the ``key`` of its fragment."""
-        name, row = token.fragment, token.slice
-        builder = self._builder(plan)
+        name, row, view = token.fragment, token.slice, self._view(plan)
         # Ops of a layer see of a batch the tokens of their slice.
         which: tuple[object, ...] = ()
         if plan.slices_sequences:
             which = self._batch, row * ("core_attn" in name)
         if name.endswith("_wgrad"):
-            which += (self._adds(plan, row),)
-        key = *key, token.piece, which, *builder.cut(row)
+            which += (row > 0 and view.is_even,)
+        key = *key, token.piece, which, *view.builder.cut(row)
         found = self._fragments.get(key)
         if found is None:
-            ops = builder.templates(token)
+            ops = view.builder.templates(token)
             name = f"{name}{AGAIN}" if again else name
-            found = self._recipe(plan, ((name, op) for op in ops))
-            self._fragments[key] = found
+            found = self._fragments[key] = self._recipe(plan, ((name, op) for op in ops))
         return found
+
+    def _view(self, plan: SlicePlan) -> _View:
+        """Return the view of a plan; the last one is kept."""
+        if self._viewed is not None and self._viewed[0] is plan:
+            return self._viewed[1]
+        shapes = self.case.shapes(plan)
+        kinds: dict[tuple[int, bool], list[int]] = {}
+        for row in range(plan.row_slices):
+            kinds.setdefault((shapes.tokens(row), row == 0), []).append(row)
+        found = _View(
+            self._modes.setdefault((self.kinds, mode_of(plan)), len(self._modes)),
+            Fragments(shapes=shapes),
+            [(rows[0], len(rows)) for rows in kinds.values()],
+            len({tokens for tokens, _ in kinds}) == 1,
+        )
+        self._viewed = plan, found
+        return found
+
+    def _counts(self, plan: SlicePlan, block: str, fragments: BlockFragments) -> tuple[int, ...]:
+        """Return the numbers of pieces that a block's recipes depend on."""
+        kind = "col" if fragments is FORWARD_FRAGMENTS else "dgrad"
+        own: int = getattr(plan, f"{block}_{kind}_slices")
+        work = self.case.workload
+        if kind == "dgrad" and plays_again(work.recompute, work.modules):
+            return own, getattr(plan, f"{block}_col_slices")
+        return (own,)
 
     def block_key(
         self, plan: SlicePlan, block: str, fragments: BlockFragments
     ) -> tuple[object, ...]:
-        """Return the values that the recipe depends on, as a cache key."""
-        kind = "col" if fragments is FORWARD_FRAGMENTS else "dgrad"
-        counts = [getattr(plan, f"{block}_{kind}_slices")]
-        if kind == "dgrad" and plays_again(
-            self.case.workload.recompute, self.case.workload.modules
-        ):
-            counts.append(getattr(plan, f"{block}_col_slices"))
-        merged = kind == "dgrad" and plan.merge_wgrad
-        return (self.kinds, mode_of(plan), plan.row_slices, merged, block, kind, *counts)
+        """Return the values that a block's recipes depend on, as a cache key."""
+        backward = fragments is not FORWARD_FRAGMENTS
+        merged, counts = backward and plan.merge_wgrad, self._counts(plan, block, fragments)
+        return self._view(plan).mode, plan.row_slices, merged, block, backward, counts
 
     def windows(self, plan: SlicePlan, *, forward: bool, lane: int = TP) -> tuple[Window, ...]:
         """Return the windows of a layer's pass in which collectives of ``lane`` run, of a plan
         without slices."""
-        key = self._batch, self.kinds, mode_of(plan), forward, lane
+        key = self._batch, self._view(plan).mode, forward, lane
         if key not in self._windows:
             self._windows[key] = self._made_windows(plan, forward=forward, lane=lane)
         return self._windows[key]
@@ -198,25 +232,19 @@ class Recipes:
             )
         )
 
-    def edge_key(self, plan: SlicePlan) -> tuple[object, ...]:
-        """Return the cache key of a micro-batch's recipe outside the layers."""
-        chunk = self.case.chunk
-        ends = (chunk.embedding, chunk.head) if chunk else (True, True)
-        return (self._batch, mode_of(plan), plan.row_slices, *ends)
-
     def micros(self, plan: SlicePlan) -> tuple[Recipe, Recipe]:
         """Return the recipes of the compute outside the layers, of the first micro-batch and of a
         later one, which adds to the gradients that the first one clears."""
-        key = self.edge_key(plan)
+        chunk = self.case.chunk
+        ends = (chunk.embedding, chunk.head) if chunk else (True, True)
+        key = self._batch, edge_key(plan), *ends
         if key not in self._micro_edges:
             shapes = self.case.shapes(plan)
-            cleared = self.case.workload.implementation.zero_grads
-            first, later = (
-                self._listed(
-                    plan, Edges(templates=Templates(shapes=shapes, accumulate_first=adds)).whole()
-                )
-                for adds in (cleared, True)
+            first = later = self._listed(
+                plan, Edges(templates=Templates(shapes=shapes, accumulate_first=True)).whole()
             )
+            if not self.case.workload.implementation.zero_grads:
+                first = self._listed(plan, Edges(templates=Templates(shapes=shapes)).whole())
             self._micro_edges[key] = first, later
         return self._micro_edges[key]
 
@@ -232,22 +260,6 @@ class Recipes:
 
     def _listed(self, plan: SlicePlan, ops: Iterable[OpTemplate]) -> Recipe:
         return self._recipe(plan, (("", op) for op in ops))
-
-    def _builder(self, plan: SlicePlan) -> Fragments:
-        """Return the builder of a plan's ops; the last one is kept."""
-        if self._built is None or self._built[0] is not plan:
-            self._built = plan, Fragments(shapes=self.case.shapes(plan))
-        return self._built[1]
-
-    def _alike(self, plan: SlicePlan) -> list[tuple[int, int]]:
-        """Return (first slice, count) for each kind of slice. Slices with the same number of tokens
-        are alike, except for the first one, which may overwrite gradients, and for the attention
-        core of slices of sequences, whose keys begin with the sequence."""
-        shapes = self.case.shapes(plan)
-        kinds: dict[tuple[int, bool], list[int]] = {}
-        for row in range(plan.row_slices):
-            kinds.setdefault((shapes.tokens(row), row == 0), []).append(row)
-        return [(alike[0], len(alike)) for alike in kinds.values()]
 
     def _recipe(self, plan: SlicePlan, ops: Iterable[tuple[str, OpTemplate]]) -> Recipe:
         counts: Counter[tuple[str, tuple[Signature, ...], bool, bool]] = Counter()
@@ -273,14 +285,9 @@ class Recipes:
         if not (isinstance(signature, Gemm) and signature.layout == "wgrad" and adds):
             return (signature,)
         adding = signature._replace(accumulate=True)
-        if self._adds(plan, op.slice):
+        if op.slice > 0 and self._view(plan).is_even:
             return (adding,)
         return adding, signature._replace(accumulate=False)
-
-    def _adds(self, plan: SlicePlan, row: int) -> bool:
-        """Return whether a slice's gradients are added to those of another for sure."""
-        shapes = self.case.shapes(plan)
-        return row > 0 and len({shapes.tokens(one) for one in range(plan.row_slices)}) == 1
 
 
 def _tokens(
@@ -304,6 +311,11 @@ def _tokens(
 def step_key(plan: SlicePlan) -> tuple[object, ...]:
     """Return the fields that determine the ops of a step outside its micro-batches."""
     return plan.strategy == "no_comm", plan.comm_ctas, plan.sequence_parallel
+
+
+def edge_key(plan: SlicePlan) -> tuple[object, ...]:
+    """Return the fields that determine the ops outside the layers."""
+    return *step_key(plan), plan.row_slices, plan.slice_dim, plan.slice_balance
 
 
 def mode_of(plan: SlicePlan) -> tuple[object, ...]:

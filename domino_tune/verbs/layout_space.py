@@ -91,6 +91,7 @@ def candidates_of(
     prices = Prices.of(base)
     layers: dict[tuple[object, ...], Layers] = defaultdict(lambda: Layers(prices))
     shared: dict[tuple[object, ...], _Shared] = {}
+    kept = KeptBytes()
     for layout in layouts_of(base, request):
         try:
             case = case_of(base, request, layout)
@@ -105,7 +106,7 @@ def candidates_of(
         key = *alike, layout.micro_batch_size
         if key not in shared:
             plans = unsliced_plans(case), tuple(_cuts(case))
-            shared[key] = _Shared(layers[alike], KeptBytes(), *plans)
+            shared[key] = _Shared(layers[alike], KeptBytes(kept), *plans)
         again, memory = recomputed_layers(case, request), case.memory
         least = [LeastBytes(case, plan, shared[key].kept) for plan in shared[key].unsliced]
         held = max(least[0].static, _least(case, again, least, again[-1]))
