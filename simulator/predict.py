@@ -13,7 +13,6 @@ from simulator.case import Case
 from simulator.clock import Played, Power, UnsureClocks, find_clock, settle, summed_burden
 from simulator.compiler import Repriced, Totals, repriced
 from simulator.cost import CostModel
-from simulator.engine import play
 from simulator.greedy import order_of
 from simulator.issue_order import LayerOrder
 from simulator.op_table import Played as PlayedOp
@@ -275,5 +274,7 @@ def iteration_ns(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -
 
 def simulate(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Timeline:
     """Return the full timeline of the engine of record; see ``played``."""
+    from simulator.engine import play  # late: few need SimPy
+
     found = played(case, plan, order)
     return play(found.schedule, found.program)

@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain, count
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from typing import Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -118,6 +119,8 @@ class _Worker(Generic[Item, Result]):
     """A copy of this process, which answers items one after the other."""
 
     def __init__(self, function: Callable[[Item], Result], others: list[Connection]) -> None:
+        from multiprocessing import get_context  # late: most answers need no copy
+
         context = get_context("fork")
         self.connection, theirs = context.Pipe()
         self._process = context.Process(

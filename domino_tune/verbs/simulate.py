@@ -37,7 +37,6 @@ from simulator.compiler import Repriced, record
 from simulator.confidence import Confidence, Wider, confidence_of, highest, wider
 from simulator.cost import CostModel
 from simulator.dtypes import GIB, MS_PER_NS
-from simulator.engine import play
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.greedy import order_of
 from simulator.memory import Memory, peak_bytes, stage_memory
@@ -163,6 +162,8 @@ def _fused_loss(case: Case, chosen: Chosen, mine: Variant) -> list[str]:
 
 
 def _played(plays: Repriced, cost: CostModel) -> Timeline:
+    from simulator.engine import play  # late: few timelines are drawn, and none needs SimPy else
+
     return play(plays.schedule, plays.program(cost))
 
 

@@ -85,9 +85,10 @@ def speed() -> list[Table]:
 
 
 def _run(*words: str) -> None:
+    kept = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     subprocess.run(
         [sys.executable, *words], cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.DEVNULL, env={**kept, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
 

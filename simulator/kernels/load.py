@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Final
@@ -187,6 +186,8 @@ def _read(folder: Path) -> dict[str, Compiled]:
 
 def _key() -> str:
     """Return a text that differs wherever compiled code may."""
+    from importlib.metadata import version  # late: what plays nothing needs none
+
     parts = [version("numba"), version("llvmlite"), platform.python_version(), platform.machine()]
     files = {Path(one.function.__code__.co_filename) for one in KERNELS.values()}
     for file in [*sorted(files), Path(__file__)]:
