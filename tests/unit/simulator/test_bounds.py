@@ -11,11 +11,17 @@ import pytest
 from domino_tune.search.simulated import space_of
 from simulator.bounds import Bounds
 from simulator.case import Case
+from simulator.curves import PASSES
 from simulator.errors import InfeasiblePlanError
 from simulator.estimate import Estimate
+from simulator.implementation import Implementation
+from simulator.lookup import Provenance
 from simulator.memory import least_peak_bytes, peak_bytes
+from simulator.plan import SlicePlan
 from simulator.power import RowClock
 from simulator.predict import predict
+from simulator.profile import LaunchSection
+from simulator.ranks import Layers
 from tests.unit.simulator.cases import (
     cost_model,
     hot_profile,
@@ -42,6 +48,33 @@ def test_bounds_are_not_above_predictions(given: dict[str, Any], first: int) -> 
             assert bounds.lower_bound_ns(plan) <= found
             assert bounds.lower_bound_ns(plan) > 0.6 * found
             assert estimate.prior_ns(plan) == pytest.approx(found, rel=0.35)
+
+
+def test_where_messages_block_each_pass_begins_with_its_host() -> None:
+    """The host takes longer than the device ahead and not on the way back: the longer of both
+    counts in each."""
+    case, plan, tight = cases({})[1], SlicePlan(), 0
+    for cost_us in range(60, 200, 10):
+        costs = dict.fromkeys(("gemm", "attention", "pointwise"), float(cost_us))
+        provenance = Provenance(kind="measured", source="a test")
+        launch = LaunchSection(mode="async", cost_us=costs, provenance=provenance)
+        slow = replace(
+            case, profile=replace(case.profile, launch=launch),
+            workload=replace(case.workload, implementation=Implementation()),
+        )  # fmt: skip
+        bounds, found = Bounds(slow), predict(slow, plan).makespan_ns
+        rank = Layers().rank(slow, slow.critical_rank)
+        ahead, back = (rank.passes([plan], which) for which in PASSES)
+        both_ns = float((ahead.alone_ns + back.alone_ns)[0, 0])
+        least_ns = max(
+            float((ahead.least_ns + back.least_ns)[0, 0]),
+            float((ahead.launch_ns + back.launch_ns)[0]),
+        )
+        tight += both_ns > 1.02 * least_ns
+        filled_ns = float(sum(bounds._fills_ns([plan], [plan]))[0, 0])
+        device_ns = slow.workload.grad_accumulation * both_ns
+        assert device_ns + filled_ns <= bounds.lower_bound_ns(plan) + 10 <= found
+    assert tight > 1
 
 
 @pytest.mark.parametrize("given", CASES[:6], ids=str)

@@ -73,6 +73,14 @@ def test_orders_are_legal_and_bounds_hold(first: int) -> None:
             assert bounds.lower_bound_ns(plan) <= predict(case, plan).makespan_ns
 
 
+def test_a_dense_model_sends_no_tokens_to_experts() -> None:
+    work = Workload(seq_length=128, micro_batch_size=1)
+    shapes = Shapes(
+        model=MODELS["gpt3-1.3b"], workload=work, cluster=ClusterSpec(tp=2), plan=MEGATRON
+    )
+    assert not shapes.exchanges_experts
+
+
 @pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v2", "deepseek-v3", "gpt-oss-120b"])
 def test_one_rank_has_the_models_parameters(name: str) -> None:
     model = MODELS[name]
