@@ -84,7 +84,7 @@ class Fragments(Quantized):
             what = token if before is None and count is None else (token, before, count)
             ops = known.get(what)
             if ops is None:
-                made = (op.shifted(token.offset) for op in self._new(token, before))
+                made = (op.shifted(token.offset) for op in self.made(token, before))
                 ops = known[what] = table_of(self.shared).ops(made)
             found.append(ops)
         return found
@@ -98,7 +98,9 @@ class Fragments(Quantized):
             for block in BLOCKS for fragment, pieces in SEES.items() for again in ("", AGAIN)
         }  # fmt: skip
 
-    def _new(self, token: Token, before: Token | None) -> list[OpTemplate]:
+    def made(self, token: Token, before: Token | None = None) -> list[OpTemplate]:
+        """Return new op templates of ``token``, in its own layer; ``before``: the token whose
+        gradient a wgrad adds to."""
         if token.fragment.endswith("_wgrad"):
             ops = self._wgrad(token, before)
             return [self.recomputation.reading(op, token.fragment) for op in ops]

@@ -163,7 +163,7 @@ class Recipes:
         key = *key, token.piece, which, *view.builder.cut(row)
         found = self._fragments.get(key)
         if found is None:
-            ops = view.builder.templates(token)
+            ops = view.builder.made(token)
             name = f"{name}{AGAIN}" if again else name
             found = self._fragments[key] = self._recipe(plan, ((name, op) for op in ops))
         return found

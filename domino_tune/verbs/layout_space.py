@@ -5,12 +5,13 @@ plans.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
 from typing import Any, Final, NamedTuple
 
+from domino_tune.base.cores import Ahead, in_turn
 from domino_tune.requests import JobFields, LayoutRequest, WorkloadFields
 from domino_tune.search.layouts import NO_CHOICE, Candidate, fewest, recomputed, recomputing
 from domino_tune.search.simulated import slicings_of, usual_rivals
@@ -82,16 +83,15 @@ def batch_of(request: LayoutRequest) -> int:
 
 
 def candidates_of(
-    base: Case, request: LayoutRequest
+    base: Case, request: LayoutRequest, ahead: Ahead = in_turn
 ) -> tuple[list[Candidate], Counter[str], list[Candidate]]:
     """Return the layouts that may be recommended, counts of why others are not, and those that may
     fit with less chance.
     """
     found, edge, infeasible = [], [], Counter[str]()
-    prices = Prices.of(base)
+    cases, prices = list[Case](), Prices.of(base)
     layers: dict[tuple[object, ...], Layers] = defaultdict(lambda: Layers(prices))
-    shared: dict[tuple[object, ...], _Shared] = {}
-    kept = KeptBytes()
+    groups: dict[tuple[object, ...], _Group] = {}
     for layout in layouts_of(base, request):
         try:
             case = case_of(base, request, layout)
@@ -104,17 +104,22 @@ def candidates_of(
             continue
         alike = layout.tp, layout.cp, layout.ep, layout.etp, case.cluster.domain
         key = *alike, layout.micro_batch_size
-        if key not in shared:
-            plans = unsliced_plans(case), tuple(_cuts(case))
-            shared[key] = _Shared(layers[alike], KeptBytes(kept), *plans)
-        again, memory = recomputed_layers(case, request), case.memory
-        least = [LeastBytes(case, plan, shared[key].kept) for plan in shared[key].unsliced]
-        held = max(least[0].static, _least(case, again, least, again[-1]))
-        if held > memory.usable_bytes:
+        if key not in groups:
+            groups[key] = _Group(layers[alike], unsliced_plans(case), tuple(_cuts(case)), [])
+        groups[key].numbers.append(len(cases))
+        cases.append(case)
+    for number, (group, fits) in sorted(_fits(cases, request, list(groups.values()), ahead)):
+        case, memory = cases[number], cases[number].memory
+        if fits.held_bytes > memory.usable_bytes:
             infeasible["memory"] += 1
             continue
-        one = _candidate(case, again, least, shared[key])
-        if held <= memory.sure_bytes:
+        again = recomputed_layers(case, request)
+        usual = recomputing(case, again, fits.usual)
+        one = Candidate(
+            case=usual, again=again[fits.first :], sliced=group.sliced, unsliced=group.unsliced,
+            rivals=usual_rivals(usual), layers=group.layers, least_bytes=fits.least_bytes,
+        )  # fmt: skip
+        if fits.held_bytes <= memory.sure_bytes:
             found.append(one)
         else:
             infeasible[UNSURE] += 1
@@ -122,41 +127,65 @@ def candidates_of(
     return found, infeasible, edge
 
 
-class _Shared(NamedTuple):
-    """What layouts with the same kinds of layers and micro-batches share: parts of their bounds,
-    and their plans without and with slices."""
+class _Group(NamedTuple):
+    """Layouts with the same kinds of layers and micro-batches, by ``numbers``; they share parts of
+    their bounds, and their plans without and with slices."""
 
     layers: Layers
-    kept: KeptBytes
     unsliced: tuple[SlicePlan, ...]
     sliced: tuple[SlicePlan, ...]
+    numbers: list[int]
 
 
-def _candidate(case: Case, again: range, least: list[LeastBytes], shared: _Shared) -> Candidate:
-    """Return a layout with the recomputation from which on it may fit; ``least``: the bounds on its
-    memory."""
+class _Fits(NamedTuple):
+    """Lower bounds on the memory of a layout's plans: of all with the most recomputed layers, and
+    by ``sequence_parallel``; and with how many recomputed layers it is sure to fit, and may fit."""
+
+    held_bytes: int
+    least_bytes: dict[bool, int]
+    usual: int = 0
+    first: int = 0
+
+
+def _fits(
+    cases: Sequence[Case], request: LayoutRequest, groups: Sequence[_Group], ahead: Ahead
+) -> Iterator[tuple[int, tuple[_Group, _Fits]]]:
+    """Yield each case's number, with its group and how it fits."""
+
+    shared = KeptBytes()
+
+    def of_group(number: int) -> list[_Fits]:
+        kept, plans = KeptBytes(shared), groups[number].unsliced
+        return [
+            _fits_of(cases[one], recomputed_layers(cases[one], request), plans, kept)
+            for one in groups[number].numbers
+        ]
+
+    for number, found in ahead(of_group, range(len(groups))):
+        for one, fits in zip(groups[number].numbers, found(), strict=True):
+            yield one, (groups[number], fits)
+
+
+def _fits_of(
+    case: Case, again: range, plans: Sequence[SlicePlan], kept: KeptBytes
+) -> _Fits:  # fmt: skip
+    """Return how a layout fits; ``plans``: those without slices."""
+    least, memory = [LeastBytes(case, plan, kept) for plan in plans], case.memory
 
     @cache
     def least_bytes(count: int) -> int:
-        return _least(case, again, least, count)
+        work = recomputed(case.workload, again, count)
+        return min(one.of(work) for one in least)
 
-    usual = recomputing(case, again, fewest(again, least_bytes, case.memory.sure_bytes))
+    held = max(least[0].static, least_bytes(again[-1]))
+    if held > memory.usable_bytes:
+        return _Fits(held, {})
     most = recomputed(case.workload, again, again[-1])
-    return Candidate(
-        case=usual,
-        again=again[fewest(again, least_bytes, case.memory.usable_bytes) :],
-        sliced=shared.sliced,
-        unsliced=shared.unsliced,
-        rivals=usual_rivals(usual),
-        layers=shared.layers,
-        least_bytes={one.plan.sequence_parallel: one.of(most) for one in least},
-    )
-
-
-def _least(case: Case, again: range, least: list[LeastBytes], count: int) -> int:
-    """Return the bound on the memory of all plans with ``count`` recomputed layers."""
-    work = recomputed(case.workload, again, count)
-    return min(one.of(work) for one in least)
+    return _Fits(
+        held, {one.plan.sequence_parallel: one.of(most) for one in least},
+        fewest(again, least_bytes, memory.sure_bytes),
+        fewest(again, least_bytes, memory.usable_bytes),
+    )  # fmt: skip
 
 
 def recomputed_layers(case: Case, request: LayoutRequest) -> range:

@@ -101,7 +101,7 @@ def tune_layouts(
     Raise InputError, and InfeasiblePlanError if no layout fits in memory.
     """
     began = time.perf_counter()
-    space = space_of(request, shelf)
+    space = space_of(request, shelf, on_all_cores)
     many = len(space.candidates)
     progress(f"{many:,} layouts that may fit" + "; this may take minutes" * (many >= MANY))
     search = LayoutSearch(space.candidates, progress, on_all_cores, edge=space.edge)
@@ -110,11 +110,13 @@ def tune_layouts(
     return replace(conclude(space, search, on_all_cores), seconds=time.perf_counter() - began)
 
 
-def space_of(request: LayoutRequest, shelf: Shelf = DISK) -> LayoutSpace:
+def space_of(
+    request: LayoutRequest, shelf: Shelf = DISK, ahead: Ahead = in_turn
+) -> LayoutSpace:  # fmt: skip
     """Return the layouts that the request's search covers. Raise as ``check_may_fit`` does."""
     base = base_of(request, shelf)
     check_may_fit(base, request)
-    candidates, infeasible, edge = candidates_of(base, request)
+    candidates, infeasible, edge = candidates_of(base, request, ahead)
     return LayoutSpace(
         request=request, base=base, candidates=candidates, infeasible=infeasible, edge=edge
     )
