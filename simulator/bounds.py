@@ -58,8 +58,8 @@ from simulator.ops import Gemm, Signature
 from simulator.overlap import EP_OVERLAP
 from simulator.pipeline.program import hosts_lead
 from simulator.plan import SlicePlan
-from simulator.ranks import Layers, PassCurves, joins_edges, waits_for_gathers
-from simulator.recipes import mode_of
+from simulator.ranks import Layers, PassCurves, joined, joins_edges, waits_for_gathers
+from simulator.recipes import edge_key, mode_of
 from simulator.schedule import TP, Repeat
 from simulator.specs import WGRADS_APART
 from simulator.stack import is_uniform, kinds
@@ -107,15 +107,20 @@ def coded(*columns: Ints) -> Group:
     return Group(first, kind)
 
 
-def numbered(values: Sequence[Hashable]) -> Ints:
-    """Return a number for each value, equal for equal ones."""
+def numbered(values: Sequence[Hashable]) -> Group:
+    """Return the groups of equal values."""
+    firsts: dict[Hashable, int] = {}
     numbers: dict[Hashable, int] = {}
-    return np.array([numbers.setdefault(value, len(numbers)) for value in values], np.int64)
+    kind = []
+    for place, value in enumerate(values):
+        firsts.setdefault(value, place)
+        kind.append(numbers.setdefault(value, len(numbers)))
+    return Group(np.array([*firsts.values()], np.int64), np.array(kind, np.int64))
 
 
 def by_key(plans: Sequence[SlicePlan], key: Callable[[SlicePlan], Hashable]) -> Ints:
     """Return a number for each plan, equal where ``key`` is."""
-    return numbered([key(plan) for plan in plans])
+    return numbered([key(plan) for plan in plans]).kind
 
 
 def alone(plans: Sequence[SlicePlan]) -> BoundGroups:
@@ -161,14 +166,19 @@ class Bounds:
         bounds: list[int] = self.quick_ns(alone(plans)).tolist()
         return bounds
 
-    def quick_bound_ns(self, plan: SlicePlan) -> int:
-        """Return what ``of`` says of a plan."""
-        return self._crossing(plan, ordered=False)[1]
-
     def lower_bound_ns(self, plan: SlicePlan) -> int:
         """Return a bound that is never above ``predict(case, plan).makespan_ns``."""
-        ordered = self._is_ordered and plan.strategy == "domino"
-        return self._crossing(plan, ordered=ordered)[1]
+        return self._crossing(plan, ordered=self._is_ordered)[1]
+
+    def lower_bounds_ns(self, plans: Sequence[SlicePlan]) -> list[int]:
+        """Return ``lower_bound_ns`` of each plan."""
+        forward, backward = (
+            numbered([self._key(plan, which, self._is_ordered) for plan in plans])
+            for which in PASSES
+        )
+        groups = BoundGroups(plans, forward, backward, numbered([*map(edge_key, plans)]))
+        found: list[int] = self._bounds_ns(groups, ordered=self._is_ordered).tolist()
+        return found
 
     def clock(self, plan: SlicePlan) -> int:
         """Return the clock, of ``prices.clocks``, from which on the cap decides no longer."""
@@ -176,9 +186,13 @@ class Bounds:
 
     def quick_ns(self, groups: BoundGroups) -> Ints:
         """Return a bound of each plan that holds for any order of its slices."""
+        return self._bounds_ns(groups)
+
+    def _bounds_ns(self, groups: BoundGroups, *, ordered: bool = False) -> Ints:
         plans = groups.plans
         curves = self._curves(
-            *([plans[first] for first in one.first.tolist()] for one in groups[1:])
+            *([plans[first] for first in one.first.tolist()] for one in groups[1:]),
+            ordered=ordered,
         )
         f, b, e = groups.forward.kind, groups.backward.kind, groups.edges.kind
         last = len(self.prices.mhz) - 1
@@ -240,11 +254,14 @@ class Bounds:
         self, forward: list[SlicePlan], backward: list[SlicePlan], edges: list[SlicePlan], *,
         ordered: bool = False,
     ) -> _Curves:  # fmt: skip
-        """Return the curves of plans of each kind of pass and of edge; ``ordered``: of one plan, in
-        its own order."""
+        """Return the curves of plans of each kind of pass and of edge; ``ordered``: in their own
+        orders."""
         both = list(zip((forward, backward), PASSES, strict=True))
-        if len(forward) == 1 == len(backward):
-            passes = [self._kept(plans[0], which, ordered=ordered) for plans, which in both]
+        if ordered or len(forward) == 1 == len(backward):
+            passes = [
+                joined([self._kept(plan, which, ordered=ordered) for plan in plans])
+                for plans, which in both
+            ]
         else:
             passes = [self._critical.passes(plans, which) for plans, which in both]
         drawn_j = [one.drawn_j for one in passes]
@@ -271,16 +288,21 @@ class Bounds:
 
     def _kept(self, plan: SlicePlan, which: Pass, *, ordered: bool) -> PassCurves:
         """Return the curves of a plan's pass, in its own order or in any."""
-        key = (
+        key = self._key(plan, which, ordered)
+        found = self._known.get(key)
+        if found is None:
+            knows = ordered and plan.strategy == "domino"
+            exposed_ns = self._exposed_ns(plan, which) if knows else 0.0
+            found = self._known[key] = self._critical.passes([plan], which, exposed_ns)
+        return found
+
+    def _key(self, plan: SlicePlan, which: Pass, ordered: bool) -> tuple[object, ...]:
+        """Return the values that the curves of a plan's pass depend on, as a cache key."""
+        return (
             which, mode_of(plan), plan.row_slices, slices_of(self.case, plan, which),
             which == "backward" and plan.merge_wgrad, waits_for_gathers(plan), joins_edges(plan),
             (plan.order, plan.wgrad) if ordered else (),
         )  # fmt: skip
-        found = self._known.get(key)
-        if found is None:
-            exposed_ns = self._exposed_ns(plan, which) if ordered else 0.0
-            found = self._known[key] = self._critical.passes([plan], which, exposed_ns)
-        return found
 
     def _fills_ns(
         self, forward: Sequence[SlicePlan], backward: Sequence[SlicePlan]

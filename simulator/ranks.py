@@ -157,6 +157,13 @@ class PassCurves(NamedTuple):
         return found
 
 
+def joined(several: Sequence[PassCurves]) -> PassCurves:
+    """Return the curves of all plans of ``several``."""
+    if len(several) == 1:
+        return several[0]
+    return PassCurves(*map(np.concatenate, zip(*several, strict=True)))
+
+
 class EdgeCurves(NamedTuple):
     """Compute outside the layers of a rank, at each clock: ns of the micro-batches and of the
     optimizer's step, J of the first, and ns of one micro-batch by family."""

@@ -52,6 +52,10 @@ class Problem(Protocol):
         """Return a proven bound: never above ``evaluate(plan).iteration_ns``."""
         ...
 
+    def lower_bounds_ns(self, plans: Sequence[SlicePlan]) -> Sequence[int]:
+        """Return ``lower_bound_ns`` of each of ``plans``."""
+        ...
+
     @property
     def quick_bounds_ns(self) -> Sequence[int]:
         """Return a cheaper bound for each plan, which is never above ``lower_bound_ns``."""

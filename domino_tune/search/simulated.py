@@ -50,7 +50,7 @@ class SimulatedPlans:
 
     def __post_init__(self) -> None:
         self._bounds = Bounds(self.case)
-        self._bound_ns = cache(self._bounds.lower_bound_ns)
+        self._bounds_ns: dict[SlicePlan, int] = {}
         self._prior_ns = cache(Estimate(self.case, self._bounds).prior_ns)
         self._static: dict[tuple[object, ...], int] = {}
 
@@ -94,11 +94,19 @@ class SimulatedPlans:
 
     def lower_bound_ns(self, plan: SlicePlan) -> int:
         """Return a proven bound, without an engine."""
-        return self._bound_ns(plan)
+        return self.lower_bounds_ns([plan])[0]
 
-    def quick_bound_ns(self, plan: SlicePlan) -> int:
-        """Return a bound that needs no order of the plan."""
-        return self._bounds.quick_bound_ns(plan)
+    def lower_bounds_ns(self, plans: Sequence[SlicePlan]) -> list[int]:
+        """Return a proven bound of each plan, without an engine."""
+        known = self._bounds_ns
+        asked = [plan for plan in plans if plan not in known]
+        if asked:
+            known |= zip(asked, self._bounds.lower_bounds_ns(asked), strict=True)
+        return [known[plan] for plan in plans]
+
+    def bounds_of(self, plans: Sequence[SlicePlan]) -> list[int]:
+        """Return bounds that need no orders of the plans."""
+        return self._bounds.of(plans)
 
     def prior_ns(self, plan: SlicePlan) -> float:
         """Return a closed-form estimate, without an engine."""
@@ -125,7 +133,8 @@ class SimulatedPlans:
         ends_ns = min(trial.iteration_ns for trial in record.trials) * (100 + TIE_PERCENT)
         near = np.flatnonzero(self._quick_ns * 100 <= ends_ns)
         unknown = near[self._exact_ns[near] < 0]
-        self._exact_ns[unknown] = [self._bound_ns(self.plans[one]) for one in unknown.tolist()]
+        asked = [self.plans[one] for one in unknown.tolist()]
+        self._exact_ns[unknown] = self.lower_bounds_ns(asked)
         open_ = near[self._exact_ns[near] * 100 <= ends_ns]
         looked_at = np.fromiter(record.history, np.int64, len(record.history))
         return len(np.setdiff1d(open_, looked_at, assume_unique=True))

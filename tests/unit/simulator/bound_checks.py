@@ -52,9 +52,11 @@ def check_space_bounds(seed: int) -> None:
     with suppress(DominoTuneError):  # what a machine cannot price
         for one in (case, _capped(case, rng)):
             bounds, plan = Bounds(one), random_plan(rng, one, rng.choice(KINDS[2:]))
-            time_ns, any_order_ns = predict(one, plan).makespan_ns, bounds.quick_bound_ns(plan)
+            time_ns, any_order_ns = predict(one, plan).makespan_ns, bounds.of([plan])[0]
             assert bounds.of([plan, MEGATRON])[0] == any_order_ns, plan.label
-            assert any_order_ns <= bounds.lower_bound_ns(plan) <= time_ns, plan.label
+            bound_ns = bounds.lower_bound_ns(plan)
+            assert bounds.lower_bounds_ns([MEGATRON, plan])[1] == bound_ns, plan.label
+            assert any_order_ns <= bound_ns <= time_ns, plan.label
 
 
 def _capped(case: Case, rng: random.Random) -> Case:

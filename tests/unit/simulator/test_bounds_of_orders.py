@@ -43,7 +43,7 @@ def test_the_bound_of_ordered_launches_is_near(plan: SlicePlan) -> None:
     case = resolve(TuneRequest(**JOB))
     time_ns = predict(case, plan).makespan_ns
     bounds = Bounds(case)
-    assert bounds.quick_bound_ns(plan) < 0.965 * time_ns
+    assert bounds.of([plan])[0] < 0.965 * time_ns
     assert 0.975 * time_ns <= bounds.lower_bound_ns(plan) <= time_ns
 
 
@@ -51,7 +51,7 @@ def test_without_ordered_launches_no_order_counts() -> None:
     case = resolve(TuneRequest(**JOB))
     free = replace(case.workload, implementation=Implementation(launch_order="free"))
     bounds = Bounds(replace(case, workload=free))
-    assert all(bounds.lower_bound_ns(plan) == bounds.quick_bound_ns(plan) for plan in PLANS)
+    assert all(bounds.lower_bound_ns(plan) == bounds.of([plan])[0] for plan in PLANS)
 
 
 @pytest.mark.parametrize("plan", PLANS[:2], ids=lambda plan: plan.label)

@@ -94,6 +94,7 @@ class EngineProblem:
         self.plans = plans
         bounds = Bounds(case)
         self.lower_bound_ns = bounds.lower_bound_ns
+        self.lower_bounds_ns = bounds.lower_bounds_ns
         groups = plans.bound_groups(
             plays_again=plays_again(case.workload.recompute, case.workload.modules)
         )
@@ -135,7 +136,7 @@ def look(case: Case, plan: SlicePlan) -> Look:
         for op in schedule.templates()
     )
     return Look(
-        case, plan, bounds.quick_bound_ns(plan), Estimate(case, bounds).prior_ns(plan),
+        case, plan, bounds.of([plan])[0], Estimate(case, bounds).prior_ns(plan),
         totals(program).makespan_ns, alone_ns,
     )  # fmt: skip
 
@@ -329,5 +330,5 @@ def test_bounds_of_rivals_and_of_recomputed_layers_hold_at_the_clock_that_power_
     plans = [*usual_rivals(case), replace(MEGATRON, sequence_parallel=True), SlicePlan()]
     assert len(plans) == 5
     for plan in plans:
-        for bound_ns in (bounds.quick_bound_ns(plan), bounds.lower_bound_ns(plan)):
+        for bound_ns in (bounds.of([plan])[0], bounds.lower_bound_ns(plan)):
             assert 0 < bound_ns <= predict(case, plan).makespan_ns, plan.label

@@ -55,6 +55,9 @@ class BumpyProblem:
     def lower_bound_ns(self, plan: SlicePlan) -> int:
         return int(0.94 * self._smooth(plan))
 
+    def lower_bounds_ns(self, plans: Sequence[SlicePlan]) -> list[int]:
+        return [self.lower_bound_ns(plan) for plan in plans]
+
     @property
     def quick_bounds_ns(self) -> list[int]:
         return [int(0.99 * self.lower_bound_ns(plan)) for plan in self.plans]
