@@ -38,12 +38,7 @@ import numpy.typing as npt
 from simulator.case import Case
 from simulator.contention import SCALE, ComputeFamily, Family
 from simulator.cost import AtClock, CostModel
-from simulator.issue_order import (
-    BLOCKS,
-    FORWARD_FRAGMENTS,
-    BlockFragments,
-    backward_fragments,
-)
+from simulator.issue_order import BLOCKS, FORWARD_FRAGMENTS, BlockFragments, backward_fragments
 from simulator.modules import plays_again
 from simulator.ops import Signature
 from simulator.overlap import EP_OVERLAP, RIVALS
@@ -55,6 +50,7 @@ from simulator.stretch import (
     NO_EDGES,
     BoundGroups,
     Group,
+    PassBound,
     Stretch,
     Work,
     backward_exposed_ns,
@@ -91,20 +87,6 @@ class Price(NamedTuple):
     launch_ns: int
     drawn_j: float
     family: str
-
-
-class PassBound(NamedTuple):
-    """The least time of one pass of all layers, ns; the host's cost of launching it, ns; and the
-    least energy that it draws above idle, J, 0 where no clock is set."""
-
-    least_ns: float
-    launch_ns: int
-    drawn_j: float
-
-    @property
-    def alone_ns(self) -> float:
-        """The least time of the pass if its host begins with it."""
-        return max(self.least_ns, self.launch_ns)
 
 
 class SpaceBounds(NamedTuple):
@@ -350,13 +332,11 @@ class ClosedForm:
         """Return by how much a pass takes longer than its compute at least, for one of its lanes of
         collectives: the other may run beside it."""
         lanes = (TP, EP) if self.case.shapes(plan).exchanges_experts else (TP,)
+        forward = which == "forward"
         return max(
-            sum(
-                map(self._waited_ns, self.recipes.windows(plan, forward=which == "forward",
-                                                          lane=lane))
-            )
+            sum(map(self._waited_ns, self.recipes.windows(plan, forward=forward, lane=lane)))
             for lane in lanes
-        )  # fmt: skip
+        )
 
     def _waited_ns(self, window: Window) -> float:
         """Return by how much a window takes longer than its compute at least: the formula of this
@@ -389,15 +369,8 @@ class ClosedForm:
         _, *columns, attn_dgrads, mlp_dgrads = plan.slices
         if which == "forward":
             return tuple(columns)
-        return (
-            attn_dgrads,
-            mlp_dgrads,
-            *(
-                columns
-                if plays_again(self.case.workload.recompute, self.case.workload.modules)
-                else ()
-            ),
-        )
+        again = plays_again(self.case.workload.recompute, self.case.workload.modules)
+        return attn_dgrads, mlp_dgrads, *(columns if again else ())
 
     def _block(self, plan: SlicePlan, block: str, fragments: BlockFragments) -> Work:
         key = self.recipes.block_key(plan, block, fragments)

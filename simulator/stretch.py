@@ -49,6 +49,20 @@ class Stretch(NamedTuple):
     waited_ns: float = 0.0
 
 
+class PassBound(NamedTuple):
+    """The least time of one pass of all layers, ns; the host's cost of launching it, ns; and the
+    least energy that it draws above idle, J, 0 where no clock is set."""
+
+    least_ns: float
+    launch_ns: int
+    drawn_j: float
+
+    @property
+    def alone_ns(self) -> float:
+        """The least time of the pass if its host begins with it."""
+        return max(self.least_ns, self.launch_ns)
+
+
 def stretch_of(
     plan: SlicePlan, blocks: tuple[Work, ...], pieces: tuple[int, ...], *, experts: bool = False
 ) -> Stretch:
