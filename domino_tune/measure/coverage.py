@@ -242,7 +242,7 @@ def _is_quick(
 ) -> bool:
     """Return whether all layers fit half the memory and draw quickly: for the optimizer's ops."""
     shapes = Shapes(model=model, workload=workload, cluster=cluster, plan=MEGATRON)
-    fits = shapes.rank_parameters * STATE_BYTES <= memory_bytes // 2
+    fits = shapes.held.whole * STATE_BYTES <= memory_bytes // 2
     return fits and model.parameters <= DEEP_PARAMETERS
 
 

@@ -30,7 +30,8 @@ from simulator.pipeline.orders import LOWER, Action, Ints, Orders, Wiring, wirin
 from simulator.pipeline.program import PipelineProgram, hosts_lead, sends_beside
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.schedule import OpTemplate, Repeat, Schedule, Segment
-from simulator.shapes import Held, Shapes
+from simulator.shapes import Shapes
+from simulator.sharding import Held
 from simulator.templates import Templates
 
 Pass = Literal["forward", "backward", "dgrad", "wgrad"]
