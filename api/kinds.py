@@ -221,9 +221,6 @@ def _compared(one: dict[str, Any], tuned: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# Kinds --------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class Kind:
     """``new`` makes the job that a body asks for, for an owner. It blocks, and raises

@@ -162,10 +162,6 @@ def cost_of(price: Price | None, step_s: float, gpus: int, tokens: int) -> Cost 
     )  # fmt: skip
 
 
-# Case ---------------------------------------------------------------------------------------------
-# A model, a workload, a cluster and a profile; everything except the plan.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """Input of a prediction, except the plan. ``notes`` are remarks for the user.

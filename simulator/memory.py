@@ -447,9 +447,6 @@ class LeastBytes:
         return rank.static_bytes + held + receives * self._received
 
 
-# Peak memory of a plan, on each stage of its pipeline and on the fullest one ----------------------
-
-
 def stage_memory(
     case: Case, plan: SlicePlan, order: LayerOrder | None = None
 ) -> tuple[Memory, ...]:

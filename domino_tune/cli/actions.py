@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from domino_tune.results.tune import Tuned
 
 
-# Print a result as JSON or as its table -----------------------------------------------------------
-
-
 def answer(result: Any, as_json: bool, table: Callable[[Any], None]) -> None:
     """Print the result as JSON or as its table."""
     from domino_tune.results import to_json
@@ -81,9 +78,6 @@ def load(package: str, place: str) -> Any:
     """Return the function at ``place``, ``module:function``, of a package."""
     module, _, name = place.partition(":")
     return getattr(import_module(f"{package}.{module}"), name)
-
-
-# Actions of the commands --------------------------------------------------------------------------
 
 
 def simulate(request: requests.SimulateRequest, outputs: PlanOutputs) -> None:

@@ -106,9 +106,6 @@ def _order_text(line: IssueOrder) -> str:
     return f"{len(line.tokens)} fragments for {layers}: {' '.join(line.to_strings())}"
 
 
-# Print the progress of profile, and how to continue -----------------------------------------------
-
-
 @contextmanager
 def lines_progress() -> Iterator[Progress]:
     """Show a status line if stderr is a terminal, else print plain lines."""
@@ -123,9 +120,6 @@ def interrupted(path: Path, resume: str) -> None:
     """Print where the measurements are, and how to continue."""
     state = f"The measurements are in {path}." if path.exists() else "Nothing was measured yet."
     print_line(f"{state} To go on: {resume}", sys.stderr)
-
-
-# Print results of the profiles verbs as tables ----------------------------------------------------
 
 
 def profiles(result: ProfilesResult) -> None:
@@ -261,9 +255,6 @@ def diff(result: DiffResult) -> None:
 def percent(error: float | None) -> str:
     """Return a relative error as text, or a dash where it is unknown."""
     return "–" if error is None else f"{error:.1%}"
-
-
-# Print tokens as tables ---------------------------------------------------------------------------
 
 
 def tokens(result: TokensResult) -> None:

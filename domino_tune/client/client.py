@@ -143,10 +143,6 @@ def _encoded(plain: dict[str, Any]) -> bytes:
     return json.dumps(plain, separators=(",", ":"), allow_nan=False).encode()
 
 
-# Client -------------------------------------------------------------------------------------------
-# The verbs at a server.
-
-
 class Client:
     """A connection to one server. Use it as a context manager, or ``close`` it.
 

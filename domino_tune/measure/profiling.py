@@ -256,10 +256,6 @@ _HANDLERS: Final[Mapping[str, Callable[[Profile, Message, Profile | None], Profi
 }
 
 
-# Peak rates of a machine, as far as its own ops have reached them ---------------------------------
-# Bounds for look-ups.
-
-
 def with_peaks(profile: Profile) -> Profile:
     """Return ``profile`` with the highest FLOP rate of a GEMM, by dtype, and the highest byte rate
     of a pointwise op. Rates without timings stay as assumed."""

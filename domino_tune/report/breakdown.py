@@ -121,10 +121,6 @@ def _with_block(role: str) -> str:
     return f"{role_label(role)}, {block}" if block and doubled else role_label(role)
 
 
-# The section on memory ----------------------------------------------------------------------------
-# One bar a variant, by category, beside what is usable of a GPU.
-
-
 def where_memory_goes(data: ReportData) -> Html:
     """Return the section of the page, or nothing where no memory is given."""
     if not data.held or data.usable is None:

@@ -341,9 +341,6 @@ def _template(op: Op, alone_ns: int) -> list[Any]:
     ]  # fmt: skip
 
 
-# Windows ----------------------------------------------------------------------------------------
-
-
 def views(shown: Iterable[Shown]) -> list[dict[str, Any]]:
     """Return the views: a middle layer forward and backward, and the whole iteration.
 

@@ -256,10 +256,6 @@ def _frontier(result: Layouts) -> Table:
     )
 
 
-# Result of scale ----------------------------------------------------------------------------------
-# The best layout at each number of GPUs, for the same global batch.
-
-
 @dataclass(frozen=True, kw_only=True)
 class ScalePoint:
     """One number of GPUs: its best layout, or ``error``, which says why no layout was found.

@@ -177,10 +177,6 @@ def _notes(result: MeasuredTuneResult) -> Iterator[str]:
     yield f"Evidence: {result.evidence}"
 
 
-# Result of `validate` -----------------------------------------------------------------------------
-# Predicted and measured times, side by side.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Iteration:
     """One iteration, predicted or measured.

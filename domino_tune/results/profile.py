@@ -115,10 +115,6 @@ def _outlier_lines(result: ProfilingResult) -> Iterator[str]:
         yield f"{more} more rows vary as much; --json lists them."
 
 
-# Result of calibrate ------------------------------------------------------------------------------
-# What the runs showed about each part, and how well it predicts others.
-
-
 @dataclass(frozen=True, kw_only=True)
 class CalibratedRun:
     """A run in ms: measured, and predicted by the profile before, after a fit to all runs, and

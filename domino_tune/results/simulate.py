@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-# What of a GPU's memory tensors can use, and why not all of it ------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class TakenMemory:
     """Memory that no tensor can have: what has it, GiB, and how that is known."""
@@ -78,10 +75,6 @@ class UsableMemory:
             f"Usable: {self.gpu_gib:.1f} GiB ({kind}){less} = {self.usable_gib:.1f} GiB; peaks up "
             f"to {self.recommended_gib:.1f} GiB are recommended."
         )
-
-
-# The pipeline of a result -------------------------------------------------------------------------
-# Where each stage's time goes.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,10 +230,6 @@ def _row(one: Contestant) -> tuple[str, ...]:
 def fits_words(one: Contestant) -> str:
     """Return why a plan is not recommended because of its memory."""
     return f"fits: {percent(one.fits_chance)}" if one.fits else "does not fit"
-
-
-# Result of simulate -------------------------------------------------------------------------------
-# A plan compared with the baseline and the bound.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-# What frameworks can run --------------------------------------------------------------------------
-# The best plan, or else the best of the plans that they support.
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunsThere:
     """The best plan that fits and that a framework can run; it and its numbers are None if no such

@@ -173,10 +173,6 @@ def _pair(start: Tick, end: Tick) -> tuple[Tick, Tick]:
     return start, end
 
 
-# Plays a Schedule on this rank, whole steps at a time ---------------------------------------------
-# What the simulator predicts.
-
-
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
     """One step of this rank: this replica's share of the global loss, and when each op ran."""

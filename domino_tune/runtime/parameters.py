@@ -141,10 +141,6 @@ class Shards:
         torch._foreach_zero_(added)
 
 
-# A rank's parameters as the runtime draws and updates them ----------------------------------------
-# Shards with their Adam state.
-
-
 def parameter_specs(model: ModelSpec, cluster: ClusterSpec) -> list[ParameterSpec]:
     """Return all parameters in the order of the runtime's own loop: edges, layer 0, layer 1, …
     Within each, those that tensor parallelism cuts come before replicated ones, which the gradient

@@ -63,9 +63,6 @@ class StoredModel:
     notes: tuple[str, ...] = ()
 
 
-# Summaries of stored profiles, as the database holds them beside the profiles ---------------------
-
-
 def dump_summary(summary: ProfileSummary) -> str:
     """Return the text of a profile that this program has written."""
     return json_text({"schema": SCHEMA, **asdict(summary)})

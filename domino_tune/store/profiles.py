@@ -170,10 +170,6 @@ _LOOK_UPS: Final[dict[str, Callable[[Profile], float]]] = {
 }
 
 
-# Profiles on disk ---------------------------------------------------------------------------------
-# Read, write, list and compare them.
-
-
 @dataclass(frozen=True, kw_only=True)
 class ProfileSummary:
     """One line of ``profiles list``; ``sections`` maps each section to its provenance kind.

@@ -153,10 +153,6 @@ def _convert(name: str, kind: Any, text: str) -> Any:
         raise InputError(f"--set {name} wants {what}, got {text!r}.") from None
 
 
-# Where profiles and models are looked up by name --------------------------------------------------
-# On disk, pinned, or in SQL (the service).
-
-
 class Shelf(Protocol):
     """Looks up the profile and the model that a request names."""
 

@@ -274,9 +274,6 @@ def _unsliced_notes(plan_file: PlanFile, to: str) -> list[str]:
     ]
 
 
-# Environment variables that make a run overlap as its plan says -----------------------------------
-
-
 def environment(
     plan: SlicePlan, implementation: Implementation, *, cuda_graph: bool = False
 ) -> dict[str, str]:

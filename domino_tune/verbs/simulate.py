@@ -430,10 +430,6 @@ def _warnings(
     return tuple(found)
 
 
-# The plan files of an answer ----------------------------------------------------------------------
-# Of the plan that its verdict recommends, and of each plan compared.
-
-
 def recommended(best: Simulated, target: str | None = None) -> str:
     """Return the strategy that the verdict recommends; that of the chosen plan without a verdict,
     or if only plans for ``target`` were asked for.

@@ -130,10 +130,6 @@ def _request(plan: SlicePlan, case: Case) -> tuple[str, dict[str, Any]] | None:
     return "simulations", {**batch, **told, "sequence_parallel": plan.sequence_parallel}
 
 
-# tune ---------------------------------------------------------------------------------------------
-# Search the plans of a case for the fastest, by simulation.
-
-
 def tune(
     request: TuneRequest, progress: Progress = no_progress, *, shelf: Shelf = DISK
 ) -> TuneResult:

@@ -69,9 +69,6 @@ def rows_of(where: Path, stage: str) -> list[dict[str, Any]]:
     return []
 
 
-# Power and clock ---------------------------------------------------------------------------------
-
-
 def clock_tables(clocks: Sequence[Row], sustained: Sequence[Row], profile: Profile) -> list[Table]:
     """Return what was measured beside the law, and how far its clocks of withheld plans are off."""
     if not clocks or profile.power is None:
@@ -122,9 +119,6 @@ def rehearsal_tables(rows: Sequence[Row]) -> list[Table]:
     took = ((row["case"], *of) for row in rows for of in row.items() if of[0].endswith("_ns"))
     lines = ((case, name.removesuffix("_ns"), f"{ns / 1e3:,.0f}") for case, name, ns in took)
     return [table("What surrounds a plan in a user's loop", "what|way|>µs", lines)]
-
-
-# Plans that ran ----------------------------------------------------------------------------------
 
 
 def proof_tables(rows: Sequence[Row]) -> list[Table]:

@@ -203,9 +203,6 @@ def fit_beside(cells: Sequence[Beside], *, sm_count: int) -> ComputeContention:
     return law_of([rounded(float(value)) for value in found], left_out)
 
 
-# Collectives while ops stream --------------------------------------------------------------------
-
-
 class Streamed(NamedTuple):
     """One cell: a collective's slowdown beside an op that moves ``gb_s`` alone."""
 
@@ -236,9 +233,6 @@ def fit_memory(cells: Sequence[Streamed], attained_gb_s: float) -> tuple[MemoryQ
     attained, busiest = rounded(attained_gb_s, 4), rounded(law.busiest, 3)
     law = replace(law, attained_gb_s=attained, busiest=busiest, error=left_out)
     return law, rounded(float(found[0]))
-
-
-# Our H200's records ------------------------------------------------------------------------------
 
 
 def full_cells(rows: Iterable[Row], rate: float = FULL_RATE) -> Iterator[tuple[Row, Row]]:

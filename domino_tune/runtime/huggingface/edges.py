@@ -59,9 +59,6 @@ def cut_logits(logits: DTensor) -> DTensor:
     return logits
 
 
-# Dropout in front of the stack, the same on all ranks of a tensor-parallel group ------------------
-
-
 def drop_alike(module: nn.Module, seed: int, dp_rank: int) -> None:
     """Let ``module``, a Dropout, draw its masks from ``seed``, the replica and its count of calls.
 

@@ -89,10 +89,6 @@ class RankContext:
         return found  # type: ignore[return-value]
 
 
-# Joining the world --------------------------------------------------------------------------------
-# Ranks meet, make their process groups and open their lanes.
-
-
 @contextmanager
 def open_context(
     spec: LaunchSpec,

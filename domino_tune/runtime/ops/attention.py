@@ -39,9 +39,6 @@ def rotary_speeds(model: ModelSpec) -> torch.Tensor:
     return speeds * (kept + (1 - kept) / model.rope_scaling_factor)
 
 
-# Attention, norms of queries and keys, and rotary embedding on packed tensors ---------------------
-
-
 def core_attn(state: State, op: Op) -> None:
     """Write causal softmax(QKᵀ)V; save its autograd graph for the backward op."""
     with torch.set_grad_enabled(op.name not in state.recomputed):

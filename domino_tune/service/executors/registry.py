@@ -55,10 +55,6 @@ class LocalExecutor:
         self._closed = True
 
 
-# The executors by scheme --------------------------------------------------------------------------
-# Processes of this machine, or a Dask cluster.
-
-
 def open_executor(address: str, slots: int) -> JobExecutor:
     """Return the executor at ``address``: ``local``, or ``dask://host:port``; ``slots``: jobs that
     run at once here.

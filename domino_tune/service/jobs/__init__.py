@@ -162,9 +162,6 @@ def dump_progress(progress: JobProgress) -> str:
     return json_text(asdict(progress))
 
 
-# Which jobs a list contains, and which text a search of them examines -----------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class JobFilter:
     """Conditions that jobs must meet; None: any value. Times are seconds since 1970: jobs created
