@@ -155,8 +155,6 @@ def _errors(ran: Mapping[str, Row], proof: ProofCase) -> Iterator[float]:
             yield ms / statistics.median(cell.first) - 1
 
 
-# Kernels by themselves ----------------------------------------------------------------------------
-
 COPY: Final = "copy bf16"
 GEMMS: Final = ("forward", "dgrad", "wgrad", "one forward", "one dgrad")
 

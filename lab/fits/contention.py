@@ -71,8 +71,6 @@ def fit_withheld(
     return solve(cells), rounded(float(np.mean(withheld(cells, key, off))), 3)
 
 
-# A GEMM and an all-reduce that start together ----------------------------------------------------
-
 _OVERLAP_START: Final = (1.85, 1.11, 1.14, 50.0)
 """SMs per CTA, compute factor, collective factor, constant µs."""
 _OVERLAP_BOUNDS: Final = ((0.0, 1.0, 1.0, 0.0), (3.0, 2.0, 2.0, 200.0))
@@ -162,8 +160,6 @@ def overlap_law(
         same_links=SHARED_LINKS, other_links=OTHER_LINKS,
     )  # fmt: skip
 
-
-# Ops while collectives follow each other ---------------------------------------------------------
 
 CASE: Final = attrgetter("case")
 
