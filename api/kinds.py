@@ -1,7 +1,6 @@
 """The kinds of jobs as the API has them. A new kind is an entry here, one in
 ``domino_tune.service.work.kinds`` unless it has its result already, and its body and result in
-``api.schemas``.
-"""
+``api.schemas``."""
 
 from __future__ import annotations
 
@@ -107,8 +106,7 @@ def _runs(body: Any) -> list[AskedRun]:
         rows = read_runs(body.runs, "runs")
         if not LEAST_RUNS <= len(rows) <= MOST_ENTRIES:
             raise bad_body(
-                f"There are {len(rows)} runs; give {LEAST_RUNS} to {MOST_ENTRIES}.",
-                place=("runs",),
+                f"There are {len(rows)} runs; give {LEAST_RUNS} to {MOST_ENTRIES}.", place=("runs",)
             )
         return [asked_in(row, body.profile) for row in rows]
 

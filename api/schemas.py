@@ -11,15 +11,7 @@ from typing import Annotated, Any, Final, Literal, Union
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, create_model
 
-from api.generate import (
-    JOB_ID,
-    Slug,
-    Told,
-    Wire,
-    shown,
-    shown_fields,
-    wire_body,
-)
+from api.generate import JOB_ID, Slug, Told, Wire, shown, shown_fields, wire_body
 from api.problems import Problem
 from domino_tune.requests import (
     LayoutRequest,

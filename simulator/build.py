@@ -205,10 +205,7 @@ class Builder:
 
     def _micro(self, *, first: bool, last: bool) -> list[Segment]:
         fragments = self.fragments(first=first)
-        return [
-            *self.forward(fragments, first=first),
-            *self.backward(fragments, last=last),
-        ]
+        return [*self.forward(fragments, first=first), *self.backward(fragments, last=last)]
 
     def fragments(self, *, first: bool) -> Fragments:
         """Return the builder of a micro-batch's ops; ``first``: of the iteration."""

@@ -16,12 +16,7 @@ from simulator.plan import SlicePlan
 from simulator.power import PowerSection
 from simulator.profile import Profile
 from simulator.shapes import Shapes, shapes_of
-from simulator.sharding import (
-    check_context,
-    check_pipeline,
-    check_shardable,
-    head_in_layers,
-)
+from simulator.sharding import check_context, check_pipeline, check_shardable, head_in_layers
 from simulator.specs import ClusterSpec, ModelSpec, PipelineSchedule, Workload
 from simulator.stack import LayerKind
 from simulator.usable import NO_MARGIN, UNSURE, Margin, Usable, percent, usable_memory

@@ -8,13 +8,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from simulator.contention import (
-    CollectiveFamily,
-    ComputeFamily,
-    Contention,
-    ContentionFit,
-    Family,
-)
+from simulator.contention import CollectiveFamily, ComputeFamily, Contention, ContentionFit, Family
 from simulator.cpu_hosts import NO_TIMES, IdleTimes
 from simulator.draws import NOMINAL, Draw, family_of
 from simulator.dtypes import S_PER_NS

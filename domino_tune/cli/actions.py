@@ -193,8 +193,7 @@ def whatif(request: requests.WhatIfRequest, outputs: ReportOutputs) -> None:
 
 def validate(request: requests.ValidateRequest, outputs: ValidateOutputs) -> None:
     """Run plans on real ranks. Raise what ``check_result`` raises, after printing and sending the
-    result.
-    """
+    result."""
     from domino_tune.cli import show
     from domino_tune.store.formats.chrome_trace import write_trace
     from domino_tune.verbs.validate import check_result

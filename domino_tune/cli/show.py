@@ -245,10 +245,7 @@ def diff(result: DiffResult) -> None:
         print_line(f"The same content: {result.first.content_id}.")
         return
     print_table(
-        Table(
-            columns=("where", result.first.name, result.second.name),
-            rows=result.differences,
-        )
+        Table(columns=("where", result.first.name, result.second.name), rows=result.differences)
     )
 
 

@@ -61,8 +61,7 @@ def power_section(
     provenance: Provenance,
 ) -> PowerSection:
     """Return the section of a GPU whose lasting GEMMs run at ``lasting`` (MHz, W). ``clocks``:
-    (from µs, MHz) of its GEMMs' timings; attention was timed at the first of these.
-    """
+    (from µs, MHz) of its GEMMs' timings; attention was timed at the first of these."""
     lasting_mhz, lasting_w = lasting
     gemm_w = (lasting_w - idle_w) * (boost_mhz / lasting_mhz) ** EXPONENT
     gemm_error = ASSUMED_ERROR if gemm_kind == "assumed" else SEEN_ERROR
@@ -87,8 +86,7 @@ def power_law(
     loads: Mapping[str, Row], elasticities: Mapping[str, float], known: PowerSection
 ) -> PowerSection:
     """Return ``known`` updated by lasting loads: those of families that ran alone and of rest, each
-    with ``clock_mhz`` and ``power_w``.
-    """
+    with ``clock_mhz`` and ``power_w``."""
     rest = loads.get(REST)
     idle_w = _rounded(rest["power_w"]) if rest else known.idle_w
     families = []
@@ -128,8 +126,7 @@ def with_loads(known: PowerSection | None, message: Row) -> PowerSection | None:
 
 def lacking_loads(known: PowerSection | None) -> tuple[str, ...]:
     """Return the loads whose law is still assumed, most useful first; all of them without
-    a section.
-    """
+    a section."""
     if known is None:
         return (REST, MIXED, *COMPUTE)
     return tuple(name for name in COMPUTE if known.family(name).kind == "assumed")
@@ -255,8 +252,7 @@ def resume_law(stretches: Mapping[float, Sequence[WaitStretch]]) -> ResumeFit:
 
 def _error(stretches: Sequence[Sequence[WaitStretch]], recovery_us: float) -> float:
     """Return by what share of the costs two halves of the stretches differ: early and late ones, or
-    every other one; the larger of the two.
-    """
+    every other one; the larger of the two."""
     splits = (
         [(found[: len(found) // 2], found[len(found) // 2 :]) for found in stretches],
         [(found[::2], found[1::2]) for found in stretches],

@@ -49,8 +49,7 @@ class Numbers:
     """The result of ``simulate``; times in ms. ``exposed_ms``: the exposed part of the plan's
     ``comm_ms``; ``baseline_exposed_ms``: that of the baseline. ``mfu`` is None if no peak is known;
     clocks (of the plan and of the baseline) and mean power are None if the profile has no law of
-    power.
-    """
+    power."""
 
     iteration_ms: float
     baseline_ms: float
@@ -184,8 +183,7 @@ class Sweep:
 @dataclass(frozen=True, kw_only=True)
 class Search:
     """How the plan was found. ``found``: the set of plans among which it is the best, in words;
-    ``infeasible`` counts plans by reason.
-    """
+    ``infeasible`` counts plans by reason."""
 
     method: str
     found: str

@@ -51,8 +51,7 @@ FAMILY_WORDS: Final = {
 
 def winner(found: Verdict) -> tuple[str, ...]:
     """Return which strategy is most often the fastest, by how much, and with what chance, as the
-    parts of a sentence without its full stop.
-    """
+    parts of a sentence without its full stop."""
     best, baseline = found.leader, found.contestants[0]
     if best is None:
         return ("No plan is sure enough to fit the memory",)
@@ -84,8 +83,7 @@ def chances(found: Verdict) -> str:
 
 def leads(found: Verdict) -> str:
     """Return a sentence that names the leader, with a trailing space, for use below a headline
-    about something else.
-    """
+    about something else."""
     best, baseline = found.leader, found.contestants[0]
     if best is None:
         return "No plan is sure enough to fit the memory. "

@@ -47,8 +47,7 @@ def type_of(title: str) -> str:
 
 def in_wire_words(text: str) -> str:
     """Return ``text`` with each command-line option replaced by its name in bodies: ``tp = 8`` for
-    ``--tp 8``.
-    """
+    ``--tp 8``."""
 
     def named(told: re.Match[str]) -> str:
         name = _fields_by_flag().get(told[1])

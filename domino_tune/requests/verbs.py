@@ -61,9 +61,7 @@ def _numbers(value: Any, told: ValidationInfo) -> Any:
 
 
 Numbers = Annotated[
-    tuple[Gpus, ...],
-    Field(min_length=FEWEST, max_length=MOST_NUMBERS),
-    BeforeValidator(_numbers),
+    tuple[Gpus, ...], Field(min_length=FEWEST, max_length=MOST_NUMBERS), BeforeValidator(_numbers)
 ]
 
 

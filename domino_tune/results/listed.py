@@ -23,8 +23,7 @@ class ModelsResult:
 @dataclass(frozen=True, kw_only=True)
 class TokenResult:
     """A token without its secret; times are RFC 3339 in UTC: ``expires`` never if None,
-    ``used`` the last time, to a minute.
-    """
+    ``used`` the last time, to a minute."""
 
     name: str
     owner: str

@@ -99,8 +99,7 @@ class Stage:
 class Pipeline:
     """The chosen plan's pipeline. ``message_mib``, ``message_ms``: size of the message that one
     stage sends the next for a micro-batch, and the longest time of one. ``busiest_stage`` counts
-    from 0.
-    """
+    from 0."""
 
     schedule: str
     busiest_stage: int
@@ -190,8 +189,7 @@ class Verdict:
     @property
     def leader(self) -> Contestant | None:
         """Return the strategy that is sure enough to fit and is most often the fastest; None if no
-        strategy is sure enough.
-        """
+        strategy is sure enough."""
         return max((one for one in self.contestants if one.recommended), key=_chance, default=None)
 
     def table(self) -> Table:

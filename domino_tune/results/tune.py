@@ -261,8 +261,7 @@ def _is_best(trial: TrialResult, result: Tuned) -> bool:
 
 def found_words(result: Tuned) -> str:
     """Return among how many plans the best is the fastest, or ties with it, and how that
-    was found.
-    """
+    was found."""
     if result.optimality != "proven":
         ended = stopped_words(result.stopped_by)
         return f"best of {result.evaluations:,} plans tried{ended}, others may be faster"

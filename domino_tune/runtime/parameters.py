@@ -175,10 +175,7 @@ def _layer(model: ModelSpec, layer: int) -> Iterator[ParameterSpec]:
     keys = model.num_key_value_heads * model.head_dim
     ffn = model.intermediate_size
     stacked = (ffn, ffn) if model.gated_mlp else (ffn,)
-    blocks = (
-        ("attn", (queries, keys, keys), queries),
-        ("mlp", stacked, ffn),
-    )
+    blocks = (("attn", (queries, keys, keys), queries), ("mlp", stacked, ffn))
     for block, groups, inner in blocks:
         first = f"{prefix}{block}.{COLUMN_PARALLEL[block]}"
         last = f"{prefix}{block}.{ROW_PARALLEL[block]}"

@@ -87,8 +87,7 @@ def no_dropout(x: Tensor, site: str) -> Tensor:
 @dataclass(frozen=True, kw_only=True)
 class PlainModel:
     """The model. ``weights`` are leaves of autograd under the runtime's names: full matrices, or
-    this rank's shards with a ``group``. ``dropout`` is called with a tensor and its site.
-    """
+    this rank's shards with a ``group``. ``dropout`` is called with a tensor and its site."""
 
     model: ModelSpec
     weights: Mapping[str, Tensor]

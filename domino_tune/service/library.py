@@ -226,10 +226,7 @@ class Library:
         loaded = read_model(parsed, name=slug("model", name), source=f"model {name!r}")
         _refuse_bundled("model", name, MODELS)
         model = StoredModel(
-            name=name,
-            origin="library",
-            spec=replace(loaded.spec, name=name),
-            notes=loaded.notes,
+            name=name, origin="library", spec=replace(loaded.spec, name=name), notes=loaded.notes
         )
         body = dump_model(model.spec)
         values = {

@@ -80,11 +80,7 @@ def serve(request: ServeRequest, ready: Callable[[str], None]) -> None:
         }
         os.environ[SETTINGS] = json.dumps(settings)
         with needed_for("serve"):
-            _run(
-                listener,
-                lambda: ready(f"http://{_address(listener)}"),
-                request.trusted_proxy,
-            )
+            _run(listener, lambda: ready(f"http://{_address(listener)}"), request.trusted_proxy)
 
 
 def _tokens(given: str | None) -> int:

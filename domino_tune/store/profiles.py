@@ -118,9 +118,7 @@ def _pointwise(profile: Profile) -> float:
         laws = [fit for fit in fits if name in fit.names]
 
         def look_up(
-            others: Sequence[PointwiseRow],
-            row: PointwiseRow,
-            laws: Sequence[PointwiseFit] = laws,
+            others: Sequence[PointwiseRow], row: PointwiseRow, laws: Sequence[PointwiseFit] = laws
         ) -> float:
             return PointwiseTable(others, laws).estimate(row.signature).duration_us
 

@@ -157,8 +157,7 @@ def calibrate(
 @dataclass(frozen=True, kw_only=True)
 class AskedRun:
     """A measured iteration: a name for people, the plan as a request, its time, the most by which
-    that was rounded, and a note that is repeated in the answer.
-    """
+    that was rounded, and a note that is repeated in the answer."""
 
     label: str
     request: SimulateRequest
@@ -177,11 +176,7 @@ def check_base(profile: Profile) -> None:
 
 
 def calibrated(
-    profile: Profile,
-    name: str,
-    runs: Sequence[MeasuredRun],
-    told: str,
-    ahead: Ahead = in_turn,
+    profile: Profile, name: str, runs: Sequence[MeasuredRun], told: str, ahead: Ahead = in_turn
 ) -> tuple[Profile, CalibrateResult]:
     """Return the profile that explains ``runs``, under its new ``name``, and the result of the fit.
 
@@ -268,8 +263,7 @@ def asked_in(row: RunRow, profile: str) -> AskedRun:
 
 def planned(run: AskedRun, shelf: Shelf) -> MeasuredRun:
     """Return the run as a case and a plan. Raise InputError, which names the run, if that is
-    impossible.
-    """
+    impossible."""
     try:
         case = resolve(run.request, shelf=shelf)
         plan = plan_of(run.request, None, case)
@@ -284,8 +278,7 @@ def planned(run: AskedRun, shelf: Shelf) -> MeasuredRun:
 def check_predictable(run: MeasuredRun) -> None:
     """Raise InputError, which names the run, if it is impossible or cannot be predicted. To take
     only milliseconds, check one layer and micro-batch: ``planned`` has checked how layers are
-    divided.
-    """
+    divided."""
     check_possible(run)
     try:
         predict(_one_layer(run.case), run.plan)

@@ -10,15 +10,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import (
-    Any,
-    Final,
-    ParamSpec,
-    Protocol,
-    TypeVar,
-    cast,
-    overload,
-)
+from typing import Any, Final, ParamSpec, Protocol, TypeVar, cast, overload
 
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.requests import (

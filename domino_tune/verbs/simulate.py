@@ -432,8 +432,7 @@ def _warnings(
 
 def recommended(best: Simulated, target: str | None = None) -> str:
     """Return the strategy that the verdict recommends; that of the chosen plan without a verdict,
-    or if only plans for ``target`` were asked for.
-    """
+    or if only plans for ``target`` were asked for."""
     leader = best.verdict.leader if best.verdict and not target else None
     return leader.strategy if leader else best.plan.strategy
 

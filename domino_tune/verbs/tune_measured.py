@@ -145,10 +145,7 @@ class MeasuringSession:
         if self.case.cluster.cuda_graph:
             problems += graph_notes(measured)
         self.warnings += [text for text in problems if text not in self.warnings]
-        record = LaunchRecord(
-            kind=kind,
-            runs=tuple(map(_plan_run, plans, measured)),
-        )
+        record = LaunchRecord(kind=kind, runs=tuple(map(_plan_run, plans, measured)))
         self.evidence.append(record)
         return record
 
@@ -240,8 +237,7 @@ def check_measurable() -> None:
 
 def question_of(case: Case, spec: LaunchSpec) -> Question:
     """Return everything that measured times depend on, the profile, on which greedy orders depend,
-    and the baseline, which every launch plays.
-    """
+    and the baseline, which every launch plays."""
     model = {name: value for name, value in asdict(case.model).items() if name != "name"}
     return {
         "model": model,

@@ -82,8 +82,7 @@ def verdict_of(case: Case, chosen: Chosen, ahead: Ahead = in_turn) -> Verdict:
 
 def drawn_times_ns(case: Case, plans: Contestants) -> dict[str, NDArray[np.float64]]:
     """Return each plan's iteration time on each drawn machine, in ns; the machines are the same for
-    all.
-    """
+    all."""
     nominal = {name: predict(case, one.plan, one.order).makespan_ns for name, one in plans.items()}
     return _draw_logs(case, plans, nominal, in_turn).times_ns(nominal)
 
@@ -265,8 +264,7 @@ def _name(plan: SlicePlan) -> str:
 
 def _text(contestants: Sequence[Contestant]) -> str:
     """Return the answer in words: what to do, what it is worth, and what comes next: Domino, if the
-    fastest is another one, and the next best.
-    """
+    fastest is another one, and the next best."""
     baseline, *others = contestants
     fit = [one for one in contestants if one.recommended]
     if not fit:
@@ -281,8 +279,7 @@ def _text(contestants: Sequence[Contestant]) -> str:
 
 def _first(best: Contestant, baseline: Contestant) -> str:
     """Return the strategy that is most often the fastest, what it is worth, and how sure that
-    is.
-    """
+    is."""
     clear, chance = best.chance >= CLEAR, f"{best.chance:.0%}"
     if best is baseline:
         fastest = f"{best.name} is the fastest in {chance} of draws"

@@ -343,12 +343,7 @@ def ask(
     swept, values = parse_sweep(request.sweep)
     case, chosen = about or asked_about(request, plan_file, shelf)
     return Question(
-        case=case,
-        chosen=chosen,
-        changes=changes,
-        swept=swept,
-        values=values,
-        retune=request.retune,
+        case=case, chosen=chosen, changes=changes, swept=swept, values=values, retune=request.retune
     )
 
 

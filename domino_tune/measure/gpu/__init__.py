@@ -207,8 +207,7 @@ class Meeting(NamedTuple):
     """A collective that met ops; all times in ns. ``first_in``, ``all_in``, ``end``: when its first
     CTA began, its last one began, and its last one ended, counted from its arrival; it arrived
     ``arrived`` after both could start. ``ops``: their times. ``late``: the host was late, so the
-    times do not count.
-    """
+    times do not count."""
 
     first_in: int
     all_in: int
@@ -220,8 +219,7 @@ class Meeting(NamedTuple):
 
 class Encounter(NamedTuple):
     """A meeting to play: calls of an op that takes ``alone_ns``, and a collective of ``ctas`` CTAs
-    that each move ``rate`` bytes/ns, with an ``arrival`` out of ARRIVALS.
-    """
+    that each move ``rate`` bytes/ns, with an ``arrival`` out of ARRIVALS."""
 
     work: Work
     alone_ns: float
@@ -340,8 +338,7 @@ def meeting(
     stamps: Sequence[Sequence[int]], zero_ns: int, later_ns: int, ops_ns: Sequence[float]
 ) -> Meeting:
     """Return a meeting from its CTAs' (begin, end) on the device's clock, which was ``zero_ns``
-    when both could start; the collective arrived ``later_ns`` after that.
-    """
+    when both could start; the collective arrived ``later_ns`` after that."""
     arrived_ns = zero_ns + later_ns  # an int: the device's clock has more digits than a float
     begun, ended = zip(*stamps, strict=True)
     return Meeting(
@@ -352,8 +349,7 @@ def meeting(
 
 def waited_share(found: Sequence[Meeting], alone_ns: float) -> float:
     """Return the median time that a collective waited for the op, as a share of the op's remaining
-    time.
-    """
+    time."""
     left = [max(1.0, alone_ns - one.arrived) for one in found]
     return statistics.median(one.all_in / rest for one, rest in zip(found, left, strict=True))
 

@@ -1,7 +1,6 @@
 """Attention, norms of queries and keys, and rotary embedding on packed tensors: queries, keys and
 values are [tokens, (heads + 2·kv_heads)·head_dim]. Where queries and keys are normalised, they have
-a tensor of their own, [tokens, (heads + kv_heads)·head_dim].
-"""
+a tensor of their own, [tokens, (heads + kv_heads)·head_dim]."""
 
 from __future__ import annotations
 

@@ -203,8 +203,7 @@ def _end_with(parent: int) -> None:
 
 def _portable(error: Exception) -> Exception:
     """Return the error in a form that another process can unpickle; add a bug's traceback as a
-    note.
-    """
+    note."""
     if not isinstance(error, DominoTuneError):
         error.add_note("".join(traceback.format_exception(error)))
     try:

@@ -24,8 +24,7 @@ class StopError(Exception):
 class Step:
     """How far a job is: ``done`` of ``total`` steps (None: unknown), at most ``left`` of them are
     left; ``text`` describes the last one, ``best`` is the best so far. ``points``: new points of a
-    sweep, as (index, JSON).
-    """
+    sweep, as (index, JSON)."""
 
     done: int = 0
     total: int | None = None

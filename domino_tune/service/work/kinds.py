@@ -64,8 +64,7 @@ def _simulate(task: Task) -> Any:
 
 def _whatif(task: Task) -> Any:
     """Return the JSON of ``whatif``. Keep what it is about and the unchanged prediction, which
-    every step of a dragged slider needs again.
-    """
+    every step of a dragged slider needs again."""
     request = task.asked(WhatIfRequest)
     unchanged = replace(task, request={**task.request, "change": (), "sweep": None}).to_bytes()
     question = ask(request, about=_about(unchanged, task))

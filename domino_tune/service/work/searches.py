@@ -137,8 +137,7 @@ def _tuned_so_far(
 
 def _left(cases: Sequence[CasePlans], records: Sequence[Record]) -> int | None:
     """Return the most plans left of exhaustive searches; None before the first trial. A case that
-    has not started counts like the average of the others.
-    """
+    has not started counts like the average of the others."""
     begun = [(one, record) for one, record in zip(cases, records, strict=True) if record.history]
     left = [plans.problem.left(record) for plans, record in begun]
     known = [many for many in left if many is not None]

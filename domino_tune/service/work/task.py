@@ -27,8 +27,7 @@ END: Final = b"\n"
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """A request as plain JSON with what it names: the file of its ``profile`` (empty: it names
-    none), its ``models`` before overrides, and its ``plan`` file, not read yet.
-    """
+    none), its ``models`` before overrides, and its ``plan`` file, not read yet."""
 
     kind: str
     request: Mapping[str, Any]

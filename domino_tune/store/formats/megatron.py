@@ -95,8 +95,7 @@ def training_arguments(
 ) -> list[str]:
     """Return Megatron-LM's own options, which not all of its forks have: what ranks share, kernels
     and CUDA graphs. Raise InfeasiblePlanError (``target``) for options that exclude each other
-    there.
-    """
+    there."""
     arguments = ["--sequence-parallel"] if sequence_parallel else []
     arguments += _gradients(workload)
     arguments += _replicas(workload, cluster)

@@ -336,8 +336,7 @@ def not_simulated(source: str, name: str, value: str) -> InputError:
 
 def is_usual(name: str, value: str) -> bool:
     """Return whether an argument needs no mention: it is priced, does not matter, or has its
-    default.
-    """
+    default."""
     if name in PRICED or name in REFUSED:
         return True
     if name in DEFAULTS:
@@ -377,8 +376,7 @@ def has_experts(arguments: Mapping[str, str]) -> bool:
 
 def expert_fields(arguments: Mapping[str, str], source: str) -> dict[str, str]:
     """Return the fields of a model that these arguments give, by name. Raise InputError for layers
-    that are not simulated.
-    """
+    that are not simulated."""
     found: dict[str, str] = {}
     if has_experts(arguments):
         if not _WHOLE.fullmatch(arguments["num_experts"]):
@@ -404,8 +402,7 @@ def expert_fields(arguments: Mapping[str, str], source: str) -> dict[str, str]:
 
 def expert_options(arguments: Mapping[str, str], source: str) -> dict[str, str]:
     """Return the options of simulate on ranks of experts. Raise InputError for a dispatcher that is
-    not simulated.
-    """
+    not simulated."""
     if not has_experts(arguments):
         return {}
     kind = arguments.get("moe_token_dispatcher_type", "allgather")

@@ -65,8 +65,7 @@ class Code(str):
 
 def bridge_python(plan_file: PlanFile) -> str:
     """Return a module with ``configure``. Raise InfeasiblePlanError (``target``) for features that
-    Megatron-Bridge lacks.
-    """
+    Megatron-Bridge lacks."""
     settings = bridge_settings(plan_file)
     lines = [f"    config.{key} = {_written(value)}\n" for key, value in settings.items()]
     return f"{HEAD}{''.join(lines)}    return config\n"
