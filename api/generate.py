@@ -18,9 +18,8 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, create_model
 
 from api.wire import SLUG
-from domino_tune.requests import Request
 from domino_tune.requests.fields import NEEDED
-from domino_tune.requests.options import option_of
+from domino_tune.requests.options import Request, option_of
 from simulator.plan import SlicePlan
 
 LONGEST_SLUG: Final = 64

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from domino_tune import requests
+from domino_tune.requests import service
 from domino_tune.requests.outputs import (
     FileOutputs,
     JsonOutputs,
@@ -296,7 +297,7 @@ def _write_trace(path: str | None, result: SimulateResult) -> None:
 # Imports are inside the functions, so that ``--help`` stays fast.
 
 
-def jobs_list(request: requests.JobsListRequest, outputs: JsonOutputs) -> None:
+def jobs_list(request: service.JobsListRequest, outputs: JsonOutputs) -> None:
     """Print the newest jobs."""
     from domino_tune.cli import at_server
 
@@ -310,13 +311,13 @@ def jobs_list(request: requests.JobsListRequest, outputs: JsonOutputs) -> None:
         at_server.jobs_table(jobs)
 
 
-def jobs_show(request: requests.JobsShowRequest, outputs: JsonOutputs) -> None:
+def jobs_show(request: service.JobsShowRequest, outputs: JsonOutputs) -> None:
     """Print a job, and its result when it is done."""
     with _client(request) as client:
         _print(client.job(request.job), outputs)
 
 
-def jobs_stop(request: requests.JobsStopRequest, outputs: JsonOutputs) -> None:
+def jobs_stop(request: service.JobsStopRequest, outputs: JsonOutputs) -> None:
     """Stop a job, wait for its best result so far, and print it."""
     from domino_tune.cli import show
 
@@ -325,7 +326,7 @@ def jobs_stop(request: requests.JobsStopRequest, outputs: JsonOutputs) -> None:
     _print(job, outputs)
 
 
-def jobs_delete(request: requests.JobsDeleteRequest, outputs: Outputs) -> None:
+def jobs_delete(request: service.JobsDeleteRequest, outputs: Outputs) -> None:
     """Delete a job."""
     with _client(request) as client:
         client.delete(request.job)
@@ -355,7 +356,7 @@ def _print(job: Job, outputs: JsonOutputs) -> None:
 # Imports stand inside the functions, so that ``--help`` stays fast.
 
 
-def serve(request: requests.ServeRequest, outputs: Outputs) -> None:
+def serve(request: service.ServeRequest, outputs: Outputs) -> None:
     """Serve until interrupted; print the address when the server answers requests."""
     from domino_tune.base.errors import needed_for
 
@@ -365,7 +366,7 @@ def serve(request: requests.ServeRequest, outputs: Outputs) -> None:
     run(request, lambda url: print(f"domino_tune serves {url} until Ctrl-C.", flush=True))
 
 
-def tokens_revoke(request: requests.TokensRevokeRequest, outputs: Outputs) -> None:
+def tokens_revoke(request: service.TokensRevokeRequest, outputs: Outputs) -> None:
     """Revoke a token."""
     from domino_tune.service import token_verbs
 
@@ -412,7 +413,7 @@ def answer_there(kind: str, request: Any, outputs: ServerOutputs, server: str) -
         return client.result(kind, request, progress).answer()
 
 
-def send(request: requests.SendRequest, outputs: Outputs) -> None:
+def send(request: service.SendRequest, outputs: Outputs) -> None:
     """Send saved results."""
     from domino_tune.cli.at_server import send_again
 

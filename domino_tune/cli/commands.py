@@ -22,12 +22,11 @@ from domino_tune.base.errors import meaning_of, printable
 from domino_tune.base.origin import VERSION
 from domino_tune.cli import actions, asking
 from domino_tune.cli.actions import load, printed
-from domino_tune.requests import outputs
+from domino_tune.requests import QUESTIONS, outputs, service
 from domino_tune.requests.options import GROUPS as OPTION_GROUPS
 from domino_tune.requests.options import Request, choices_of, core_of, is_list, option_of
 from domino_tune.requests.outputs import Asking
 from domino_tune.requests.problems import in_typed_words
-from domino_tune.requests.verbs import QUESTIONS
 from simulator.errors import InputError
 
 # Some versions of typer contain click, others import it; these are the classes in use.
@@ -50,7 +49,7 @@ class Verb:
     """One command: its words, its request, its output options, and the action that takes both."""
 
     name: str
-    request: type[requests.Request]
+    request: type[Request]
     outputs: type[outputs.Outputs]
     action: Callable[[Any, Any], None]
     listing: str = ""
@@ -103,17 +102,17 @@ VERBS: Final = (
          "measure.importers:descriptions"),
     Verb("profiles diff", requests.ProfilesDiffRequest, outputs.JsonOutputs,
          printed("verbs.profiles:profiles_diff", "show:diff")),
-    Verb("serve", requests.ServeRequest, outputs.Outputs, actions.serve),
-    Verb("send", requests.SendRequest, outputs.Outputs, actions.send),
-    Verb("jobs list", requests.JobsListRequest, outputs.JsonOutputs, actions.jobs_list),
-    Verb("jobs show", requests.JobsShowRequest, outputs.JsonOutputs, actions.jobs_show),
-    Verb("jobs stop", requests.JobsStopRequest, outputs.JsonOutputs, actions.jobs_stop),
-    Verb("jobs delete", requests.JobsDeleteRequest, outputs.Outputs, actions.jobs_delete),
-    Verb("tokens add", requests.TokensAddRequest, outputs.JsonOutputs,
+    Verb("serve", service.ServeRequest, outputs.Outputs, actions.serve),
+    Verb("send", service.SendRequest, outputs.Outputs, actions.send),
+    Verb("jobs list", service.JobsListRequest, outputs.JsonOutputs, actions.jobs_list),
+    Verb("jobs show", service.JobsShowRequest, outputs.JsonOutputs, actions.jobs_show),
+    Verb("jobs stop", service.JobsStopRequest, outputs.JsonOutputs, actions.jobs_stop),
+    Verb("jobs delete", service.JobsDeleteRequest, outputs.Outputs, actions.jobs_delete),
+    Verb("tokens add", service.TokensAddRequest, outputs.JsonOutputs,
          printed("service.token_verbs:tokens_add", "show:added_token")),
-    Verb("tokens list", requests.TokensListRequest, outputs.JsonOutputs,
+    Verb("tokens list", service.TokensListRequest, outputs.JsonOutputs,
          printed("service.token_verbs:tokens_list", "show:tokens")),
-    Verb("tokens revoke", requests.TokensRevokeRequest, outputs.Outputs,
+    Verb("tokens revoke", service.TokensRevokeRequest, outputs.Outputs,
          actions.tokens_revoke),
 )  # fmt: skip
 

@@ -18,14 +18,13 @@ from domino_tune.requests import (
     LayoutRequest,
     MeasureRequest,
     ProfileRequest,
-    Request,
     ScaleRequest,
     SimulateRequest,
     TuneRequest,
     ValidateRequest,
     WhatIfRequest,
 )
-from domino_tune.requests.options import option_of
+from domino_tune.requests.options import Request, option_of
 from domino_tune.requests.problems import in_wire_words
 from domino_tune.results.layouts import LayoutsResult, ScaleResult
 from domino_tune.results.measured import MeasuredTuneResult, ValidateResult

@@ -10,7 +10,7 @@ from typing import Final
 
 from domino_tune.base.units import parse_quantity
 from domino_tune.measure.machine import differences, machine_of, ranks_per_node
-from domino_tune.requests import RanksFields
+from domino_tune.requests.fields import RanksFields
 from domino_tune.runtime.launch_spec import (
     CTA_SETTINGS,
     Backend,

@@ -17,8 +17,7 @@ from domino_tune.base.units import (
     positive,
     power_cap_w,
 )
-from domino_tune.requests import JobFields, PlanFields, WorkloadFields
-from domino_tune.requests.fields import NEEDED
+from domino_tune.requests.fields import NEEDED, JobFields, PlanFields, WorkloadFields
 from domino_tune.store.plans import PlanFile, ProfileRef, load_plan
 from domino_tune.store.shelf import DISK, Shelf, override
 from simulator.case import Case, Price

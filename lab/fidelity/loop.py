@@ -17,7 +17,8 @@ from typing import Any, Final
 from domino_tune.base.tables import print_line, print_table
 from domino_tune.base.units import parse_quantity
 from domino_tune.measure.machine import cpu_name
-from domino_tune.requests import ProfileRequest, TuneRequest, WorkloadFields
+from domino_tune.requests import ProfileRequest, TuneRequest
+from domino_tune.requests.fields import WorkloadFields
 from domino_tune.runtime.launch.launch import LaunchSpec
 from domino_tune.runtime.plan_runs import Measured, run_plans
 from domino_tune.store.files import write_whole

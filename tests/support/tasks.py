@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from domino_tune.requests import LayoutRequest, Request, ScaleRequest, TuneRequest, WhatIfRequest
+from domino_tune.requests import LayoutRequest, ScaleRequest, TuneRequest, WhatIfRequest
+from domino_tune.requests.options import Request
 from domino_tune.service.work import Outcome, Silent
 from domino_tune.service.work.kinds import run_job
 from domino_tune.service.work.task import Task

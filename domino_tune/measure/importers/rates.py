@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from domino_tune.requests.verbs import UNITS as UNITS
+from domino_tune.requests import UNITS as UNITS
 from simulator.errors import InputError
 from simulator.lookup import L2_MULTIPLE
 from simulator.lookup.collectives import CollectiveRow

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from cachetools import LRUCache, cached
 
-from domino_tune.requests import Request
+from domino_tune.requests.options import Request
 from domino_tune.service.encoding import json_bytes, sha256_hex
 from domino_tune.store.plans import PlanFile, plan_from_json
 from domino_tune.store.profiles import parse_profile

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from domino_tune.requests.verbs import ExportFormat
+from domino_tune.requests import ExportFormat
 from domino_tune.store.formats.megatron import megatron_arguments, training_arguments
 from domino_tune.store.plans import save_plan
 from domino_tune.store.profiles import load_profile
