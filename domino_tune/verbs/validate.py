@@ -197,6 +197,18 @@ def validate(request: ValidateRequest, progress: Progress = no_progress) -> Vali
     )
 
 
+def checked(request: ValidateRequest, progress: Progress) -> ValidateResult:
+    """Return what ``validate`` does; an error of ``check_result`` has it as a note, so that the
+    measurement is not lost."""
+    result = validate(request, progress)
+    try:
+        check_result(result)
+    except BaseException as error:
+        error.add_note(str(result))
+        raise
+    return result
+
+
 def check_result(result: ValidateResult) -> None:
     """Raise if the result is interrupted, no plan ran, or an error is above ``max_error``."""
     if result.interrupted:
