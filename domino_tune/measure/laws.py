@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from domino_tune.base.units import rounded
 from simulator.cpu_hosts import IdleLane, ResumeFit, ResumeRow
 from simulator.lookup import Provenance, ProvenanceKind
 from simulator.lookup.collectives import CollectiveRow
@@ -67,12 +68,12 @@ def power_section(
     gemm_error = ASSUMED_ERROR if gemm_kind == "assumed" else SEEN_ERROR
     families = [
         FamilyPower(
-            family=name, draw_w=_rounded(share * gemm_w), elasticity=ELASTICITIES[name],
+            family=name, draw_w=rounded(share * gemm_w), elasticity=ELASTICITIES[name],
             kind=gemm_kind if name == "gemm" else "assumed", error=error,
         )
         for name, (share, error) in {"gemm": (1.0, gemm_error), **DRAWS}.items()
     ]  # fmt: skip
-    gemms = [RowClock("gemm", from_us, _rounded(mhz)) for from_us, mhz in clocks]
+    gemms = [RowClock("gemm", from_us, rounded(mhz)) for from_us, mhz in clocks]
     short = RowClock("attention", 0.0, gemms[0].clock_mhz)
     return PowerSection(
         boost_mhz=boost_mhz, cap_w=cap_w, idle_w=idle_w, exponent=EXPONENT,
@@ -88,17 +89,17 @@ def power_law(
     """Return ``known`` updated by lasting loads: those of families that ran alone and of rest, each
     with ``clock_mhz`` and ``power_w``."""
     rest = loads.get(REST)
-    idle_w = _rounded(rest["power_w"]) if rest else known.idle_w
+    idle_w = rounded(rest["power_w"]) if rest else known.idle_w
     families = []
     for one in known.families:
         alone = loads.get(one.family)
         if alone:
             share = (alone["clock_mhz"] / known.boost_mhz) ** known.exponent
-            draw_w = _rounded(max(0.0, alone["power_w"] - idle_w) / share)
+            draw_w = rounded(max(0.0, alone["power_w"] - idle_w) / share)
             one = replace(one, draw_w=draw_w, kind="fitted", error=SEEN_ERROR)
         if one.family in elasticities:
             told = min(1.0, max(0.0, elasticities[one.family]))
-            one = replace(one, elasticity=_rounded(told))
+            one = replace(one, elasticity=rounded(told))
         families.append(one)
     kinds = {**known.kinds, "idle_w": "measured"} if rest else known.kinds
     return replace(known, idle_w=idle_w, families=tuple(families), kinds=kinds)
@@ -134,11 +135,6 @@ def lacking_loads(known: PowerSection | None) -> tuple[str, ...]:
 
 MIXED: Final = "mixed"
 """The load of all families in turn on a rested GPU, which shows their elasticities."""
-
-
-def _rounded(value: float) -> float:
-    """Return ``value`` with as many digits as noisy samples justify, the same on every machine."""
-    return float(f"{value:.4g}")
 
 
 # Idle lane law ------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from domino_tune.base.units import rounded
 from domino_tune.measure.contention_law import assumptions, contention_fit, with_earlier_sizes
 from domino_tune.measure.laws import idle_lane_law, with_loads
 from domino_tune.measure.probe_set import ProbeSet
@@ -270,14 +271,10 @@ def with_peaks(profile: Profile) -> Profile:
         profile,
         machine=replace(
             machine,
-            peak_tflops={**machine.peak_tflops, **{k: _short(v) for k, v in tflops.items()}},
-            memory_bandwidth_gb_s=_short(max(gb_s)) if gb_s else machine.memory_bandwidth_gb_s,
+            peak_tflops={**machine.peak_tflops, **{k: rounded(v) for k, v in tflops.items()}},
+            memory_bandwidth_gb_s=rounded(max(gb_s)) if gb_s else machine.memory_bandwidth_gb_s,
         ),
     )
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.4g}")
 
 
 # Profile a machine --------------------------------------------------------------------------------

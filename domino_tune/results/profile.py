@@ -186,10 +186,6 @@ class CalibrateResult(Shown):
         )  # fmt: skip
         return runs, parts
 
-    def alerts(self) -> Sequence[str]:
-        """Return warnings about implausible factors."""
-        return self.warnings
-
     def to_frame(self) -> DataFrame:
         """Return one row per run."""
         return frame([asdict(one) for one in self.runs],

@@ -352,10 +352,6 @@ class Simulated(Shown):
             *((stages_table(self.pipeline, self.stage_memory_gib),) if self.pipeline else ()),
         )
 
-    def alerts(self) -> Sequence[str]:
-        """Return the warnings of the prediction."""
-        return self.warnings
-
     def to_frame(self) -> DataFrame:
         """Return one row per variant: baseline, baseline_no_sp, chosen, no_comm (the index)."""
         numbers = [

@@ -154,10 +154,6 @@ class Tuned(Shown):
         shown = (frameworks_table(self.frameworks),) if self.frameworks else ()
         return (*self.best.tables(), *shown, _grid(self), _rivals(self))
 
-    def alerts(self) -> Sequence[str]:
-        """Return the warnings of the best plan's prediction."""
-        return self.best.alerts()
-
     def to_frame(self) -> DataFrame:
         """Return one row per trial, fastest first; ``chosen`` marks the best plan."""
         columns = [

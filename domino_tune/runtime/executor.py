@@ -275,11 +275,6 @@ class CapturedExecutor:
         self._eager_steps = 0
         self._captured: _Captured | None = None
 
-    @property
-    def is_captured(self) -> bool:
-        """Return whether steps are replayed from a graph."""
-        return self._captured is not None
-
     def run_step(self, tokens: torch.Tensor, targets: torch.Tensor) -> StepResult:
         """Run one optimizer step, as ``Executor.run_step`` does. Of a replayed step only the total
         time is known: the last compute op ends with it, every other op ends at 0."""

@@ -250,13 +250,6 @@ class Library:
             )
         return model, created
 
-    def get_model(self, name: str) -> StoredModel:
-        """Return a model. Raise NotFoundError."""
-        found = self._find_model(name)
-        if found is None:
-            raise NotFoundError(f"There is no model {name!r}; the list of models has all.")
-        return found
-
     def delete_model(self, name: str) -> None:
         """Delete a model. Raise NotFoundError, ConflictError for a preset."""
         _refuse_bundled("model", slug("model", name), MODELS)

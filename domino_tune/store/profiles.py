@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from domino_tune.base.units import rounded
 from domino_tune.store.files import (
     bundled_bytes,
     bundled_names,
@@ -76,7 +77,7 @@ def check_section(profile: Profile, name: str) -> SectionCheck:
     if rows:
         left_out = _LOOK_UPS[name](profile)
         if not math.isnan(left_out):
-            error, how = _four_digits(left_out), LEFT_OUT
+            error, how = rounded(left_out), LEFT_OUT
     return SectionCheck(
         section=name,
         kind=section.provenance.kind,
@@ -86,10 +87,6 @@ def check_section(profile: Profile, name: str) -> SectionCheck:
         how=how,
         source=section.provenance.source,
     )
-
-
-def _four_digits(value: float) -> float:
-    return float(f"{value:.4g}")
 
 
 def _gemm(profile: Profile) -> float:

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.cuda import Event
 
-from domino_tune.measure.gpu import Work, recorded, since_ns, ticks_around, timed_event
+from domino_tune.measure.gpu import Work, recorded, since_ns, ticks_around
 from domino_tune.measure.gpu.loads import (
     CaptureError,
     Ran,
@@ -33,7 +33,7 @@ from domino_tune.measure.gpu.loads import (
     settled,
 )
 from domino_tune.measure.machine import machine_of
-from domino_tune.runtime.clock import HeadStart, empty_ns
+from domino_tune.runtime.clock import HeadStart, empty_ns, timed_event
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.store.profiles import load_profile, save_profile
 from lab import told

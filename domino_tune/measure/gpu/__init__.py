@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from domino_tune.runtime.clock import HeadStart, spin
+from domino_tune.runtime.clock import HeadStart, spin, timed_event
 from domino_tune.runtime.lanes import MOVED_PER_BYTE, Pace
 from domino_tune.runtime.lanes.streams import HIGH_PRIORITY, StreamQueue, Wire
 from domino_tune.runtime.launch.context import RankContext
@@ -20,11 +20,6 @@ from domino_tune.runtime.ops.layers import add_product
 
 Work = Callable[[int], object]
 """Plays an op once; takes the number of the call."""
-
-
-def timed_event() -> torch.cuda.Event:
-    """Return an event that has a time."""
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def recorded() -> torch.cuda.Event:
