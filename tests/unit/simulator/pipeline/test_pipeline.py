@@ -15,12 +15,12 @@ from simulator.errors import InputError
 from simulator.implementation import IMPLEMENTATIONS
 from simulator.memory import peak_bytes, stage_memory
 from simulator.ops import Pointwise
-from simulator.pipeline import engine
 from simulator.pipeline.build import pieces_of
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.predict import played_pipeline, predict, rank_schedule, scheduled
 from simulator.presets import MODELS
 from simulator.specs import ClusterSpec, Workload
+from tests.support import pipeline_engine as engine
 
 SP = replace(MEGATRON, sequence_parallel=True)
 
