@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Final
 
 from domino_tune.requests import PlanExportRequest, PlanShowRequest
@@ -38,21 +37,17 @@ from simulator.predict import predict
 
 DOCUMENTS: Final = ("te-userbuffers", "torchtitan", "megatron-bridge")
 """Formats that are a file which the framework reads."""
-RUNS: Final = MappingProxyType(
-    {
-        "megatron": ("Megatron-LM", ("megatron", "userbuffers", EP_OVERLAP, "domino")),
-        "te-userbuffers": ("TransformerEngine's userbuffers", ("userbuffers",)),
-        "torchtitan": ("torchtitan", ("megatron", "async-tp", "domino")),
-        "megatron-bridge": ("Megatron-Bridge", ("megatron", "userbuffers", EP_OVERLAP)),
-    }
-)
+RUNS: Final = {
+    "megatron": ("Megatron-LM", ("megatron", "userbuffers", EP_OVERLAP, "domino")),
+    "te-userbuffers": ("TransformerEngine's userbuffers", ("userbuffers",)),
+    "torchtitan": ("torchtitan", ("megatron", "async-tp", "domino")),
+    "megatron-bridge": ("Megatron-Bridge", ("megatron", "userbuffers", EP_OVERLAP)),
+}
 """Format -> the framework, and the strategies that are exported to it."""
-_SCRIPTS: Final = MappingProxyType(
-    {
-        "megatron": "Megatron-LM's pretrain_gpt.py",
-        "deepspeed": "pretrain_gpt.py of DeepSpeedExamples' training/DeepSpeed-Domino",
-    }
-)
+_SCRIPTS: Final = {
+    "megatron": "Megatron-LM's pretrain_gpt.py",
+    "deepspeed": "pretrain_gpt.py of DeepSpeedExamples' training/DeepSpeed-Domino",
+}
 """Format -> what takes its arguments."""
 
 
