@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -100,7 +100,7 @@ def export_text(result: ExportResult) -> str:
         )
     lines += [f"# {note}" for note in result.notes]
     lines += [f"# setting: {name} = {value}" for name, value in result.settings.items()]
-    exports = export_lines(result.environment)
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in result.environment.items()]
     if result.to in DOCUMENTS:
         lines += [f"# In the shell that starts the ranks: {one}" for one in exports]
         return "".join(f"{line}\n" for line in lines) + result.document
@@ -292,8 +292,3 @@ def environment(
     if implementation.deterministic_attention:
         found["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"
     return found
-
-
-def export_lines(variables: Mapping[str, str]) -> list[str]:
-    """Return lines ``export NAME=VALUE`` for a shell to source."""
-    return [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]

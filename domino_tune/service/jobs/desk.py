@@ -225,11 +225,7 @@ def _job_cursor(cursor: str) -> str:
     try:
         return check_id(cursor, PREFIX)
     except NotFoundError:
-        raise _no_cursor(cursor) from None
-
-
-def _no_cursor(cursor: str) -> InputError:
-    return InputError(f"{cursor[:64]!r} is no cursor; take `next` of the page before.")
+        raise InputError(f"{cursor[:64]!r} is no cursor; take `next` of the page before.") from None
 
 
 def _checked(limit: int) -> int:

@@ -294,7 +294,7 @@ def _implementation(arguments: Mapping[str, str], source: str) -> dict[str, str]
     flash = str(_has_flash(arguments, source)).lower()
     if flash != str(IMPLEMENTATIONS[name].flash_attention).lower():
         changes["flash_attention"] = flash
-    if _is_zero(arguments, "clip_grad"):
+    if arguments.get("clip_grad", "1") in ("0", "0.0"):
         changes["clip_grad"] = "false"
     told = " ".join(f"{key}={value}" for key, value in changes.items())
     return {"implementation": name, "implementation_set": told}
@@ -443,10 +443,6 @@ def _cp_comm(arguments: Mapping[str, str], source: str) -> str:
             f"{', '.join(CP_COMM)}."
         )
     return told
-
-
-def _is_zero(arguments: Mapping[str, str], name: str) -> bool:
-    return arguments.get(name, "1") in ("0", "0.0")
 
 
 def _is(arguments: Mapping[str, str], name: str) -> bool:
