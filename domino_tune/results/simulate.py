@@ -230,6 +230,13 @@ def fits_words(one: Contestant) -> str:
     return f"fits: {percent(one.fits_chance)}" if one.fits else "does not fit"
 
 
+BASELINE: Final = "baseline"
+BASELINE_NO_SP: Final = "baseline_no_sp"
+CHOSEN: Final = "chosen"
+BOUND: Final = "no_comm"
+"""Names of variants."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Variant:
     """One plan's prediction, times in ms; ``comm_ms``: time with a collective in flight.
@@ -424,7 +431,7 @@ def _experts(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> list
     return [f"ep {cluster.ep}", *shared, f"tokens by {workload.moe_dispatcher}{sms}", *imbalance]
 
 
-NAMES: Final = {"no_comm": "bound", "baseline_no_sp": "no SP"}
+NAMES: Final = {BOUND: "bound", BASELINE_NO_SP: "no SP"}
 """Names of variants in tables, if they differ."""
 
 

@@ -11,6 +11,10 @@ from typing import Any, Final
 from domino_tune.base.cores import Ahead, in_turn
 from domino_tune.requests import SimulateRequest
 from domino_tune.results.simulate import (
+    BASELINE,
+    BASELINE_NO_SP,
+    BOUND,
+    CHOSEN,
     Interval,
     Pipeline,
     Simulated,
@@ -54,11 +58,6 @@ from simulator.predict import (
 from simulator.schedule import Timeline
 from simulator.sharding import least_micros
 from simulator.usable import SURE, percent
-
-BASELINE: Final = "baseline"
-BASELINE_NO_SP: Final = "baseline_no_sp"
-CHOSEN: Final = "chosen"
-BOUND: Final = "no_comm"
 
 LEAST_SHARE: Final = 0.005
 """What widens an interval by less is not told."""

@@ -14,7 +14,7 @@ from domino_tune.base.progress import Progress, no_progress
 from domino_tune.base.units import half_spread, median_interval
 from domino_tune.requests import ValidateRequest
 from domino_tune.results.measured import Iteration, RoleTimes, ValidatedPlan, ValidateResult
-from domino_tune.results.simulate import Interval
+from domino_tune.results.simulate import BASELINE, BOUND, Interval
 from domino_tune.runtime.lanes import PaceRow, paces_of
 from domino_tune.runtime.launch.launch import check_ready
 from domino_tune.runtime.launch_spec import LaunchSpec, check_own_strategy
@@ -32,7 +32,6 @@ from domino_tune.verbs.ranks import (
     with_own_kernels,
 )
 from domino_tune.verbs.resolve import baseline_plan
-from domino_tune.verbs.simulate import BASELINE, BOUND
 from simulator.case import Case
 from simulator.clock import Played
 from simulator.cost import Changes, CostModel
