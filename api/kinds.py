@@ -28,7 +28,6 @@ from domino_tune.service.jobs.desk import JobDesk
 from domino_tune.service.library import Library
 from domino_tune.service.work.task import Task
 from domino_tune.store.formats.run_table import read_runs
-from domino_tune.store.shelf import LoadedModel
 from domino_tune.verbs.calibrate import LEAST_RUNS, USUAL, AskedRun, asked_in
 from simulator.errors import DominoTuneError
 from simulator.usable import SURE
@@ -49,7 +48,7 @@ def task_of(kind: str, body: Any, library: Library) -> Task:
     models = {}
     if body.model is not None:
         with _placed("model"):
-            models[body.model] = _model(library, body.model)
+            models[body.model] = library.model(body.model)
     with _placed("profile"):
         profile = library.file(named) if isinstance(named, str) else b""
     return Task(
@@ -84,7 +83,7 @@ def calibration_task(body: Any, library: Library) -> Task:
         name = run.request.model or ""
         if name not in models:
             with _placed("runs", *([] if isinstance(body.runs, str) else [index])):
-                models[name] = _model(library, name)
+                models[name] = library.model(name)
     request = {
         "name": body.name, "listed": not isinstance(body.runs, str),
         "runs": [{**vars(one), "request": one.request.model_dump()} for one in runs],
@@ -92,11 +91,6 @@ def calibration_task(body: Any, library: Library) -> Task:
     return Task(
         kind="calibrate", request=request, models=models, profile=library.file(body.profile)
     )
-
-
-def _model(library: Library, name: str) -> LoadedModel:
-    found = library.model(name)
-    return LoadedModel(spec=found.spec, notes=found.notes)
 
 
 def _runs(body: Any) -> list[AskedRun]:

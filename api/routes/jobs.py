@@ -296,7 +296,7 @@ async def get_file(
         headers = {"Content-Security-Policy": REPORT_CSP}
         return Response(data, media_type="text/html; charset=utf-8", headers=headers)
     if to is not None and name.partition("-")[0] == "plan":
-        data = await in_thread(_exported, data, to, parts.library.shelf())
+        data = await in_thread(_exported, data, to, parts.library)
     return json_response(data)
 
 

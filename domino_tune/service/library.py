@@ -16,18 +16,16 @@ from domino_tune.service.idempotency import Idempotency, claim_key, earlier_answ
 from domino_tune.service.jobs.retention import Keep, check_quota
 from domino_tune.service.sql.database import Database
 from domino_tune.service.sql.tables import hold, insert, models, now_s, profile_bodies, profiles
+from domino_tune.store.files import bundled_bytes, bundled_names
 from domino_tune.store.profiles import (
     FiledProfile,
     ProfileSummary,
-    bundled_bytes,
-    bundled_names,
     check_schema,
     parse_profile,
     summary_of,
 )
 from domino_tune.store.shelf import (
     LoadedModel,
-    Shelf,
     dump_model,
     model_from_json,
     override,
@@ -90,7 +88,7 @@ _PARSED: Final = 8
 
 
 class Library:
-    """Profiles and models in the database, beside the bundled ones.
+    """Profiles and models in the database, beside the bundled ones; a Shelf of nothing else.
 
     Names are slugs and never paths. All methods raise StorageError and UnavailableError, and
     InputError for a name that is not a slug. ``keep``: what an owner may have.
@@ -264,10 +262,6 @@ class Library:
             stored = [_stored_model(row) for row in connection.execute(select(models))]
         return (*presets, *sorted(stored, key=lambda one: one.name))
 
-    def shelf(self) -> Shelf:
-        """Return the shelf on which requests look up names: this library, and nothing else."""
-        return LibraryShelf(self)
-
     def profile(self, name: str) -> Profile:
         """Return the parsed profile. Raise InputError for an unknown name."""
         if slug("profile", name) in bundled():
@@ -289,19 +283,16 @@ class Library:
             raise unknown_name("profile", name, {*bundled(), *names})
         return names[name]
 
-    def model(self, name: str) -> StoredModel:
-        """Return a model. Raise InputError for an unknown name."""
-        found = self._find_model(name)
-        if found is None:
-            raise unknown_name("model", name, (one.name for one in self.list_models()))
-        return found
-
-    def _find_model(self, name: str) -> StoredModel | None:
+    def model(self, name: str, overrides: Iterable[str] = ()) -> LoadedModel:
+        """Return a model with ``FIELD=VALUE`` overrides. Raise InputError for an unknown name."""
         if slug("model", name) in MODELS:
-            return _preset(name)
+            return LoadedModel(spec=override(MODELS[name], overrides))
         with self._database.read() as connection:
             row = connection.execute(select(models).where(models.c.name == name)).one_or_none()
-        return None if row is None else _stored_model(row)
+        if row is None:
+            raise unknown_name("model", name, (one.name for one in self.list_models()))
+        found = _stored_model(row)
+        return LoadedModel(spec=override(found.spec, overrides), notes=found.notes)
 
     def _names(self) -> dict[str, str]:
         with self._database.read() as connection:
@@ -317,22 +308,6 @@ class Library:
         if body is None:
             raise NotFoundError("That profile was deleted just now; the list of profiles has all.")
         return body
-
-
-class LibraryShelf:
-    """A Shelf over a library: names only."""
-
-    def __init__(self, library: Library) -> None:
-        self._library = library
-
-    def profile(self, name: str) -> Profile:
-        """Return the profile, as ``Library.profile`` does."""
-        return self._library.profile(name)
-
-    def model(self, name: str, overrides: Iterable[str] = ()) -> LoadedModel:
-        """Return the model of ``Library.model`` with its overrides."""
-        stored = self._library.model(name)
-        return LoadedModel(spec=override(stored.spec, overrides), notes=stored.notes)
 
 
 @cache

@@ -30,14 +30,6 @@ from simulator.lookup.collectives import CollectiveRow, CollectiveTable
 from simulator.lookup.pointwise import PointwiseFit, PointwiseRow, PointwiseTable
 from simulator.profile import SCHEMA, SECTIONS, Profile, to_plain
 
-__all__ = [
-    "LEFT_OUT", "MOST_ROWS", "FiledProfile", "ProfileSummary", "SectionCheck", "bundled_bytes",
-    "bundled_names", "check_profile", "check_section", "collective_error", "diff_profiles",
-    "dump_profile", "filed", "json_schema", "list_profiles", "load_profile", "parse_profile",
-    "save_profile", "user_profiles_dir",
-]  # fmt: skip
-
-
 # The error of a profile's look-ups ----------------------------------------------------------------
 # Leave out each section's rows and look them up again.
 
@@ -70,9 +62,6 @@ def check_section(profile: Profile, name: str) -> SectionCheck:
     """Return the check of one section, which the profile must have."""
     section = getattr(profile, name)
     rows = getattr(section, "rows", ())
-    fits = getattr(section, "fits", None)
-    if fits is None:
-        fits = [fit for fit in (getattr(section, "fit", None),) if fit is not None]
     error, how = section.provenance.error, "as its provenance says"
     if rows:
         left_out = _LOOK_UPS[name](profile)
@@ -82,11 +71,16 @@ def check_section(profile: Profile, name: str) -> SectionCheck:
         section=name,
         kind=section.provenance.kind,
         rows=len(rows),
-        fits=len(fits),
+        fits=fits_of(section),
         error=error,
         how=how,
         source=section.provenance.source,
     )
+
+
+def fits_of(section: Any) -> int:
+    """Return the number of a section's fits; one that can have a single one may have none."""
+    return len(getattr(section, "fits", ())) or int(getattr(section, "fit", None) is not None)
 
 
 def _gemm(profile: Profile) -> float:

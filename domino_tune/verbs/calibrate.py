@@ -14,11 +14,17 @@ from domino_tune.requests import CalibrateRequest, SimulateRequest
 from domino_tune.requests.options import by_field, request_from_text
 from domino_tune.results.profile import CalibratedRun, CalibrateResult, LearntPart
 from domino_tune.search.calibration import Fitted, MeasuredRun, fit_runs
-from domino_tune.store.files import check_writable, make_folder, read_text
+from domino_tune.store.files import (
+    bundled_names,
+    check_writable,
+    make_folder,
+    read_text,
+    user_profiles_dir,
+)
 from domino_tune.store.formats.megatron_log import read_megatron_log
 from domino_tune.store.formats.run_table import RunRow, read_runs
 from domino_tune.store.plans import ProfileRef
-from domino_tune.store.profiles import bundled_names, load_profile, save_profile, user_profiles_dir
+from domino_tune.store.profiles import load_profile, save_profile
 from domino_tune.store.shelf import DISK, LoadedModel, Shelf
 from domino_tune.verbs.resolve import plan_of, resolve
 from simulator.case import Case

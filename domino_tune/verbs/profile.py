@@ -23,9 +23,15 @@ from domino_tune.results.profile import MeasuredSection, ProfilingResult
 from domino_tune.runtime.launch import find_launcher
 from domino_tune.runtime.launch.launch import check_ready
 from domino_tune.runtime.launch_spec import LaunchSpec
-from domino_tune.store.files import check_writable, make_folder, only_user
+from domino_tune.store.files import (
+    bundled_names,
+    check_writable,
+    make_folder,
+    only_user,
+    user_profiles_dir,
+)
 from domino_tune.store.plans import ProfileRef
-from domino_tune.store.profiles import bundled_names, load_profile, user_profiles_dir
+from domino_tune.store.profiles import load_profile
 from domino_tune.store.shelf import load_model
 from domino_tune.verbs.advice import Deadline, OutOfTimeError
 from domino_tune.verbs.ranks import check_runnable, launch_spec

@@ -21,8 +21,7 @@ from domino_tune.requests import ProfileRequest, TuneRequest
 from domino_tune.requests.fields import WorkloadFields
 from domino_tune.runtime.launch.launch import LaunchSpec
 from domino_tune.runtime.plan_runs import Measured, run_plans
-from domino_tune.store.files import write_whole
-from domino_tune.store.profiles import user_profiles_dir
+from domino_tune.store.files import user_profiles_dir, write_whole
 from domino_tune.store.shelf import dump_model, load_model
 from domino_tune.verbs.profile import profile
 from domino_tune.verbs.resolve import Chosen, resolve

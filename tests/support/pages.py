@@ -89,9 +89,9 @@ def tuned(
         points=crossovers, crossovers=crossovers, changes_above=None, changes_below=None
     )
     return Tuned(
-        best=cast("SimulateResult", None), search=said, seed=0, target=None, optimality="best_found",
-        space_size=9, evaluations=3, pruned=0, infeasible={said: 2}, trials=trials, grid=grid,
-        contention=contention, seconds=0.1,
+        best=cast("SimulateResult", None), search=said, seed=0, target=None,
+        optimality="best_found", space_size=9, evaluations=3, pruned=0, infeasible={said: 2},
+        trials=trials, grid=grid, contention=contention, seconds=0.1,
     )  # fmt: skip
 
 

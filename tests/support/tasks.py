@@ -10,7 +10,7 @@ from domino_tune.requests.options import Request
 from domino_tune.service.work import Outcome, Silent
 from domino_tune.service.work.kinds import run_job
 from domino_tune.service.work.task import Task
-from domino_tune.store.profiles import bundled_bytes
+from domino_tune.store.files import bundled_bytes
 from domino_tune.store.shelf import LoadedModel
 from tests.support.runs import TINY
 

@@ -17,7 +17,7 @@ from domino_tune.requests import TuneRequest, WhatIfRequest
 from domino_tune.service.work import Outcome, Silent
 from domino_tune.service.work.kinds import run_job
 from domino_tune.service.work.task import Task
-from domino_tune.store.profiles import bundled_bytes
+from domino_tune.store.files import bundled_bytes
 from domino_tune.store.shelf import load_model
 from tests.support.processes import PATIENCE_S
 

@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 
 import profiles
+from domino_tune.store.files import user_profiles_dir
 from domino_tune.store.profiles import (
     check_profile,
     diff_profiles,
@@ -21,7 +22,6 @@ from domino_tune.store.profiles import (
     load_profile,
     parse_profile,
     save_profile,
-    user_profiles_dir,
 )
 from simulator.errors import DominoTuneError, InputError, ProfileError
 from simulator.lookup import Provenance
