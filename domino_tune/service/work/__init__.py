@@ -63,18 +63,6 @@ class Reporter(Protocol):
         ...
 
 
-class Silent:
-    """A reporter that reports nothing; ``stop`` is for tests."""
-
-    due = False
-
-    def __init__(self, stop: StopReason | None = None) -> None:
-        self.stop = stop
-
-    def tell(self, step: Step) -> None:
-        """Do nothing."""
-
-
 class Telling:
     """A reporter that hands steps to ``send``, at most one in PERIOD_S where ``due`` is asked, and
     asks ``hear`` why to stop."""
