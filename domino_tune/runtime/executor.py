@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from domino_tune.runtime.clock import Clock, DeviceClock, NoClock, Tick, clock_for
+from domino_tune.runtime.clock import Clock, DeviceClock, NoClock, Tick, clock_for, timed_event
 from domino_tune.runtime.lanes.lane import (
     Call,
     Handle,
@@ -326,10 +326,7 @@ class _Captured:
         self, executor: Executor, tokens: torch.Tensor, targets: torch.Tensor, pool: Any
     ) -> None:
         self.tokens, self.targets = tokens.clone(), targets.clone()
-        self.begin, self.end = (
-            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            for _ in range(2)
-        )
+        self.begin, self.end = timed_event(), timed_event()
         self.graph = torch.cuda.CUDAGraph()
         # thread_local: NCCL's watchdog thread may query events during the capture.
         with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
