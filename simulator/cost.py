@@ -149,13 +149,6 @@ class CostModel:
         that number."""
         return 0, "measured"
 
-    def wait_ns(self, alone_ns: float, beside_ns: float = 0.0) -> int:
-        """Return the ns that a collective waits for all ranks after ``alone_ns`` of compute alone
-        and ``beside_ns`` of compute beside collectives."""
-        if self.skew is None:
-            return 0
-        return round(self.skew.wait_us(alone_ns / 1000, beside_ns / 1000) * 1000)
-
     def awake_ns(self, signature: Signature) -> int:
         """Return an op's duration (ns) on an awake lane, with all that an idle link can save."""
         return self.duration_ns(signature) - self.idle_times(signature).wake_ns

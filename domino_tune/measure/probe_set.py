@@ -18,7 +18,7 @@ from domino_tune.measure.laws import lacking_loads
 from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.memory import peak_bytes
-from simulator.ops import Collective, Gemm, Signature
+from simulator.ops import Collective, Signature
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.profile import Profile
 from simulator.specs import ClusterSpec, ModelSpec, Workload
@@ -206,14 +206,8 @@ def collective_key(collective: Collective) -> tuple[str, int, int, int, int]:
 
 def timed_ops(profile: Profile) -> dict[Signature, int]:
     """Return the number of timings of each compute signature that has a row in the profile."""
-    found: dict[Signature, int] = {}
-    for gemm in profile.gemm.rows if profile.gemm else ():
-        found[Gemm(*gemm[:7], gemm.bias)] = gemm.samples  # type: ignore[arg-type]
-    for attention in profile.attention.rows if profile.attention else ():
-        found[attention.signature] = attention.samples
-    for point in profile.pointwise.rows if profile.pointwise else ():
-        found[point.signature] = point.samples
-    return found
+    sections = profile.gemm, profile.attention, profile.pointwise
+    return {row.signature: row.samples for section in sections if section for row in section.rows}
 
 
 def timed_collectives(profile: Profile) -> dict[tuple[str, int, int, int, int], int]:

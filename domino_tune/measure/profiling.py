@@ -128,11 +128,6 @@ def _rows(profile: Profile | None, kind: str) -> tuple[Any, ...]:
     return section.rows if section else ()
 
 
-def measured_ops(profile: Profile) -> set[Signature]:
-    """Return the signatures of compute ops that the profile has rows of."""
-    return {row.signature for kind in SECTIONS for row in _rows(profile, kind)}
-
-
 # Builds a profile from ranks' messages; each message makes it more complete -----------------------
 
 Message = Mapping[str, Any]

@@ -39,10 +39,6 @@ class Token:
     expires_s: float | None = None
     used_s: float | None = None
 
-    def may(self, scope: Scope) -> bool:
-        """Return whether the token's scope includes ``scope``."""
-        return SCOPES.index(self.scope) >= SCOPES.index(scope)
-
 
 class TokenDesk:
     """Tokens in the database. All methods raise StorageError and UnavailableError."""

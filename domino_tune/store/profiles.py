@@ -23,7 +23,7 @@ from domino_tune.store.files import (
     user_profiles_dir,
     write_whole,
 )
-from domino_tune.store.parsing import adapter, parse
+from domino_tune.store.parsing import parse
 from simulator.errors import ProfileError, unknown_name
 from simulator.lookup.attention import AttentionFit, AttentionRow, AttentionTable
 from simulator.lookup.collectives import CollectiveRow, CollectiveTable
@@ -252,25 +252,6 @@ def diff_profiles(a: Profile, b: Profile) -> list[tuple[str, str, str]]:
     found: list[tuple[str, str, str]] = []
     _diff("", to_plain(a), to_plain(b), found)
     return found
-
-
-def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a profile file."""
-    whole = adapter(Profile).json_schema()
-    definitions = whole["$defs"]
-    schema: dict[str, Any] = definitions.pop("Profile")
-    schema["properties"] = {
-        "checksum": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
-        **schema["properties"],
-    }
-    schema["properties"]["schema"] = {"const": SCHEMA}
-    schema["required"] = sorted({"checksum", "schema", *schema["required"]})
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **schema,
-        "title": "domino_tune profile",
-        "$defs": definitions,
-    }
 
 
 def _read(path: Path) -> Profile:
