@@ -157,11 +157,7 @@ class Library:
                 content_id=bundled_summaries()[name].content_id,
                 body=bundled_bytes(name),
             )
-        asked = (
-            select(profile_bodies)
-            .join(profiles, profiles.c.content_id == profile_bodies.c.content_id)
-            .where(profiles.c.name == name)
-        )
+        asked = select(profile_bodies).join(profiles).where(profiles.c.name == name)
         with self._database.read() as connection:
             row = connection.execute(asked).one_or_none()
         if row is None:
@@ -201,9 +197,7 @@ class Library:
     def list(self) -> tuple[ProfileSummary, ...]:
         """Return all profiles by name, without reading them; ``problem`` of one that this program
         cannot read."""
-        asked = select(profile_bodies.c.summary).join(
-            profiles, profiles.c.content_id == profile_bodies.c.content_id
-        )
+        asked = select(profile_bodies.c.summary).join(profiles)
         with self._database.read() as connection:
             found = [load_summary(text) for text in connection.scalars(asked)]
         return tuple(sorted([*found, *bundled_summaries().values()], key=lambda one: one.name))
@@ -257,7 +251,9 @@ class Library:
 
     def list_models(self) -> tuple[StoredModel, ...]:
         """Return the presets, small to large within a family, then the library's models by name."""
-        presets = [_preset(name) for name in MODELS]
+        presets = [
+            StoredModel(name=one.name, origin="bundled", spec=one) for one in MODELS.values()
+        ]
         with self._database.read() as connection:
             stored = [_stored_model(row) for row in connection.execute(select(models))]
         return (*presets, *sorted(stored, key=lambda one: one.name))
@@ -278,10 +274,11 @@ class Library:
         """Return the id of a profile's content. Raise InputError for an unknown name."""
         if slug("profile", name) in bundled():
             return bundled_summaries()[name].content_id
-        names = self._names()
+        with self._database.read() as connection:
+            names = {row.name: row.content_id for row in connection.execute(select(profiles))}
         if name not in names:
             raise unknown_name("profile", name, {*bundled(), *names})
-        return names[name]
+        return str(names[name])
 
     def model(self, name: str, overrides: Iterable[str] = ()) -> LoadedModel:
         """Return a model with ``FIELD=VALUE`` overrides. Raise InputError for an unknown name."""
@@ -293,10 +290,6 @@ class Library:
             raise unknown_name("model", name, (one.name for one in self.list_models()))
         found = _stored_model(row)
         return LoadedModel(spec=override(found.spec, overrides), notes=found.notes)
-
-    def _names(self) -> dict[str, str]:
-        with self._database.read() as connection:
-            return {row.name: row.content_id for row in connection.execute(select(profiles))}
 
     def _parse(self, content_id: str) -> Profile:
         return parse_profile(self._body(content_id), source=f"profile {content_id}")
@@ -336,11 +329,7 @@ def _refuse_loss(connection: Connection, name: str) -> None:
     """Raise ConflictError where a calibrated profile of this name would hide or replace one that
     was measured or imported."""
     _refuse_bundled("profile", slug("profile", name), bundled())
-    asked = (
-        select(profile_bodies.c.body)
-        .join(profiles, profiles.c.content_id == profile_bodies.c.content_id)
-        .where(profiles.c.name == name)
-    )
+    asked = select(profile_bodies.c.body).join(profiles).where(profiles.c.name == name)
     there = connection.scalar(asked)
     if there is not None and json.loads(there).get("calibration") is None:
         raise ConflictError(
@@ -384,10 +373,6 @@ def _store(
     )
     if made.first() is None:
         raise PreconditionError(f"The profile {name!r} was just made by another; get it first.")
-
-
-def _preset(name: str) -> StoredModel:
-    return StoredModel(name=name, origin="bundled", spec=MODELS[name])
 
 
 def _stored_model(row: Row[Any]) -> StoredModel:

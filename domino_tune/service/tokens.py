@@ -79,7 +79,8 @@ class TokenDesk:
     def list(self) -> tuple[Token, ...]:
         """Return all tokens by name."""
         with self._database.read() as connection:
-            return tuple(sorted(map(_token, connection.execute(select(tokens))), key=_name))
+            found = map(_token, connection.execute(select(tokens)))
+            return tuple(sorted(found, key=lambda one: one.name))
 
     def revoke(self, name: str) -> None:
         """Delete the token; with the last one of its owner, end the owner's jobs. Raise
@@ -135,7 +136,3 @@ def _token(row: Any) -> Token:
         name=row.name, owner=row.owner, scope=cast(Scope, row.scope), created_s=row.created_s,
         expires_s=row.expires_s, used_s=row.used_s,
     )  # fmt: skip
-
-
-def _name(token: Token) -> str:
-    return token.name

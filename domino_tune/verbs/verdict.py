@@ -270,7 +270,8 @@ def _text(contestants: Sequence[Contestant]) -> str:
     if not fit:
         return "No plan fits the memory with a chance of 80 % or more."
     best = max(fit, key=lambda one: one.chance)
-    rest = sorted((one for one in others if one is not best and one.recommended), key=_by_chance)
+    rest = [one for one in others if one is not best and one.recommended]
+    rest.sort(key=lambda one: (-one.chance, -one.speedup))
     told = [one for one in rest if one.strategy == "domino"]
     told += [one for one in rest if one not in told][: 2 - len(told)]
     next_ones = ", ".join(f"{one.name} {one.speedup:.2f}x ({one.chance:.0%})" for one in told)
@@ -294,7 +295,3 @@ def _first(best: Contestant, baseline: Contestant) -> str:
     if clear:
         return f"Use {name}: {worth}, the fastest in {chance} of draws."
     return f"It is open which is fastest. {name}: {worth}, ahead in {chance} of draws."
-
-
-def _by_chance(one: Contestant) -> tuple[float, float]:
-    return -one.chance, -one.speedup

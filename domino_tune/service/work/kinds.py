@@ -54,10 +54,6 @@ def answer(kind: str, task: bytes) -> bytes:
     return json_bytes(to_json(ANSWERS[kind](Task.from_bytes(task))))
 
 
-def _check(task: Task) -> None:
-    JOBS[task.kind].check(task)
-
-
 def _simulate(task: Task) -> Any:
     return simulate(task.asked(SimulateRequest), plan_file=task.plan_file, shelf=task.shelf)
 
@@ -85,5 +81,7 @@ def _base(unchanged: bytes, question: Question) -> Any:
 
 
 ANSWERS: Final[Mapping[str, Callable[[Task], Any]]] = {
-    "simulate": _simulate, "whatif": _whatif, "check": _check,
-}  # fmt: skip
+    "simulate": _simulate,
+    "whatif": _whatif,
+    "check": lambda task: JOBS[task.kind].check(task),
+}

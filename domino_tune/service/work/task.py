@@ -63,7 +63,7 @@ class Task:
 
     def asked(self, kind: type[Asked]) -> Asked:
         """Return the request."""
-        return request_of(kind, self.request)
+        return kind(**self.request)
 
     @property
     def shelf(self) -> TaskShelf:
@@ -93,11 +93,6 @@ class TaskShelf:
         """Return the model with the overrides. Raise InputError for a bad override."""
         found = self.task.models[name]
         return LoadedModel(spec=override(found.spec, overrides), notes=found.notes)
-
-
-def request_of(kind: type[Asked], parsed: Mapping[str, Any]) -> Asked:
-    """Return the request in plain JSON."""
-    return kind(**parsed)
 
 
 @cached(LRUCache(maxsize=4), key=sha256_hex, lock=Lock())
