@@ -18,9 +18,8 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, create_model
 
 from api.wire import SLUG
-from domino_tune.requests import Request
 from domino_tune.requests.fields import NEEDED
-from domino_tune.requests.options import option_of
+from domino_tune.requests.options import Request, option_of
 from simulator.plan import SlicePlan
 
 LONGEST_SLUG: Final = 64
@@ -81,8 +80,10 @@ def shown(kind: type) -> type[Wire]:
     return create_model(kind.__name__, __base__=Told, __doc__=inspect.getdoc(kind), **made)
 
 
-def shown_fields(kind: type, names: Collection[str] | None = None) -> dict[str, Any]:
-    """Return (type, default) of every field that JSON shows, or of those in ``names``.
+def shown_fields(
+    kind: type, names: Collection[str] | None = None, *, but: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return (type, default) of every field that JSON shows ``but`` some, or of those in ``names``.
 
     A field with a default is present in every answer but optional in bodies, because older clients
     do not know it.
@@ -91,7 +92,8 @@ def shown_fields(kind: type, names: Collection[str] | None = None) -> dict[str, 
     return {
         item.name: (shown_type(hints[item.name]), ... if item.default is MISSING else item.default)
         for item in fields(kind)
-        if item.metadata.get("json", True) and (names is None or item.name in names)
+        if item.metadata.get("json", True) and item.name not in but
+        if names is None or item.name in names
     }
 
 

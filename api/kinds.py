@@ -1,7 +1,6 @@
 """The kinds of jobs as the API has them. A new kind is an entry here, one in
 ``domino_tune.service.work.kinds`` unless it has its result already, and its body and result in
-``api.schemas``.
-"""
+``api.schemas``."""
 
 from __future__ import annotations
 
@@ -29,7 +28,6 @@ from domino_tune.service.jobs.desk import JobDesk
 from domino_tune.service.library import Library
 from domino_tune.service.work.task import Task
 from domino_tune.store.formats.run_table import read_runs
-from domino_tune.store.shelf import LoadedModel
 from domino_tune.verbs.calibrate import LEAST_RUNS, USUAL, AskedRun, asked_in
 from simulator.errors import DominoTuneError
 from simulator.usable import SURE
@@ -50,7 +48,7 @@ def task_of(kind: str, body: Any, library: Library) -> Task:
     models = {}
     if body.model is not None:
         with _placed("model"):
-            models[body.model] = _model(library, body.model)
+            models[body.model] = library.model(body.model)
     with _placed("profile"):
         profile = library.file(named) if isinstance(named, str) else b""
     return Task(
@@ -85,7 +83,7 @@ def calibration_task(body: Any, library: Library) -> Task:
         name = run.request.model or ""
         if name not in models:
             with _placed("runs", *([] if isinstance(body.runs, str) else [index])):
-                models[name] = _model(library, name)
+                models[name] = library.model(name)
     request = {
         "name": body.name, "listed": not isinstance(body.runs, str),
         "runs": [{**vars(one), "request": one.request.model_dump()} for one in runs],
@@ -95,11 +93,6 @@ def calibration_task(body: Any, library: Library) -> Task:
     )
 
 
-def _model(library: Library, name: str) -> LoadedModel:
-    found = library.model(name)
-    return LoadedModel(spec=found.spec, notes=found.notes)
-
-
 def _runs(body: Any) -> list[AskedRun]:
     if not isinstance(body.runs, str):
         return [_asked(run, number, body.profile) for number, run in enumerate(body.runs)]
@@ -107,8 +100,7 @@ def _runs(body: Any) -> list[AskedRun]:
         rows = read_runs(body.runs, "runs")
         if not LEAST_RUNS <= len(rows) <= MOST_ENTRIES:
             raise bad_body(
-                f"There are {len(rows)} runs; give {LEAST_RUNS} to {MOST_ENTRIES}.",
-                place=("runs",),
+                f"There are {len(rows)} runs; give {LEAST_RUNS} to {MOST_ENTRIES}.", place=("runs",)
             )
         return [asked_in(row, body.profile) for row in rows]
 
@@ -219,9 +211,6 @@ def _compared(one: dict[str, Any], tuned: dict[str, Any]) -> dict[str, Any]:
         "measured_ms": measured and measured["iteration_ms"],
         "error": one["error"],
     }
-
-
-# Kinds --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -163,8 +163,7 @@ def document(app: FastAPI, declared: Iterable[Declared]) -> dict[str, Any]:
 
 def _add_schema(schemas: dict[str, Any], kind: type[BaseModel]) -> None:
     """Add a body's schema. Schemas that answers use, too, get a name of their own here, because
-    every field is required in answers and not in bodies.
-    """
+    every field is required in answers and not in bodies."""
     schema = kind.model_json_schema(ref_template=REFERENCE.format(model="{model}" + GIVEN))
     for name, inner in schema.pop("$defs", {}).items():
         schemas[name + GIVEN] = inner

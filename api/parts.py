@@ -39,8 +39,6 @@ from simulator.errors import InputError
 
 # The service's settings, as serve writes them into its environment --------------------------------
 
-VARIABLE: Final = SETTINGS
-"""Environment variable that holds the settings as one JSON object."""
 LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 
 
@@ -122,11 +120,11 @@ class Settings:
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
     """Return the settings of this process. Raise InputError where they are missing or bad."""
-    text = environment.get(VARIABLE)
+    text = environment.get(SETTINGS)
     if text is None:
-        raise InputError(f"${VARIABLE} is not set; start the service with `domino-tune serve`.")
-    content = parse_json(text.encode(), source=f"${VARIABLE}", error=InputError)
-    return parse(Settings, content, source=f"${VARIABLE}", error=InputError)
+        raise InputError(f"${SETTINGS} is not set; start the service with `domino-tune serve`.")
+    content = parse_json(text.encode(), source=f"${SETTINGS}", error=InputError)
+    return parse(Settings, content, source=f"${SETTINGS}", error=InputError)
 
 
 # The rate limit of a caller -----------------------------------------------------------------------

@@ -11,15 +11,7 @@ from typing import Annotated, Any, Final, Literal, Union
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, create_model
 
-from api.generate import (
-    JOB_ID,
-    Slug,
-    Told,
-    Wire,
-    shown,
-    shown_fields,
-    wire_body,
-)
+from api.generate import JOB_ID, Slug, Told, Wire, shown, shown_fields, wire_body
 from api.problems import Problem
 from domino_tune.requests import (
     LayoutRequest,
@@ -174,64 +166,48 @@ WhatIfResultShown = create_model(
     "WhatIfResult",
     __base__=Told,
     __doc__=WhatIfResult.__doc__,
-    **{
-        **shown_fields(WhatIfResult, ("sweep", "retuned", "notes", "stopped_by")),
-        "base": (WhatIfPointShown, ...),
-        "points": (list[WhatIfPointShown], ...),  # type: ignore[valid-type]
-    },
+    **shown_fields(WhatIfResult, ("sweep", "retuned", "notes", "stopped_by")),
+    base=(WhatIfPointShown, ...),
+    points=(list[WhatIfPointShown], ...),  # type: ignore[valid-type]
 )
 BestPlan = create_model(
     "BestPlan",
     __base__=Told,
     __doc__="The plan to use, its numbers, and the batch that it is for.",
-    **{
-        "plan": (shown(SlicePlan), ...),
-        **shown_fields(SimulateResult, BEST),
-        "micro_batch_size": (int, ...),
-        "grad_accumulation": (int, ...),
-    },
+    plan=(shown(SlicePlan), ...),
+    **shown_fields(SimulateResult, BEST),
+    micro_batch_size=(int, ...),
+    grad_accumulation=(int, ...),
 )
 TuneResultShown = create_model(
     "TuneResult",
     __base__=Told,
     __doc__=TuneAnswer.__doc__,
-    **{
-        "best": (BestPlan, ...),
-        **shown_fields(SimulateResult, SPEEDUPS),
-        **{
-            name: item
-            for name, item in shown_fields(TuneAnswer).items()
-            if name not in ("best", "grid", "trials", "seconds")
-        },
-        "simulation": (SimulateResultShown, ...),
-        "grid": (list[shown(GridCell)], ...),  # type: ignore[misc]
-        "trials": (list[shown(TrialResult)], ...),  # type: ignore[misc]
-    },
+    best=(BestPlan, ...),
+    **shown_fields(SimulateResult, SPEEDUPS),
+    **shown_fields(TuneAnswer, but=("best", "grid", "trials", "seconds")),
+    simulation=(SimulateResultShown, ...),
+    grid=(list[shown(GridCell)], ...),  # type: ignore[arg-type,misc]
+    trials=(list[shown(TrialResult)], ...),  # type: ignore[arg-type,misc]
 )
 ScaleResultShown = create_model(
     "ScaleResult",
     __base__=Told,
     __doc__=ScaleResult.__doc__,
-    **{name: item for name, item in shown_fields(ScaleResult).items() if name != "seconds"},
+    **shown_fields(ScaleResult, but=("seconds",)),
 )
 LayoutsResultShown = create_model(
     "LayoutsResult",
     __base__=Told,
     __doc__=Layouts.__doc__,
-    **{
-        **{
-            name: item
-            for name, item in shown_fields(Layouts).items()
-            if name not in ("best", "seconds")
-        },
-        "simulation": (SimulateResultShown, ...),
-    },
+    **shown_fields(Layouts, but=("best", "seconds")),
+    simulation=(SimulateResultShown, ...),
 )
 CalibrateResultShown = create_model(
     "CalibrateResult",
     __base__=Told,
     __doc__=CalibrateResult.__doc__,
-    **{name: item for name, item in shown_fields(CalibrateResult).items() if name != "path"},
+    **shown_fields(CalibrateResult, but=("path",)),
 )
 PlanFileShown = create_model(
     "PlanFile",

@@ -42,8 +42,8 @@ from simulator.overlapped import paired
 from simulator.plan import SlicePlan
 from simulator.schedule import OpTemplate, Ref, Repeat, Schedule, Segment, check_order
 from simulator.schedules import fixed_order
-from simulator.shapes import Held, Shapes, shapes_of
-from simulator.sharding import check_shardable
+from simulator.shapes import Shapes, shapes_of
+from simulator.sharding import Held, check_shardable
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 from simulator.stack import LayerKind, joined, own_kind, stack
 from simulator.templates import Templates, shared_by
@@ -205,10 +205,7 @@ class Builder:
 
     def _micro(self, *, first: bool, last: bool) -> list[Segment]:
         fragments = self.fragments(first=first)
-        return [
-            *self.forward(fragments, first=first),
-            *self.backward(fragments, last=last),
-        ]
+        return [*self.forward(fragments, first=first), *self.backward(fragments, last=last)]
 
     def fragments(self, *, first: bool) -> Fragments:
         """Return the builder of a micro-batch's ops; ``first``: of the iteration."""

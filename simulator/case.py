@@ -16,12 +16,7 @@ from simulator.plan import SlicePlan
 from simulator.power import PowerSection
 from simulator.profile import Profile
 from simulator.shapes import Shapes, shapes_of
-from simulator.sharding import (
-    check_context,
-    check_pipeline,
-    check_shardable,
-    head_in_layers,
-)
+from simulator.sharding import check_context, check_pipeline, check_shardable, head_in_layers
 from simulator.specs import ClusterSpec, ModelSpec, PipelineSchedule, Workload
 from simulator.stack import LayerKind
 from simulator.usable import NO_MARGIN, UNSURE, Margin, Usable, percent, usable_memory
@@ -160,10 +155,6 @@ def cost_of(price: Price | None, step_s: float, gpus: int, tokens: int) -> Cost 
         price.gpu_hour, step, TRILLION / tokens * step, price.run_tokens, steps * step,
         steps * step_s / DAY_S,
     )  # fmt: skip
-
-
-# Case ---------------------------------------------------------------------------------------------
-# A model, a workload, a cluster and a profile; everything except the plan.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -205,10 +205,6 @@ class _Compiler:
         )  # fmt: skip
 
 
-# Totals -------------------------------------------------------------------------------------------
-# The sums of a play by the compiled player.
-
-
 class Totals(NamedTuple):
     """Sums over an iteration, all in ns.
 
@@ -345,10 +341,6 @@ class Repriced:
         for number in np.flatnonzero(first.timed[:, clocks.KIND] == clocks.FUSED).tolist():
             durations[number] = cost.duration_ns(made.signatures[number])
         return durations
-
-
-# Record -------------------------------------------------------------------------------------------
-# The timeline of a schedule by the compiled player, in less time than by SimPy.
 
 
 def record(plays: Repriced, cost: CostModel) -> Timeline:

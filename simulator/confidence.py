@@ -319,15 +319,11 @@ def unknowns_of(case: Case) -> tuple[Unknown, ...]:
         for one, holds in (
             (KERNELS_OF_2022, of_2022),
             (HOST_OF_2022, of_2022 and case.cost.launch.mode == "async"),
-            (NETWORK, _crosses_nodes(case) and not _times_nodes(case)),
+            (NETWORK, case.cluster.domains > 1 and not _times_nodes(case)),
         )
         if holds and not one.factors.keys() <= told.keys()
     )
     return tuple(found)
-
-
-def _crosses_nodes(case: Case) -> bool:
-    return case.cluster.domains > 1
 
 
 def _times_nodes(case: Case) -> bool:

@@ -202,9 +202,7 @@ class ContentionFit:
         """Return the law with the slowdowns of ``part`` wrong by ``times`` their errors."""
         if part == "links":
             return replace(
-                self,
-                same_links=self.same_links.off(times),
-                other_links=self.other_links.off(times),
+                self, same_links=self.same_links.off(times), other_links=self.other_links.off(times)
             )
         if part == "collectives":
             error = self.collective.error

@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from simulator.contention import (
-    CollectiveFamily,
-    ComputeFamily,
-    Contention,
-    ContentionFit,
-    Family,
-)
+from simulator.contention import CollectiveFamily, ComputeFamily, Contention, ContentionFit, Family
 from simulator.cpu_hosts import NO_TIMES, IdleTimes
 from simulator.draws import NOMINAL, Draw, family_of
 from simulator.dtypes import S_PER_NS
@@ -160,13 +154,6 @@ class CostModel:
         """Return by how many ns the clock makes the op longer than its timing, and the source of
         that number."""
         return 0, "measured"
-
-    def wait_ns(self, alone_ns: float, beside_ns: float = 0.0) -> int:
-        """Return the ns that a collective waits for all ranks after ``alone_ns`` of compute alone
-        and ``beside_ns`` of compute beside collectives."""
-        if self.skew is None:
-            return 0
-        return round(self.skew.wait_us(alone_ns / 1000, beside_ns / 1000) * 1000)
 
     def awake_ns(self, signature: Signature) -> int:
         """Return an op's duration (ns) on an awake lane, with all that an idle link can save."""

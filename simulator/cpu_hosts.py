@@ -205,11 +205,6 @@ class IdleTimes(NamedTuple):
     wake_ns: int
 
     @property
-    def matter_for_ns(self) -> int:
-        """Return the idle time (ns) beyond which more of it changes nothing."""
-        return max(self)
-
-    @property
     def least_ns(self) -> int:
         """Return the least ``more_ns``, which goes from ``saved_ns`` to ``wake_ns`` as the lane
         idles."""

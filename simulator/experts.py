@@ -92,7 +92,7 @@ def _residual(t: Quantized, row: int, _: int) -> Ops:
     parts = tuple(way.returned(f"s{row}.mlp.fc2.{j}") for j in range(t.shapes.plan.mlp_col_slices))
     ops, branch = way.summed("combine", parts, f"s{row}.mlp.out")
     if s.model.shared_expert_intermediate_size:
-        branch = (*branch, _shared_out(t, row))
+        branch = (*branch, t.summed_ref(0, f"s{row}.mlp.shared.out"))
     reads = (*branch, Ref(0, f"s{row}.y"))
     signature = s.pointwise("add", len(reads) * size, size, len(branch))
     return [*ops, t.op("mlp.residual", row, signature, reads, f"s{row}.x", size, layer=1)]
@@ -211,10 +211,6 @@ def _shared(t: Quantized, row: int, norm: Ref) -> Ops:
         weights=("w.mlp.shared_fc2",),
     )  # fmt: skip
     return [*ops, *t.summed(fc2, s.hidden_bytes(row))]
-
-
-def _shared_out(t: Quantized, row: int) -> Ref:
-    return t.summed_ref(0, f"s{row}.mlp.shared.out")
 
 
 def _shared_bwd(t: Quantized, row: int) -> tuple[Ops, tuple[Ref, ...]]:

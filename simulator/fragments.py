@@ -123,10 +123,7 @@ class Fragments(Quantized):
         """Return the copy of what a graph of a part of the layer reads into its own memory."""
         s, block, row = self.shapes, token.block, token.slice
         scopes, size = s.workload.cuda_graph_scope, s.residual_bytes(token.slice)
-        if not scopes:
-            return []
-        experts = bool(s.model.num_experts)
-        entry = graph_entry(block, token.fragment, scopes, experts=experts)
+        entry = graph_entry(block, token.fragment, scopes, experts=s.model.num_experts > 0)
         if not entry:
             return []
         reads: tuple[Ref, ...] = (Ref(0, f"s{row}.x" if block == "attn" else f"s{row}.y"),)
@@ -229,7 +226,7 @@ class Fragments(Quantized):
             gathered_bytes=self.gathered_bytes(row),
         )  # fmt: skip
         how = self.overlap(COLUMN_PARALLEL[block], "fprop")
-        return self._gathering(how, linear, self.rows_of(Ref(0, norm)), f"{norm}.ag")
+        return gather_gemm(self, how, linear, self.rows_of(Ref(0, norm)), f"{norm}.ag")
 
     def overlap(self, linear: str, way: str) -> Overlap:
         """Return how the plan hides the collective of a GEMM."""
@@ -238,31 +235,9 @@ class Fragments(Quantized):
             return NONE
         return overlap_of(plan.strategy, plan.tp_comm_overlap, f"{linear}_{way}")
 
-    def _gathering(self, how: Overlap, linear: Linear, local: Ref, whole: str) -> list[OpTemplate]:
-        """Return a GEMM on all tokens' value, which was gathered before, or arrives meanwhile."""
-        if how.method != "none":
-            return gather_gemm(self, how, linear, local, whole)
-        reads = (self.gathered_ref(local, whole),)
-        return [
-            self.op(linear.role, linear.row, linear.gemm(linear.tokens), reads, linear.write,
-                    linear.size, weights=linear.weights)
-        ]  # fmt: skip
-
-    def _summing(self, how: Overlap, linear: Linear, reads: tuple[Ref, ...]) -> list[OpTemplate]:
-        """Return a GEMM and the sum of its value over the ranks, after it or at the same time."""
-        if how.method != "none":
-            return sum_gemm(self, how, linear, reads)
-        produced = self.op(
-            linear.role, linear.row, linear.gemm(linear.tokens), reads, linear.write, linear.size,
-            weights=linear.weights, piece=linear.piece,
-        )  # fmt: skip
-        return self.summed(produced, linear.size)
-
     def _act(self, block: str, row: int, _: int) -> list[OpTemplate]:
-        size = self.shapes.width_bytes("act", row)
-        signature = self.shapes.pointwise(
-            self.shapes.activation, self.shapes.width_bytes("fc1", row), size
-        )
+        read, size = (self.shapes.width_bytes(name, row) for name in ("fc1", "act"))
+        signature = self.shapes.pointwise(self.shapes.activation, read, size)
         reads = (Ref(0, f"s{row}.mlp.fc1"),)
         made = self.op("mlp.act", row, signature, reads, f"s{row}.mlp.act", size)
         return [made, *self.cast(row, made.writes[0], size)]
@@ -277,7 +252,7 @@ class Fragments(Quantized):
             piece,
         )  # fmt: skip
         how = self.overlap(ROW_PARALLEL[block], "fprop")
-        return self._summing(how, linear, (self.rows_of(Ref(0, f"s{row}.{block}.{core}")),))
+        return sum_gemm(self, how, linear, (self.rows_of(Ref(0, f"s{row}.{block}.{core}")),))
 
     def _residual(self, block: str, row: int, _: int) -> list[OpTemplate]:
         s, size = self.shapes, self.shapes.residual_bytes(row)
@@ -292,11 +267,8 @@ class Fragments(Quantized):
             )  # fmt: skip
             parts = ops[0].writes
         layer, write = (0, f"s{row}.y") if block == "attn" else (1, f"s{row}.x")
-        name = (
-            "bias_dropout_add"
-            if s.model.has_bias(ROW_PARALLEL[block]) or s.model.hidden_dropout
-            else "add"
-        )
+        fused = s.model.has_bias(ROW_PARALLEL[block]) or s.model.hidden_dropout
+        name = "bias_dropout_add" if fused else "add"
         signature = s.pointwise(name, 2 * size, size + s.mask_bytes(row), len(parts))
         return [
             *ops,
@@ -345,11 +317,8 @@ class Fragments(Quantized):
             ops.append(self.op(role, row, signature, reads, f"{branch}.residual", size))
         if s.model.post_norm:
             inputs = self._block_output(block, row)
-            pieces = len(inputs)
-            gathered = size if pieces > 1 else 0
-            signature = s.pointwise(
-                f"{s.model.norm}_bwd", 2 * size + gathered, size + gathered, pieces
-            )
+            gathered, kernel = size if len(inputs) > 1 else 0, f"{s.model.norm}_bwd"
+            signature = s.pointwise(kernel, 2 * size + gathered, size + gathered, len(inputs))
             ops.append(
                 self.op(f"{block}.post_norm_bwd", row, signature,
                         (self._branch_grad(block, row), *inputs), f"{branch}.post_norm", size,
@@ -371,7 +340,7 @@ class Fragments(Quantized):
             gathered_bytes=self.gathered_bytes(row, copies=2),
         )  # fmt: skip
         how, whole = self.overlap(ROW_PARALLEL[block], "dgrad"), f"d.s{row}.{block}.residual.ag"
-        return self._gathering(how, linear, self._rows_grad(block, row), whole)
+        return gather_gemm(self, how, linear, self._rows_grad(block, row), whole)
 
     def _core_attn_bwd(self, block: str, row: int, _: int) -> list[OpTemplate]:
         ops, grad = core_attention_bwd(self, row), Ref(0, f"d.s{row}.attn.qkv")
@@ -406,16 +375,17 @@ class Fragments(Quantized):
         if how.method == "bulk":
             again = [op._replace(signature=reserved(op.signature, how.num_sm)) for op in again]
         reads = (self.rows_of(Ref(0, f"d.s{row}.{block}.{first}")), *waits)
-        return [*again, *self._summing(how, linear, reads)]
+        return [*again, *sum_gemm(self, how, linear, reads)]
 
     @property
     def _gathers_once(self) -> bool:
         """Whether what was gathered for a GEMM serves its wgrad, too."""
         return self.keeps_gathered or self.recomputation.per_op
 
-    def _whole_input(self, block: str, row: int) -> str:
-        """Return the name of a norm's output of all tokens that a wgrad reads."""
-        return f"s{row}.{block}.norm.{'ag' if self._gathers_once else 'ag_bwd'}"
+    def _whole_input(self, block: str, row: int) -> Ref:
+        """Return a norm's output of all tokens, as a wgrad reads it."""
+        whole = f"s{row}.{block}.norm.{'ag' if self._gathers_once else 'ag_bwd'}"
+        return self.gathered_ref(self._kept_input(block, row), whole)
 
     def _regathered(self, block: str, row: int) -> list[OpTemplate]:
         """Return the gather of a norm's output for the wgrad that reads it."""
@@ -430,11 +400,8 @@ class Fragments(Quantized):
         write = f"d.s{row}.x" if block == "attn" else f"d.s{row}.y"
         gathered = size if count > 1 else 0
         signature = s.pointwise(f"{s.model.norm}_bwd", 3 * size + gathered, size + gathered, count)
-        reads = (*parts, source, self._output_grad(block, row))
-        return [
-            self.op(f"{block}.norm_bwd", row, signature, reads, write, size,
-                    weights=(f"w.{block}.norm",))
-        ]  # fmt: skip
+        reads, weights = (*parts, source, self._output_grad(block, row)), (f"w.{block}.norm",)
+        return [self.op(f"{block}.norm_bwd", row, signature, reads, write, size, weights=weights)]
 
     def _wgrad(self, token: Token, before: Token | None) -> list[OpTemplate]:
         s, block, linear = self.shapes, token.block, token.fragment.removesuffix("_wgrad")
@@ -443,8 +410,7 @@ class Fragments(Quantized):
         if block == "mlp" and s.model.num_experts:
             return expert_wgrad(self, token, name, chained)
         if linear == "qkv" and s.model.kv_lora_rank:
-            kept, turned = self._kept_input(block, token.slice), list[OpTemplate]()
-            x = self.gathered_ref(kept, self._whole_input(block, token.slice))
+            x, turned = self._whole_input(block, token.slice), list[OpTemplate]()
             if self.gathers or self.norm_casts:
                 x = self._turned(x, token.slice, turned)
             return [*turned, *latent_wgrad(self, token, name, chained, x)]
@@ -454,10 +420,7 @@ class Fragments(Quantized):
         if linear == COLUMN_PARALLEL[block]:
             m, n = s.width(linear), hidden
             dys = [self.across_of(Ref(0, f"d.s{i}.{block}.{linear}")) for i in rows]
-            xs = [
-                self.gathered_ref(self._kept_input(block, i), self._whole_input(block, i))
-                for i in rows
-            ]
+            xs = [self._whole_input(block, i) for i in rows]
             if self.gathers or self.norm_casts:
                 xs = [self._turned(x, i, moved) for x, i in zip(xs, rows, strict=True)]
         else:
@@ -505,20 +468,13 @@ class Fragments(Quantized):
         s, linear = self.shapes, token.fragment.removesuffix("_wgrad")
         made: list[OpTemplate | None] = []
         needs = copied(s.model, token.block, linear, gathered=s.shards_tokens)
-        named = zip(SIDES, needs, sides, widths, strict=True)
-        for side, needed, refs, width in named:
+        for side, needed, refs, width in zip(SIDES, needs, sides, widths, strict=True):
+            role = f"{token.block}.{token.fragment}.{side}"
             size = s.tokens(token.slice) * width * s.element
-            made.append(
-                self.op(
-                    f"{token.block}.{token.fragment}.{side}", token.slice,
-                    s.pointwise("copy", size, size, len(refs)), tuple(refs),
-                    f"{token.block}.{token.fragment}.{side}{JOINED}", size,
-                )
-                if needed else None
-            )  # fmt: skip
+            copy = s.pointwise("copy", size, size, len(refs))
+            join = self.op(role, token.slice, copy, tuple(refs), f"{role}{JOINED}", size)
+            made.append(join if needed else None)
         return made
-
-    # Signatures and sizes ----------------------------------------------------------------------
 
     def _is_latent(self, block: str) -> bool:
         return block == "attn" and self.shapes.model.kv_lora_rank > 0

@@ -249,10 +249,6 @@ def issue_layers(
     return issued[:done]
 
 
-# The issue order of a plan ------------------------------------------------------------------------
-# The fixed one of its strategy, or the greedy planner's.
-
-
 def order_of(case: Case, plan: SlicePlan) -> LayerOrder:
     """Return the explicit order of a plan: the fixed one of its strategy, or the greedy one."""
     if plan.strategy == "domino" and plan.order == "greedy":

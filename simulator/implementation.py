@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 from simulator.errors import InputError, unknown_name
@@ -36,37 +35,33 @@ class Kernels(NamedTuple):
 
 
 FUSED: Final = Kernels()
-UNFUSED: Final = MappingProxyType(
-    {
-        # PyTorch's own LayerNorm is one kernel. RMSNorm as Hugging Face writes it: to fp32, square,
-        # mean, times rsqrt, to bf16, times weight.
-        "norm_fusion": {
-            "rmsnorm": Kernels(6, 10, 8, "copy"),
-            "rmsnorm_bwd": Kernels(10, 40 / 6, 12, "copy"),
-        },
-        # x·cos + (−x₂, x₁)·sin, for queries and for keys: 2 mul, neg, cat, add.
-        "rope_fusion": dict.fromkeys(("rope", "rope_bwd"), Kernels(10, 5.5, 4.5, "copy")),
-        # silu, mul; backward: 2 mul, silu's, and the two halves put together.
-        "swiglu_fusion": {
-            "swiglu": Kernels(2, 1.5, 2, "copy"),
-            "swiglu_bwd": Kernels(4, 16 / 6, 10 / 4, "copy"),
-        },
-        # add of the bias, dropout, add of the residual.
-        "bias_dropout_fusion": {"bias_dropout_add": Kernels(3, 2, 7 / 3, "copy")},
-    }
-)
+UNFUSED: Final = {
+    # PyTorch's own LayerNorm is one kernel. RMSNorm as Hugging Face writes it: to fp32, square,
+    # mean, times rsqrt, to bf16, times weight.
+    "norm_fusion": {
+        "rmsnorm": Kernels(6, 10, 8, "copy"),
+        "rmsnorm_bwd": Kernels(10, 40 / 6, 12, "copy"),
+    },
+    # x·cos + (−x₂, x₁)·sin, for queries and for keys: 2 mul, neg, cat, add.
+    "rope_fusion": dict.fromkeys(("rope", "rope_bwd"), Kernels(10, 5.5, 4.5, "copy")),
+    # silu, mul; backward: 2 mul, silu's, and the two halves put together.
+    "swiglu_fusion": {
+        "swiglu": Kernels(2, 1.5, 2, "copy"),
+        "swiglu_bwd": Kernels(4, 16 / 6, 10 / 4, "copy"),
+    },
+    # add of the bias, dropout, add of the residual.
+    "bias_dropout_fusion": {"bias_dropout_add": Kernels(3, 2, 7 / 3, "copy")},
+}
 """Key -> op -> what it is where the key is false: kernels of PyTorch in bf16."""
-OTHERS: Final = MappingProxyType(
-    {
-        **dict.fromkeys(
-            ("bias_dropout_add", "bias_dropout_add_bwd", "embedding_post"), Kernels(law="copy")
-        ),
-        **dict.fromkeys(
-            ("cross_entropy_max", "cross_entropy_sum", "cross_entropy_grad"),
-            Kernels(law="fused_cross_entropy"),
-        ),
-    }
-)
+OTHERS: Final = {
+    **dict.fromkeys(
+        ("bias_dropout_add", "bias_dropout_add_bwd", "embedding_post"), Kernels(law="copy")
+    ),
+    **dict.fromkeys(
+        ("cross_entropy_max", "cross_entropy_sum", "cross_entropy_grad"),
+        Kernels(law="fused_cross_entropy"),
+    ),
+}
 """Ops of which other frameworks have other kernels than our runtime, which draws masks by position
 and whose cross-entropy is PyTorch's."""
 
@@ -165,22 +160,20 @@ _MEGATRON: Final = Implementation(
     name="megatron-te", dense_embedding_grad=True, zero_grads=True, check_for_nan_in_grad=True,
     scale_grads=True, clip_grad=True, copy_parameters=True, dummy_wgrads=True, tf32=True,
 )  # fmt: skip
-IMPLEMENTATIONS: Final = MappingProxyType(
-    {
-        "megatron-te": _MEGATRON,
-        "megatron-2022": replace(
-            _MEGATRON, name="megatron-2022", flash_attention=False, cross_entropy_loss_fusion=False,
-            check_for_nan_in_grad=False, dummy_wgrads=False, tp_backward_overlap=False,
-        ),
-        "torch": Implementation(
-            name="torch", cross_entropy_loss_fusion=False, norm_fusion=False, rope_fusion=False,
-            swiglu_fusion=False, bias_dropout_fusion=False, gradient_accumulation_fusion=False,
-            dense_embedding_grad=True, clip_grad=True, copy_parameters=True,
-            tp_backward_overlap=False,
-        ),
-        "domino-tune": DOMINO_TUNE,
-    }
-)  # fmt: skip
+IMPLEMENTATIONS: Final = {
+    "megatron-te": _MEGATRON,
+    "megatron-2022": replace(
+        _MEGATRON, name="megatron-2022", flash_attention=False, cross_entropy_loss_fusion=False,
+        check_for_nan_in_grad=False, dummy_wgrads=False, tp_backward_overlap=False,
+    ),
+    "torch": Implementation(
+        name="torch", cross_entropy_loss_fusion=False, norm_fusion=False, rope_fusion=False,
+        swiglu_fusion=False, bias_dropout_fusion=False, gradient_accumulation_fusion=False,
+        dense_embedding_grad=True, clip_grad=True, copy_parameters=True,
+        tp_backward_overlap=False,
+    ),
+    "domino-tune": DOMINO_TUNE,
+}  # fmt: skip
 """Megatron-LM of 2025 with TransformerEngine's layers (megatron/core/distributed/
 param_and_grad_buffer.py and optimizer/distrib_optimizer.py; transformer_engine/pytorch/module/
 base.py: get_dummy_wgrad); Megatron-LM of 2022 (arXiv 2205.05198); a Hugging Face model under

@@ -198,10 +198,6 @@ def hosts_of(implementation: str) -> Hosts | None:
     return Hosts(implementation) if known else None
 
 
-# Launch -------------------------------------------------------------------------------------------
-# What the host needs to issue ops.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Launch:
     """Host lane: ``cost_ns`` of a kernel by kind of op; mode ``none`` costs nothing (CUDA graphs).

@@ -79,7 +79,7 @@ class Live(NamedTuple):
 def held_parameters(case: Case, shapes: Shapes) -> Memory:
     """Return the memory of a rank with these shapes that no schedule changes."""
     element = case.workload.dtype_bytes
-    parameters = gradients = shapes.rank_parameters
+    parameters = gradients = shapes.held.whole
     state = state_bytes(case.workload)
     if shapes.shards_parameters:
         gathered = shapes.edge_parameters + GATHERED_LAYERS * shapes.layer_parameters
@@ -452,9 +452,6 @@ class LeastBytes:
         )
         receives = not rank.held[-1][0].head
         return rank.static_bytes + held + receives * self._received
-
-
-# Peak memory of a plan, on each stage of its pipeline and on the fullest one ----------------------
 
 
 def stage_memory(

@@ -201,13 +201,6 @@ class ModelSizes:
         further = self.num_nextn_predict_layers * self.mtp_layer_parameters
         return layers + further + self._edges
 
-    @property
-    def active_parameters(self) -> int:
-        """Parameters that a token meets: of a layer's experts, its own."""
-        asleep = self.num_experts - self.num_experts_per_tok
-        layers = self.expert_layers + self.num_nextn_predict_layers * self.predicts_with_experts
-        return self.parameters - layers * asleep * self.expert_parameters
-
     def _mlp(self, ffn: int) -> int:
         return self.hidden_size * ffn * (3 if self.gated_mlp else 2)
 

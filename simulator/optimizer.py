@@ -16,7 +16,8 @@ from simulator.issue_order import IssueOrder, Token
 from simulator.ops import Collective
 from simulator.quantized import cast_weights
 from simulator.schedule import COMPUTE, DP, TP, OpTemplate, Ref
-from simulator.shapes import GRAD_BYTES, Held, Shapes
+from simulator.shapes import GRAD_BYTES, Shapes
+from simulator.sharding import Held
 from simulator.specs import Workload
 from simulator.templates import Templates
 
@@ -190,7 +191,7 @@ def begin_step(t: Templates) -> list[OpTemplate]:
     s, casts = t.shapes, cast_weights(t)
     if not s.workload.implementation.zero_grads:
         return casts
-    held = s.optimizer_parameters if s.shards_parameters else s.rank_parameters
+    held = s.optimizer_parameters if s.shards_parameters else s.held.whole
     cleared = s.pointwise("zero_grads", 0, held * s.grad_bytes)
     return [*casts, t.op("zero_grads", -1, cleared, (), "grad.zeroed", 0)]
 

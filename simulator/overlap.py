@@ -19,7 +19,6 @@ are added over the ranks, and each rank keeps its share. Names are TransformerEn
 from __future__ import annotations
 
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, get_args
 
 from simulator.errors import InputError, unknown_name
@@ -69,60 +68,48 @@ def _strategy(gather: Overlap, forward: Overlap, backward: Overlap) -> dict[str,
     }
 
 
-RIVALS: Final = MappingProxyType(
-    {
-        "userbuffers": _strategy(RING, Overlap("pipeline", 4, 16), Overlap("bulk", 0, 16)),
-        "async-tp": _strategy(RING, Overlap("push"), Overlap("push")),
-        "fused": _strategy(Overlap("fused"), Overlap("fused"), Overlap("fused")),
-    }
-)
+RIVALS: Final = {
+    "userbuffers": _strategy(RING, Overlap("pipeline", 4, 16), Overlap("bulk", 0, 16)),
+    "async-tp": _strategy(RING, Overlap("push"), Overlap("push")),
+    "fused": _strategy(Overlap("fused"), Overlap("fused"), Overlap("fused")),
+}
 """Strategy -> the method of each GEMM, as the framework has it unless told otherwise."""
-CHOICES: Final = MappingProxyType(
-    {
-        "userbuffers": (
-            *(("gather", one) for one in (RING, NONE)),
-            *(
-                ("forward", Overlap("pipeline", splits, sms))
-                for splits in (2, 4, 8)
-                for sms in (8, 16)
-            ),
-            ("forward", NONE),
-            *(("backward", Overlap("bulk", 0, sms)) for sms in (8, 16)),
-            ("backward", NONE),
-        ),
-        "async-tp": (
-            *(("gather", one) for one in (RING, NONE)),
-            *(("forward", one) for one in (Overlap("push"), NONE)),
-            *(("backward", one) for one in (Overlap("push"), NONE)),
-        ),
-        "fused": (
-            *(("gather", one) for one in (Overlap("fused"), NONE)),
-            *(("forward", one) for one in (Overlap("fused"), NONE)),
-            *(("backward", one) for one in (Overlap("fused"), NONE)),
-        ),
-    }
-)
+CHOICES: Final = {
+    "userbuffers": (
+        *(("gather", one) for one in (RING, NONE)),
+        *(("forward", Overlap("pipeline", splits, sms)) for splits in (2, 4, 8) for sms in (8, 16)),
+        ("forward", NONE),
+        *(("backward", Overlap("bulk", 0, sms)) for sms in (8, 16)),
+        ("backward", NONE),
+    ),
+    "async-tp": (
+        *(("gather", one) for one in (RING, NONE)),
+        *(("forward", one) for one in (Overlap("push"), NONE)),
+        *(("backward", one) for one in (Overlap("push"), NONE)),
+    ),
+    "fused": (
+        *(("gather", one) for one in (Overlap("fused"), NONE)),
+        *(("forward", one) for one in (Overlap("fused"), NONE)),
+        *(("backward", one) for one in (Overlap("fused"), NONE)),
+    ),
+}
 """Strategy -> what each kind of GEMM can be told, for tuning."""
 EP_OVERLAP: Final = "ep-overlap"
 """The strategy that runs a micro-batch forward beside another that goes back, so that one computes
 while the other's tokens are on their way to experts (``simulator.overlapped``)."""
-RIVAL_NAMES: Final = MappingProxyType(
-    {
-        "userbuffers": "userbuffers", "async-tp": "async-TP", "fused": "tile fusion",
-        EP_OVERLAP: "EP overlap",
-    }
-)  # fmt: skip
+RIVAL_NAMES: Final = {
+    "userbuffers": "userbuffers", "async-tp": "async-TP", "fused": "tile fusion",
+    EP_OVERLAP: "EP overlap",
+}  # fmt: skip
 """Strategy -> its name in a sentence."""
-RUNS_IN: Final = MappingProxyType(
-    {
-        "megatron": "Megatron-LM, Megatron-Bridge, torchtitan, DeepSpeed, domino_tune's runtime",
-        "domino": "domino_tune's runtime",
-        "userbuffers": "Megatron-LM and Megatron-Bridge with TransformerEngine (--tp-comm-overlap)",
-        "async-tp": "torchtitan and PyTorch's DTensor, compiled (enable_async_tensor_parallel)",
-        "fused": "no training framework by itself: kernels like Flux's in your own model",
-        EP_OVERLAP: "Megatron-LM and Megatron-Bridge (--overlap-moe-expert-parallel-comm)",
-    }
-)
+RUNS_IN: Final = {
+    "megatron": "Megatron-LM, Megatron-Bridge, torchtitan, DeepSpeed, domino_tune's runtime",
+    "domino": "domino_tune's runtime",
+    "userbuffers": "Megatron-LM and Megatron-Bridge with TransformerEngine (--tp-comm-overlap)",
+    "async-tp": "torchtitan and PyTorch's DTensor, compiled (enable_async_tensor_parallel)",
+    "fused": "no training framework by itself: kernels like Flux's in your own model",
+    EP_OVERLAP: "Megatron-LM and Megatron-Bridge (--overlap-moe-expert-parallel-comm)",
+}
 """Strategy -> where it can be run. Domino with sequence parallelism runs nowhere else."""
 
 

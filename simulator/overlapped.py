@@ -37,9 +37,11 @@ class Linear(NamedTuple):
 def gather_gemm(
     t: Templates, how: Overlap, linear: Linear, local: Ref, whole: str
 ) -> list[OpTemplate]:
-    """Return the GEMM on a value that arrives while it runs: ``local`` is this rank's share,
-    ``whole`` the name of all tokens' value, which others may read, too."""
+    """Return the GEMM on a value that was gathered before, or arrives while it runs: ``local`` is
+    this rank's share, ``whole`` the name of all tokens' value, which others may read, too."""
     s = t.shapes
+    if how.method == "none":
+        return [_chunk(t, linear, 0, linear.tokens, (t.gathered_ref(local, whole),))]
     ranks, size = s.cluster.tp, linear.gathered_bytes
     if how.method == "fused":
         return [_fused(t, linear, (local,), "all_gather", size, whole)]
@@ -62,9 +64,11 @@ def gather_gemm(
 def sum_gemm(
     t: Templates, how: Overlap, linear: Linear, reads: tuple[Ref, ...]
 ) -> list[OpTemplate]:
-    """Return the GEMM, the sum of whose value over the ranks begins while it runs; the sum has the
-    name that ``Templates.summed`` gives it."""
+    """Return the GEMM and the sum of its value over the ranks, after it or at the same time; the
+    sum has the name that ``Templates.summed`` gives it."""
     s = t.shapes
+    if how.method == "none":
+        return t.summed(_chunk(t, linear, 0, linear.tokens, reads), linear.size)
     ranks, share, summed = s.cluster.tp, linear.size // s.cluster.tp, f"{linear.write}.rs"
     if how.method == "fused":
         produced = _fused(t, linear, reads, "reduce_scatter", linear.size, "")
@@ -150,10 +154,7 @@ def _fused(
     nodes, per_node = t.shapes.cluster.tp_group
     collective = Collective(op, size, nodes, per_node, 0, t.shapes.workload.dtype)  # type: ignore[arg-type]
     signature = Fused(linear.gemm(linear.tokens), collective)
-    made = t.op(
-        linear.role, linear.row, signature, reads, linear.write, linear.size,
-        weights=linear.weights, piece=linear.piece,
-    )  # fmt: skip
+    made = _chunk(t, linear, 0, linear.tokens, reads)._replace(signature=signature)
     return made.writing(Ref(0, also), size) if also else made
 
 

@@ -276,25 +276,7 @@ def check_plan_fits(
     """Raise InfeasiblePlanError unless the batch has enough rows, pieces divide hidden, the
     strategy and the recomputation fit the ranks, and, with sequence parallelism, tp divides each
     sequence (Megatron-LM's rule)."""
-    if plan.sequence_parallel and workload.seq_length % cluster.tp:
-        raise InfeasiblePlanError(
-            f"Sequence parallelism needs a seq_length that tp = {cluster.tp} divides, got "
-            f"{workload.seq_length}; use --no-sequence-parallel, or another length.",
-            reason="tokens",
-        )
-    if workload.recompute == "per-op" and not (plan.sequence_parallel and cluster.tp > 1):
-        lacking = "--sequence-parallel" if cluster.tp > 1 else "tp ≥ 2"
-        raise InfeasiblePlanError(
-            "--recompute per-op is simulated as torchtitan chooses among ops on sharded tokens: "
-            f"{plan.label} needs {lacking} for it; use --recompute none or full.",
-            reason="tokens",
-        )
-    if model.num_experts and cluster.tp > 1 and not plan.sequence_parallel:
-        raise InfeasiblePlanError(
-            "Experts need sequence parallelism where tp is above 1, as in Megatron-LM, so that no "
-            f"token goes to them twice: {plan.label} needs --sequence-parallel.",
-            reason="tokens",
-        )
+    _check_tokens(plan, model, workload, cluster)
     if plan.merge_wgrad and model.num_experts:
         raise InfeasiblePlanError(
             "Slices give each expert rows of their own, which one GEMM cannot sum over: "
@@ -326,6 +308,34 @@ def check_plan_fits(
         )
     if plan.strategy == EP_OVERLAP and model.num_experts:  # the dense layers of a stack have none
         check_pairs(model, workload, cluster)
+    _check_columns(plan, model)
+
+
+def _check_tokens(
+    plan: SlicePlan, model: ModelSpec, workload: Workload, cluster: ClusterSpec
+) -> None:
+    if plan.sequence_parallel and workload.seq_length % cluster.tp:
+        raise InfeasiblePlanError(
+            f"Sequence parallelism needs a seq_length that tp = {cluster.tp} divides, got "
+            f"{workload.seq_length}; use --no-sequence-parallel, or another length.",
+            reason="tokens",
+        )
+    if workload.recompute == "per-op" and not (plan.sequence_parallel and cluster.tp > 1):
+        lacking = "--sequence-parallel" if cluster.tp > 1 else "tp ≥ 2"
+        raise InfeasiblePlanError(
+            "--recompute per-op is simulated as torchtitan chooses among ops on sharded tokens: "
+            f"{plan.label} needs {lacking} for it; use --recompute none or full.",
+            reason="tokens",
+        )
+    if model.num_experts and cluster.tp > 1 and not plan.sequence_parallel:
+        raise InfeasiblePlanError(
+            "Experts need sequence parallelism where tp is above 1, as in Megatron-LM, so that no "
+            f"token goes to them twice: {plan.label} needs --sequence-parallel.",
+            reason="tokens",
+        )
+
+
+def _check_columns(plan: SlicePlan, model: ModelSpec) -> None:
     for name in _COUNTS[1:]:
         pieces = getattr(plan, name)
         if model.hidden_size % pieces:

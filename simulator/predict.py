@@ -221,9 +221,6 @@ def _waits(program: PipelineProgram, run: PipelineRun, rank: int) -> int:
     return waited
 
 
-# Predictions for the plans of one case; everything except the plan is fixed -----------------------
-
-
 def played(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Played:
     """Return the schedule of ``plan`` at its clock, and what the fast engine says of it.
 

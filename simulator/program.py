@@ -105,10 +105,6 @@ class Rates(dict[tuple[int, ...], tuple[int, ...]]):
         return slowdowns
 
 
-# Spans of ops from those of their steps -----------------------------------------------------------
-# An op is one step, or two.
-
-
 def spans_of_ops(
     steps: Sequence[Step], spans: Sequence[tuple[int, int]]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -32,7 +32,7 @@ from simulator.overlap import RIVALS
 from simulator.plan import SlicePlan
 from simulator.schedule import COMPUTE, CP, EP, TP, OpTemplate, Ref
 from simulator.schedules import fixed_order
-from simulator.shapes import Held
+from simulator.sharding import Held
 from simulator.specs import WGRADS_APART
 from simulator.stack import kinds
 from simulator.templates import Templates

@@ -246,10 +246,6 @@ def check_order(schedule: Schedule) -> None:
             writer[value] = op.lane
 
 
-# Timeline -----------------------------------------------------------------------------------------
-# When each op of a schedule ran, simulated or on ranks, op by op comparable.
-
-
 class Breakdown(NamedTuple):
     """Parts of the iteration time, all in ns.
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import NamedTuple
 
 from simulator.dtypes import DTYPE_BYTES, MATH_BYTES
 from simulator.implementation import FUSED, LaunchOrder
@@ -19,31 +18,12 @@ from simulator.plan import (
     sequence_spans,
     slice_multiple,
 )
-from simulator.sharding import padded_vocab_size
+from simulator.sharding import Held, padded_vocab_size
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 from simulator.stack import LayerKind, is_uniform, kinds
 
 GRAD_BYTES = 4
 """Bytes of one main-gradient element: fp32 for every activation dtype."""
-
-
-class Held(NamedTuple):
-    """Parameters on a rank: those of routed experts, whose replicas are other ranks, and the
-    rest."""
-
-    rest: int
-    experts: int = 0
-
-    @property
-    def whole(self) -> int:
-        """All of them."""
-        return self.rest + self.experts
-
-    def __add__(self, other: Held) -> Held:  # type: ignore[override]
-        return Held(self.rest + other.rest, self.experts + other.experts)
-
-    def __mul__(self, times: int) -> Held:  # type: ignore[override]
-        return Held(self.rest * times, self.experts * times)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,9 +170,8 @@ class Shapes:
         """Return this rank's output columns of ``fragment`` (qkv, core_attn, fc1 or act)."""
         model, tp = self.model, self.cluster.tp
         return {
-            "qkv": (self.heads + self.kv_heads) * model.head_dim
-            + self.kv_heads * self.model.value_size,
-            "core_attn": self.heads * self.model.value_size,
+            "qkv": (self.heads + self.kv_heads) * model.head_dim + self.kv_heads * model.value_size,
+            "core_attn": self.heads * model.value_size,
             "fc1": model.fc1_size // tp,
             "act": model.intermediate_size // tp,
         }[fragment]
@@ -295,7 +274,7 @@ class Shapes:
     def optimizer_parameters(self) -> int:
         """Parameters that this rank's optimizer updates."""
         if not self.shards_optimizer:
-            return self.rank_parameters
+            return self.held.whole
         return math.ceil(self.held.rest / self.cluster.replicas) + self.optimizer_experts
 
     @cached_property
@@ -304,15 +283,11 @@ class Shapes:
         replicas = self.cluster.expert_replicas if self.shards_optimizer else 1
         return math.ceil(self.held.experts / replicas)
 
-    def dp_group(self, *, experts: bool) -> tuple[int, int]:
-        """Return the (domains, ranks on each) of the ranks that hold the same parameters."""
-        return self.cluster.expert_dp_group if experts else self.cluster.dp_group
-
     def dp_reduction(self, parameters: int, *, experts: bool = False) -> Collective:
         """Return the sum of ``parameters`` gradients over the data-parallel group: an all-reduce,
         or a reduce-scatter where the optimizer is sharded."""
         op: CollectiveKind = "reduce_scatter" if self.shards_optimizer else "all_reduce"
-        nodes, per_node = self.dp_group(experts=experts)
+        nodes, per_node = self.cluster.expert_dp_group if experts else self.cluster.dp_group
         size, dtype = parameters * self.grad_bytes, self.workload.grad_dtype
         algo = self.workload.implementation.nccl_algo
         return Collective(op, size, nodes, per_node, 0, dtype, algo)
@@ -320,7 +295,7 @@ class Shapes:
     def dp_gather(self, parameters: int, edge: int = 0, *, experts: bool = False) -> Collective:
         """Return the all-gather of ``parameters``, which the replicas hold in shards; ``edge``:
         those of them outside the layers."""
-        nodes, per_node = self.dp_group(experts=experts)
+        nodes, per_node = self.cluster.expert_dp_group if experts else self.cluster.dp_group
         work = self.workload
         width = MATH_BYTES[work.linear_math] if work.fp8_param_gather else self.element
         size = edge * self.element + round((parameters - edge) * width)
@@ -368,12 +343,14 @@ class Shapes:
 
     def expert_width(self, fragment: str) -> int:
         """Return this rank's output columns of an expert's ``fragment`` (fc1 or act)."""
-        each = self.model.moe_intermediate_size // self.cluster.expert_tp
-        return each * (2 if fragment == "fc1" and self.model.gated_mlp else 1)
+        return self._wide(self.model.moe_intermediate_size // self.cluster.expert_tp, fragment)
 
     def shared_width(self, fragment: str) -> int:
         """Return the same of the shared expert."""
         each = self.model.shared_expert_intermediate_size // self.cluster.tp
+        return self._wide(each, fragment)
+
+    def _wide(self, each: int, fragment: str) -> int:
         return each * (2 if fragment == "fc1" and self.model.gated_mlp else 1)
 
     def routed_rows(self, row: int) -> int:
@@ -501,14 +478,8 @@ class Shapes:
     @cached_property
     def table_parameters(self) -> int:
         """Parameters of one table over the vocabulary on this rank."""
-        return (
-            padded_vocab_size(self.model, self.cluster) // self.cluster.tp * self.model.hidden_size
-        )
-
-    @cached_property
-    def rank_parameters(self) -> int:
-        """All parameters on this rank."""
-        return self.held.whole
+        rows = padded_vocab_size(self.model, self.cluster) // self.cluster.tp
+        return rows * self.model.hidden_size
 
 
 @lru_cache(maxsize=64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from simulator.errors import InputError, require_divisible
 from simulator.modules import OF_EXPERTS
@@ -12,6 +12,25 @@ from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 WORTH: Final = 0.01
 """Share of the largest stage's work that makes uneven stages worth a look."""
+
+
+class Held(NamedTuple):
+    """Parameters on a rank: those of routed experts, whose replicas are other ranks, and the
+    rest."""
+
+    rest: int
+    experts: int = 0
+
+    @property
+    def whole(self) -> int:
+        """All of them."""
+        return self.rest + self.experts
+
+    def __add__(self, other: Held) -> Held:  # type: ignore[override]
+        return Held(self.rest + other.rest, self.experts + other.experts)
+
+    def __mul__(self, times: int) -> Held:  # type: ignore[override]
+        return Held(self.rest * times, self.experts * times)
 
 
 def _nearest_tp(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> list[int]:

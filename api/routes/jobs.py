@@ -203,8 +203,7 @@ async def _wanted(
     q: Words = None,
 ) -> JobFilter:
     """Return the filter that a list's query asks for. Raise ProblemError 422 for an
-    invalid time.
-    """
+    invalid time."""
     return JobFilter(
         kind=kind, state=state, model=model, profile=profile, of=of, words=q,
         from_s=_seconds("created_from", created_from),
@@ -287,8 +286,7 @@ async def get_file(
     """A file of a job: of a tune or a search of layouts that is done its `plan`, the plan of each
     strategy that was compared (`plan-megatron`), its `report` (HTML) and its `trace` (for
     Perfetto); of a calibration its `profile`; of a sweep or scale, while it runs, its `points`.
-    With `to` a plan becomes what makes a framework run it, whose `text` a shell can source.
-    """
+    With `to` a plan becomes what makes a framework run it, whose `text` a shell can source."""
     parts = parts_of(request)
     job = await in_thread(parts.jobs.get, job_id, caller.owner)
     if name == POINTS:
@@ -298,7 +296,7 @@ async def get_file(
         headers = {"Content-Security-Policy": REPORT_CSP}
         return Response(data, media_type="text/html; charset=utf-8", headers=headers)
     if to is not None and name.partition("-")[0] == "plan":
-        data = await in_thread(_exported, data, to, parts.library.shelf())
+        data = await in_thread(_exported, data, to, parts.library)
     return json_response(data)
 
 

@@ -49,12 +49,10 @@ from simulator.dtypes import DTYPE_BYTES
 
 routes: Final = Routes("profiles")
 Base = Annotated[
-    str,
-    Query(pattern=SLUG, max_length=LONGEST_SLUG, description="Profile to start from, by name."),
+    str, Query(pattern=SLUG, max_length=LONGEST_SLUG, description="Profile to start from, by name.")
 ]
 Format = Annotated[
-    str,
-    Query(max_length=64, description="What the table is, say nccl-tests or gemm-csv."),
+    str, Query(max_length=64, description="What the table is, say nccl-tests or gemm-csv.")
 ]
 Operation = Annotated[
     str | None,
@@ -265,8 +263,7 @@ async def add_model(
     body: Any = object_body(),
 ) -> Response:
     """Keep a Hugging Face config.json under a name; keys that do not affect its shape are ignored.
-    200 if the name existed: from now on it means this model.
-    """
+    200 if the name existed: from now on it means this model."""
     model, created = await in_thread(
         parts_of(request).library.put_model, name, body,
         idempotency=idempotency(request, caller, idempotency_key), owner=caller.owner,

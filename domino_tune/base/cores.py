@@ -59,7 +59,7 @@ def on_all_cores(
     ``function`` must be pure; items and results must be picklable. Copies end with this process.
     """
     cores = min(MOST_WORKERS, _cores())
-    if cores < 2 or not _may_fork():
+    if cores < 2 or not (sys.platform == "linux" and threading.active_count() == 1):
         yield from in_turn(function, items)
         return
     with warnings.catch_warnings():
@@ -108,11 +108,6 @@ def where_long(
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-
-
-def _may_fork() -> bool:
-    """Return whether no other thread could hold a lock that the copy would wait for."""
-    return sys.platform == "linux" and threading.active_count() == 1
 
 
 class _Worker(Generic[Item, Result]):

@@ -19,8 +19,7 @@ from simulator.errors import (
 
 class TuningInterrupted(KeyboardInterrupt):
     """Ctrl-C in a measured search. The text says where the evidence is, the best plan so far, and
-    how to continue.
-    """
+    how to continue."""
 
 
 class PlanFileError(DominoTuneError):

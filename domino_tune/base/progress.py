@@ -40,8 +40,7 @@ class Pace:
 
     def step(self, done: int, left: int | None) -> str:
         """Return the text after one more step. ``done``: all steps so far, including earlier runs.
-        ``left``: most steps left; None if unknown or not counted.
-        """
+        ``left``: most steps left; None if unknown or not counted."""
         self._steps += 1
         if left is not None:
             self._left, self._next = left, self._steps + RECOUNT

@@ -53,6 +53,11 @@ EXAMPLES: Final[dict[Dimension, str]] = {
 }  # fmt: skip
 
 
+def rounded(value: float) -> float:
+    """Return ``value`` with as many digits as noisy timings justify, the same on every machine."""
+    return float(f"{value:.4g}")
+
+
 def parse_quantity(name: str, text: str, allowed: tuple[Dimension, ...]) -> Quantity:
     """Return the quantity in ``text``; ``name`` begins the text of an error.
 

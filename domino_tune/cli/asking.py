@@ -15,7 +15,7 @@ from typing import Any, Final
 import typer
 
 from domino_tune.requests.options import Asked, Request, field_name, from_values, is_list, option_of
-from domino_tune.requests.outputs import Asking
+from domino_tune.requests.outputs import Asking, Outputs
 from simulator.errors import InputError
 
 ELSEWHERE: Final = {
@@ -75,6 +75,14 @@ def _placed(kind: type[Request], key: str, value: Any) -> tuple[str, Any]:
         f"Unknown key {key!r}.{hint} Keys are the fields that --help lists, and those of the model "
         "by their Hugging Face names."
     )
+
+
+def check_places(outputs: Outputs) -> None:
+    """Raise InputError for a file that cannot be written, before a long computation starts."""
+    from domino_tune.store.files import check_writable
+
+    for path in outputs.files().values():
+        check_writable(path)
 
 
 def instead(verb: str, kind: type[Request], flag: str) -> str:

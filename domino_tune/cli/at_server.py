@@ -1,14 +1,15 @@
-"""What is sent to a server that tuned, and the tables of its jobs."""
+"""Questions to a server, its jobs and their tables, and what is sent to it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from domino_tune.base.errors import NotFoundError
 from domino_tune.base.tables import Table, print_table
@@ -17,15 +18,84 @@ from domino_tune.cli.show import warn
 from domino_tune.client import Client
 from domino_tune.client.jobs import READERS, Job, duration
 from domino_tune.client.transport import find_token, job_at
-from domino_tune.requests.service import SendRequest
+from domino_tune.requests import service
+from domino_tune.requests.outputs import JsonOutputs, Outputs, SearchOutputs, ServerOutputs
 from domino_tune.results import to_json
+from domino_tune.results.layouts import Layouts
 from domino_tune.results.measured import ValidateResult
 from domino_tune.results.shown import ms
-from domino_tune.results.tune import stopped_words
+from domino_tune.results.tune import Tuned, stopped_words
 from domino_tune.store.files import check_writable, home_dir, make_folder, read_json, write_whole
+from domino_tune.store.formats.chrome_trace import write_trace_bytes
 from simulator.errors import InputError
 
 FOLDER: Final = "unsent"
+
+
+def client_of(server: str, token_file: str | None) -> Client:
+    """Return a client of a server, with the user's token."""
+    return Client(server, token=find_token(token_file))
+
+
+def jobs_list(request: service.JobsListRequest, outputs: JsonOutputs) -> None:
+    """Print the newest jobs."""
+    asked = {"kind": request.kind, "state": request.state, "q": request.search}
+    wanted = {name: value for name, value in asked.items() if value is not None}
+    with client_of(request.server, request.token_file) as client:
+        jobs = client.jobs(limit=request.limit, **wanted).items
+    if outputs.as_json:
+        sys.stdout.write(show.json_text([job.plain for job in jobs]))
+    else:
+        jobs_table(jobs)
+
+
+def jobs_show(request: service.JobsShowRequest, outputs: JsonOutputs) -> None:
+    """Print a job, and its result when it is done."""
+    with client_of(request.server, request.token_file) as client:
+        _print(client.job(request.job), outputs)
+
+
+def jobs_stop(request: service.JobsStopRequest, outputs: JsonOutputs) -> None:
+    """Stop a job, wait for its best result so far, and print it."""
+    with client_of(request.server, request.token_file) as client, show.progress() as progress:
+        job = client.wait(client.stop(request.job), progress)
+    _print(job, outputs)
+
+
+def jobs_delete(request: service.JobsDeleteRequest, outputs: Outputs) -> None:
+    """Delete a job."""
+    with client_of(request.server, request.token_file) as client:
+        client.delete(request.job)
+    print(f"Job {request.job} is deleted.")
+
+
+def search_there(
+    kind: str, request: Any, outputs: SearchOutputs, server: str, target: str | None
+) -> Tuned | Layouts:
+    """Tune, or search layouts, at a server; write the files asked for, as the server made them."""
+    from domino_tune.verbs.simulate import check_has, recommended
+
+    with client_of(server, outputs.token_file) as client:
+        with show.progress() as progress:
+            job = client.result(kind, request, progress)
+        found: Tuned | Layouts = job.answer()
+        if outputs.out:
+            best = found.best
+            strategy = outputs.out_of or recommended(best, target)
+            check_has(best, strategy)
+            write_whole(outputs.out, client.file(job.id, f"plan-{strategy}"))
+            show.tell_written(outputs, best, strategy)
+        if outputs.trace:
+            write_trace_bytes(outputs.trace, client.file(job.id, "trace"))
+        if outputs.report:
+            write_whole(outputs.report, client.file(job.id, "report"))
+    return found
+
+
+def answer_there(kind: str, request: Any, outputs: ServerOutputs, server: str) -> Any:
+    """Return the answer of a job of a kind, which a server computes."""
+    with client_of(server, outputs.token_file) as client, show.progress() as progress:
+        return client.result(kind, request, progress).answer()
 
 
 def check_destination(url: str, token_file: str | None) -> None:
@@ -50,18 +120,19 @@ def send_result(result: ValidateResult, url: str, token_file: str | None) -> Non
     unsent.unlink(missing_ok=True)
 
 
-def send_again(request: SendRequest) -> None:
+def send(request: service.SendRequest, outputs: Outputs) -> None:
     """Send a saved file; remove it when the server acknowledges it."""
     path = Path(request.file)
     read_json(path, what="File of results", error=InputError)
     _send(path.read_bytes(), request.to, request.token_file)
     path.unlink(missing_ok=True)
+    print(f"Sent {request.file} to {request.to}.")
 
 
 def _send(body: bytes, url: str, token_file: str | None) -> None:
     """Send ``body``. Equal results have one key, so the server stores them once."""
     server, job = job_at(url)
-    with Client(server, token=find_token(token_file)) as client:
+    with client_of(server, token_file) as client:
         try:
             client.send_validation(job, json.loads(body), _key(body))
         except NotFoundError as error:
@@ -99,8 +170,11 @@ def jobs_table(jobs: Sequence[Job]) -> None:
     print_table(Table(columns=_COLUMNS, rows=[_row(job) for job in jobs], narrow=narrow))
 
 
-def show_job(job: Job) -> None:
+def _print(job: Job, outputs: JsonOutputs) -> None:
     """Print a job, then its result when it is done. Raise the error of a job that failed."""
+    if outputs.as_json:
+        sys.stdout.write(show.json_text(job.plain))
+        return
     jobs_table([job])
     if job.state == "failed":
         job.result()

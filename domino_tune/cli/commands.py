@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import chain
+from pkgutil import resolve_name
 from types import NoneType
 from typing import Annotated, Any, Final, TextIO, get_args
 
@@ -20,14 +21,12 @@ from typer.core import TyperCommand, TyperGroup
 from domino_tune import requests
 from domino_tune.base.errors import meaning_of, printable
 from domino_tune.base.origin import VERSION
-from domino_tune.cli import actions, asking
-from domino_tune.cli.actions import load, printed
-from domino_tune.requests import outputs
+from domino_tune.cli import asking, show
+from domino_tune.requests import QUESTIONS, outputs, service
 from domino_tune.requests.options import GROUPS as OPTION_GROUPS
 from domino_tune.requests.options import Request, choices_of, core_of, is_list, option_of
 from domino_tune.requests.outputs import Asking
 from domino_tune.requests.problems import in_typed_words
-from domino_tune.requests.verbs import QUESTIONS
 from simulator.errors import InputError
 
 # Some versions of typer contain click, others import it; these are the classes in use.
@@ -50,7 +49,7 @@ class Verb:
     """One command: its words, its request, its output options, and the action that takes both."""
 
     name: str
-    request: type[requests.Request]
+    request: type[Request]
     outputs: type[outputs.Outputs]
     action: Callable[[Any, Any], None]
     listing: str = ""
@@ -77,44 +76,62 @@ class Verb:
         return self.name in QUESTIONS
 
 
+def later(place: str) -> Callable[[Any, Any], None]:
+    """Return the action at ``place``, ``module:function`` of this package. What it needs is
+    imported when it runs, so that ``--help`` stays fast."""
+    return lambda request, places: resolve_name(f"domino_tune.cli.{place}")(request, places)
+
+
+def printed(verb: str, table: str) -> Callable[[Any, outputs.JsonOutputs], None]:
+    """Return the action of a verb, ``module:function`` of domino_tune, whose result is only
+    printed; ``table``: the function of ``show`` that does so."""
+
+    def action(request: Any, places: outputs.JsonOutputs) -> None:
+        answer = resolve_name(f"domino_tune.{verb}")(request)
+        show.answer(answer, places.as_json, getattr(show, table))
+
+    return action
+
+
 VERBS: Final = (
-    Verb("tune", QUESTIONS["tune"], outputs.SearchOutputs, actions.tune),
-    Verb("layout", QUESTIONS["layout"], outputs.SearchOutputs, actions.layout),
-    Verb("scale", QUESTIONS["scale"], outputs.ScaleOutputs, actions.scale),
-    Verb("simulate", QUESTIONS["simulate"], outputs.PlanOutputs, actions.simulate),
-    Verb("whatif", QUESTIONS["whatif"], outputs.ReportOutputs, actions.whatif),
-    Verb("measure", QUESTIONS["measure"], outputs.PlanOutputs, actions.measure),
-    Verb("validate", QUESTIONS["validate"], outputs.ValidateOutputs, actions.validate),
-    Verb("profile", QUESTIONS["profile"], outputs.JsonOutputs, actions.profile),
-    Verb("calibrate", QUESTIONS["calibrate"], outputs.ServerOutputs, actions.calibrate),
+    Verb("tune", QUESTIONS["tune"], outputs.SearchOutputs, later("actions:tune")),
+    Verb("layout", QUESTIONS["layout"], outputs.SearchOutputs, later("actions:layout")),
+    Verb("scale", QUESTIONS["scale"], outputs.ScaleOutputs, later("actions:scale")),
+    Verb("simulate", QUESTIONS["simulate"], outputs.PlanOutputs, later("actions:simulate")),
+    Verb("whatif", QUESTIONS["whatif"], outputs.ReportOutputs, later("actions:whatif")),
+    Verb("measure", QUESTIONS["measure"], outputs.PlanOutputs, later("actions:measure")),
+    Verb("validate", QUESTIONS["validate"], outputs.ValidateOutputs, later("actions:validate")),
+    Verb("profile", QUESTIONS["profile"], outputs.JsonOutputs, later("actions:profile")),
+    Verb("calibrate", QUESTIONS["calibrate"], outputs.ServerOutputs, later("actions:calibrate")),
     Verb("plan show", requests.PlanShowRequest, outputs.JsonOutputs,
-         printed("verbs.plan:plan_show", "show:plan")),
-    Verb("plan export", requests.PlanExportRequest, outputs.FileOutputs, actions.plan_export),
+         printed("verbs.plan:plan_show", "plan")),
+    Verb("plan export", requests.PlanExportRequest, outputs.FileOutputs,
+         later("actions:plan_export")),
     Verb("models", requests.ModelsRequest, outputs.JsonOutputs,
-         printed("verbs.models:models", "show:models")),
+         printed("verbs.models:models", "models")),
     Verb("profiles list", requests.ProfilesListRequest, outputs.JsonOutputs,
-         printed("verbs.profiles:profiles_list", "show:profiles")),
+         printed("verbs.profiles:profiles_list", "profiles")),
     Verb("profiles show", requests.ProfilesShowRequest, outputs.JsonOutputs,
-         printed("verbs.profiles:profiles_show", "show:profile")),
+         printed("verbs.profiles:profiles_show", "profile")),
     Verb("profiles check", requests.ProfilesCheckRequest, outputs.JsonOutputs,
-         printed("verbs.profiles:profiles_check", "show:checked")),
+         printed("verbs.profiles:profiles_check", "checked")),
     Verb("profiles import", requests.ProfilesImportRequest, outputs.JsonOutputs,
-         printed("verbs.profiles:profiles_import", "show:imported"),
+         printed("verbs.profiles:profiles_import", "imported"),
          "measure.importers:descriptions"),
     Verb("profiles diff", requests.ProfilesDiffRequest, outputs.JsonOutputs,
-         printed("verbs.profiles:profiles_diff", "show:diff")),
-    Verb("serve", requests.ServeRequest, outputs.Outputs, actions.serve),
-    Verb("send", requests.SendRequest, outputs.Outputs, actions.send),
-    Verb("jobs list", requests.JobsListRequest, outputs.JsonOutputs, actions.jobs_list),
-    Verb("jobs show", requests.JobsShowRequest, outputs.JsonOutputs, actions.jobs_show),
-    Verb("jobs stop", requests.JobsStopRequest, outputs.JsonOutputs, actions.jobs_stop),
-    Verb("jobs delete", requests.JobsDeleteRequest, outputs.Outputs, actions.jobs_delete),
-    Verb("tokens add", requests.TokensAddRequest, outputs.JsonOutputs,
-         printed("service.token_verbs:tokens_add", "show:added_token")),
-    Verb("tokens list", requests.TokensListRequest, outputs.JsonOutputs,
-         printed("service.token_verbs:tokens_list", "show:tokens")),
-    Verb("tokens revoke", requests.TokensRevokeRequest, outputs.Outputs,
-         actions.tokens_revoke),
+         printed("verbs.profiles:profiles_diff", "diff")),
+    Verb("serve", service.ServeRequest, outputs.Outputs, later("actions:serve")),
+    Verb("send", service.SendRequest, outputs.Outputs, later("at_server:send")),
+    Verb("jobs list", service.JobsListRequest, outputs.JsonOutputs, later("at_server:jobs_list")),
+    Verb("jobs show", service.JobsShowRequest, outputs.JsonOutputs, later("at_server:jobs_show")),
+    Verb("jobs stop", service.JobsStopRequest, outputs.JsonOutputs, later("at_server:jobs_stop")),
+    Verb("jobs delete", service.JobsDeleteRequest, outputs.Outputs, later("at_server:jobs_delete")),
+    Verb("tokens add", service.TokensAddRequest, outputs.JsonOutputs,
+         printed("service.token_verbs:tokens_add", "added_token")),
+    Verb("tokens list", service.TokensListRequest, outputs.JsonOutputs,
+         printed("service.token_verbs:tokens_list", "tokens")),
+    Verb("tokens revoke", service.TokensRevokeRequest, outputs.Outputs,
+         later("actions:tokens_revoke")),
 )  # fmt: skip
 
 
@@ -193,7 +210,7 @@ def _command(verb: Verb) -> type[TyperCommand]:
         def format_epilog(self, ctx: Any, formatter: Any) -> None:
             if verb.listing:
                 with formatter.section("Formats"):
-                    formatter.write_dl(load("domino_tune", verb.listing)())
+                    formatter.write_dl(resolve_name(f"domino_tune.{verb.listing}")())
 
     return Command
 
@@ -237,7 +254,7 @@ def _function(verb: Verb) -> Callable[..., None]:
 
     def run(**values: Any) -> None:
         request, places, asked = verb.read(values)
-        actions.check_places(asked)
+        asking.check_places(asked)
         if asked.save_job:  # before the answer, whose reader may close the pipe
             from domino_tune.store.formats.job_file import write_job
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from domino_tune.base.progress import Progress
 from domino_tune.base.tables import Table, print_line, print_table
-from domino_tune.cli.progress import progress, still_progress
+from domino_tune.cli.progress import progress as progress
+from domino_tune.cli.progress import still_progress as still_progress
+from domino_tune.results import to_json
 
 if TYPE_CHECKING:
+    from domino_tune.requests.outputs import PlanOutputs
     from domino_tune.results.files import (
         CheckResult,
         DiffResult,
@@ -25,14 +29,32 @@ if TYPE_CHECKING:
     )
     from domino_tune.results.listed import ModelsResult, TokenAddedResult, TokensResult
     from domino_tune.results.shown import Shown
+    from domino_tune.results.simulate import Simulated
     from simulator.issue_order import IssueOrder
     from simulator.specs import ModelSpec
 
-__all__ = [
-    "added_token", "checked", "diff", "imported", "interrupted", "lines_progress", "models",
-    "percent", "plan", "profile", "profiles", "progress", "still_progress", "tables", "tokens",
-    "warn",
-]  # fmt: skip
+
+def answer(result: Any, as_json: bool, table: Callable[[Any], None] | None = None) -> None:
+    """Print the result as JSON, or as its table: by default those that it has itself."""
+    if as_json:
+        sys.stdout.write(json_text(to_json(result)))
+    else:
+        (table or tables)(result)
+
+
+def json_text(value: Any) -> str:
+    """Return ``value`` as indented JSON with a final newline."""
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
+def tell_written(outputs: PlanOutputs, best: Simulated, strategy: str) -> None:
+    """Say whose plan was written, where it is not the chosen one's and nobody asked for it."""
+    if strategy != best.plan.strategy and not outputs.out_of:
+        print_line(
+            f"{outputs.out} holds the plan of {strategy}, which the verdict recommends; that of "
+            f"{best.plan.strategy} is written with --out-of {best.plan.strategy}.",
+            sys.stderr,
+        )
 
 
 def tables(result: Shown) -> None:
@@ -106,9 +128,6 @@ def _order_text(line: IssueOrder) -> str:
     return f"{len(line.tokens)} fragments for {layers}: {' '.join(line.to_strings())}"
 
 
-# Print the progress of profile, and how to continue -----------------------------------------------
-
-
 @contextmanager
 def lines_progress() -> Iterator[Progress]:
     """Show a status line if stderr is a terminal, else print plain lines."""
@@ -123,9 +142,6 @@ def interrupted(path: Path, resume: str) -> None:
     """Print where the measurements are, and how to continue."""
     state = f"The measurements are in {path}." if path.exists() else "Nothing was measured yet."
     print_line(f"{state} To go on: {resume}", sys.stderr)
-
-
-# Print results of the profiles verbs as tables ----------------------------------------------------
 
 
 def profiles(result: ProfilesResult) -> None:
@@ -251,19 +267,13 @@ def diff(result: DiffResult) -> None:
         print_line(f"The same content: {result.first.content_id}.")
         return
     print_table(
-        Table(
-            columns=("where", result.first.name, result.second.name),
-            rows=result.differences,
-        )
+        Table(columns=("where", result.first.name, result.second.name), rows=result.differences)
     )
 
 
 def percent(error: float | None) -> str:
     """Return a relative error as text, or a dash where it is unknown."""
     return "–" if error is None else f"{error:.1%}"
-
-
-# Print tokens as tables ---------------------------------------------------------------------------
 
 
 def tokens(result: TokensResult) -> None:

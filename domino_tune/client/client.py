@@ -33,15 +33,9 @@ from domino_tune.client.transport import (
     retry_after_s,
     segment,
 )
-from domino_tune.requests import (
-    CalibrateRequest,
-    PlanFields,
-    ProfilesImportRequest,
-    Request,
-    WhatIfRequest,
-)
-from domino_tune.requests.options import by_field, flag_of
-from domino_tune.requests.verbs import QUESTIONS
+from domino_tune.requests import QUESTIONS, CalibrateRequest, ProfilesImportRequest, WhatIfRequest
+from domino_tune.requests.fields import PlanFields
+from domino_tune.requests.options import Request, by_field, flag_of
 from domino_tune.results.from_json import simulated_from_json
 from domino_tune.results.simulate import Simulated
 from domino_tune.store.files import read_bytes, read_text
@@ -141,10 +135,6 @@ def import_query(request: ProfilesImportRequest) -> str:
 
 def _encoded(plain: dict[str, Any]) -> bytes:
     return json.dumps(plain, separators=(",", ":"), allow_nan=False).encode()
-
-
-# Client -------------------------------------------------------------------------------------------
-# The verbs at a server.
 
 
 class Client:

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-# Lists as pandas DataFrames; pandas is imported where one is asked for ----------------------------
-
-
 class Listing(dict[str, Any]):
     """A page of a list, as the server's JSON: ``items``, and ``next``, the cursor of the page
     after."""

@@ -245,10 +245,6 @@ def _text(problem: Mapping[str, Any]) -> str:
     return text[:MAX_TEXT_CHARACTERS]
 
 
-# Server-sent events, as far as the service uses them ----------------------------------------------
-# Lines in, JSON objects out.
-
-
 class EventReader:
     """Collects the ``data`` lines of an event until it is complete (WHATWG HTML, 9.2.6)."""
 

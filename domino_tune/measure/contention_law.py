@@ -89,8 +89,7 @@ def assumptions(rows: Sequence[Row], lanes: Row | None) -> str:
 
 def with_earlier_sizes(fit: ContentionFit, earlier: ContentionFit) -> ContentionFit:
     """Return ``fit`` with an earlier run's slowdowns by operation and size; take the mean of those
-    in both runs.
-    """
+    in both runs."""
     if not fit.by_size:
         return fit
     rows = {(row.op, row.bytes): row for row in earlier.by_size}
@@ -107,8 +106,7 @@ def _mean(one: SizeContention, other: SizeContention) -> SizeContention:
         for family in families
     }
     return one._replace(
-        compute=compute,
-        collective_factor=fmean((one.collective_factor, other.collective_factor)),
+        compute=compute, collective_factor=fmean((one.collective_factor, other.collective_factor))
     )
 
 
@@ -220,8 +218,7 @@ def _by_size(rows: Sequence[Row]) -> ContentionFit:
 
 def _beside_compute(row: Row, rows: Sequence[Row]) -> float:
     """Return the slowdown of the row's collectives. If none of them ran wholly during a step,
-    return that of the nearest measured size, of the same operation if possible.
-    """
+    return that of the nearest measured size, of the same operation if possible."""
     known = [other for other in rows if "collective" in other]
     if not known:
         return 1.0

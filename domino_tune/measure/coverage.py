@@ -172,7 +172,7 @@ def _cuts(
     for sharded in spec.sequence_parallels:
         yield replace(MEGATRON, sequence_parallel=sharded)
     columns = sorted({*spec.col_slices, *spec.dgrad_slices})
-    rows = _useful_first(spec.row_slices)
+    rows = sorted(set(spec.row_slices), key=lambda rows: (rows & (rows - 1) != 0, rows))
     slices = [(count, slicing) for count in rows for slicing in spec.slicings_for(count)]
     merged: list[SlicePlan] = []
     for cut, (count, (dim, balance)), sharded in product(columns, slices, spec.sequence_parallels):
@@ -189,11 +189,6 @@ def _cuts(
 
 def _unsliced(cuts: Iterable[SlicePlan]) -> tuple[SlicePlan, ...]:
     return tuple(plan for plan in cuts if plan.strategy == "megatron")
-
-
-def _useful_first(row_slices: Iterable[int]) -> list[int]:
-    """Return powers of two before the rest, small before large."""
-    return sorted(set(row_slices), key=lambda rows: (rows & (rows - 1) != 0, rows))
 
 
 def _target(
@@ -242,7 +237,7 @@ def _is_quick(
 ) -> bool:
     """Return whether all layers fit half the memory and draw quickly: for the optimizer's ops."""
     shapes = Shapes(model=model, workload=workload, cluster=cluster, plan=MEGATRON)
-    fits = shapes.rank_parameters * STATE_BYTES <= memory_bytes // 2
+    fits = shapes.held.whole * STATE_BYTES <= memory_bytes // 2
     return fits and model.parameters <= DEEP_PARAMETERS
 
 

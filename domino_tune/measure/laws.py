@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from domino_tune.base.units import rounded
 from simulator.cpu_hosts import IdleLane, ResumeFit, ResumeRow
 from simulator.lookup import Provenance, ProvenanceKind
 from simulator.lookup.collectives import CollectiveRow
@@ -61,19 +62,18 @@ def power_section(
     provenance: Provenance,
 ) -> PowerSection:
     """Return the section of a GPU whose lasting GEMMs run at ``lasting`` (MHz, W). ``clocks``:
-    (from µs, MHz) of its GEMMs' timings; attention was timed at the first of these.
-    """
+    (from µs, MHz) of its GEMMs' timings; attention was timed at the first of these."""
     lasting_mhz, lasting_w = lasting
     gemm_w = (lasting_w - idle_w) * (boost_mhz / lasting_mhz) ** EXPONENT
     gemm_error = ASSUMED_ERROR if gemm_kind == "assumed" else SEEN_ERROR
     families = [
         FamilyPower(
-            family=name, draw_w=_rounded(share * gemm_w), elasticity=ELASTICITIES[name],
+            family=name, draw_w=rounded(share * gemm_w), elasticity=ELASTICITIES[name],
             kind=gemm_kind if name == "gemm" else "assumed", error=error,
         )
         for name, (share, error) in {"gemm": (1.0, gemm_error), **DRAWS}.items()
     ]  # fmt: skip
-    gemms = [RowClock("gemm", from_us, _rounded(mhz)) for from_us, mhz in clocks]
+    gemms = [RowClock("gemm", from_us, rounded(mhz)) for from_us, mhz in clocks]
     short = RowClock("attention", 0.0, gemms[0].clock_mhz)
     return PowerSection(
         boost_mhz=boost_mhz, cap_w=cap_w, idle_w=idle_w, exponent=EXPONENT,
@@ -87,20 +87,19 @@ def power_law(
     loads: Mapping[str, Row], elasticities: Mapping[str, float], known: PowerSection
 ) -> PowerSection:
     """Return ``known`` updated by lasting loads: those of families that ran alone and of rest, each
-    with ``clock_mhz`` and ``power_w``.
-    """
+    with ``clock_mhz`` and ``power_w``."""
     rest = loads.get(REST)
-    idle_w = _rounded(rest["power_w"]) if rest else known.idle_w
+    idle_w = rounded(rest["power_w"]) if rest else known.idle_w
     families = []
     for one in known.families:
         alone = loads.get(one.family)
         if alone:
             share = (alone["clock_mhz"] / known.boost_mhz) ** known.exponent
-            draw_w = _rounded(max(0.0, alone["power_w"] - idle_w) / share)
+            draw_w = rounded(max(0.0, alone["power_w"] - idle_w) / share)
             one = replace(one, draw_w=draw_w, kind="fitted", error=SEEN_ERROR)
         if one.family in elasticities:
             told = min(1.0, max(0.0, elasticities[one.family]))
-            one = replace(one, elasticity=_rounded(told))
+            one = replace(one, elasticity=rounded(told))
         families.append(one)
     kinds = {**known.kinds, "idle_w": "measured"} if rest else known.kinds
     return replace(known, idle_w=idle_w, families=tuple(families), kinds=kinds)
@@ -128,8 +127,7 @@ def with_loads(known: PowerSection | None, message: Row) -> PowerSection | None:
 
 def lacking_loads(known: PowerSection | None) -> tuple[str, ...]:
     """Return the loads whose law is still assumed, most useful first; all of them without
-    a section.
-    """
+    a section."""
     if known is None:
         return (REST, MIXED, *COMPUTE)
     return tuple(name for name in COMPUTE if known.family(name).kind == "assumed")
@@ -137,11 +135,6 @@ def lacking_loads(known: PowerSection | None) -> tuple[str, ...]:
 
 MIXED: Final = "mixed"
 """The load of all families in turn on a rested GPU, which shows their elasticities."""
-
-
-def _rounded(value: float) -> float:
-    """Return ``value`` with as many digits as noisy samples justify, the same on every machine."""
-    return float(f"{value:.4g}")
 
 
 # Idle lane law ------------------------------------------------------------------------------------
@@ -255,8 +248,7 @@ def resume_law(stretches: Mapping[float, Sequence[WaitStretch]]) -> ResumeFit:
 
 def _error(stretches: Sequence[Sequence[WaitStretch]], recovery_us: float) -> float:
     """Return by what share of the costs two halves of the stretches differ: early and late ones, or
-    every other one; the larger of the two.
-    """
+    every other one; the larger of the two."""
     splits = (
         [(found[: len(found) // 2], found[len(found) // 2 :]) for found in stretches],
         [(found[::2], found[1::2]) for found in stretches],

@@ -237,11 +237,6 @@ def compared_fields(machine: Machine) -> dict[str, str | int]:
     details = {
         name: value
         for name, value in machine.details.items()
-        if name in DETAILS or _is_setting(name)
+        if name in DETAILS or (name.startswith("NCCL_") and not name.startswith("NCCL_DEBUG"))
     }
     return {**{name: getattr(machine, name) for name in FIELDS}, **dict(sorted(details.items()))}
-
-
-def _is_setting(name: str) -> bool:
-    """Return whether a detail is an NCCL setting that changes the speed of collectives."""
-    return name.startswith("NCCL_") and not name.startswith("NCCL_DEBUG")

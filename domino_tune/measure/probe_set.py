@@ -18,7 +18,7 @@ from domino_tune.measure.laws import lacking_loads
 from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.memory import peak_bytes
-from simulator.ops import Collective, Gemm, Signature
+from simulator.ops import Collective, Signature
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.profile import Profile
 from simulator.specs import ClusterSpec, ModelSpec, Workload
@@ -55,8 +55,7 @@ class ProbeCase:
 
     def peak_bytes(self, profile: Profile) -> int:
         """Return the memory of a rank that plays the case unsliced, bytes: the most that any of its
-        plans needs.
-        """
+        plans needs."""
         case = Case(model=self.model, workload=self.workload, cluster=self.cluster, profile=profile)
         return peak_bytes(case, MEGATRON)
 
@@ -73,8 +72,7 @@ class ContentionProbe:
 @dataclass(frozen=True, kw_only=True)
 class ProbeSet:
     """Everything to measure. ``ops``: the compute signatures that a profile stores; ``loads``:
-    those that show a GPU's power.
-    """
+    those that show a GPU's power."""
 
     cases: tuple[ProbeCase, ...]
     collectives: tuple[Collective, ...]
@@ -153,8 +151,7 @@ class ProbeSet:
 
     def _has_work(self, number: int) -> bool:
         """Return whether that case has something to measure; the first case includes the
-        collectives.
-        """
+        collectives."""
         contention = self.contention is not None and self.contention.case == number
         return bool(self.cases[number].plans or contention or (number == 0 and self.collectives))
 
@@ -185,8 +182,7 @@ def signatures(
 
 def lacks_waits(profile: Profile, ranks: int) -> bool:
     """Return whether ranks sleep while they wait for each other, as on CPUs, and the profile lacks
-    the length or the cost of these waits.
-    """
+    the length or the cost of these waits."""
     sleep = ranks > 1 and profile.machine.backend == "gloo"
     return sleep and (profile.skew is None or profile.resume is None)
 
@@ -210,14 +206,8 @@ def collective_key(collective: Collective) -> tuple[str, int, int, int, int]:
 
 def timed_ops(profile: Profile) -> dict[Signature, int]:
     """Return the number of timings of each compute signature that has a row in the profile."""
-    found: dict[Signature, int] = {}
-    for gemm in profile.gemm.rows if profile.gemm else ():
-        found[Gemm(*gemm[:7], gemm.bias)] = gemm.samples  # type: ignore[arg-type]
-    for attention in profile.attention.rows if profile.attention else ():
-        found[attention.signature] = attention.samples
-    for point in profile.pointwise.rows if profile.pointwise else ():
-        found[point.signature] = point.samples
-    return found
+    sections = profile.gemm, profile.attention, profile.pointwise
+    return {row.signature: row.samples for section in sections if section for row in section.rows}
 
 
 def timed_collectives(profile: Profile) -> dict[tuple[str, int, int, int, int], int]:

@@ -10,6 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from domino_tune.base.units import rounded
 from domino_tune.measure.contention_law import assumptions, contention_fit, with_earlier_sizes
 from domino_tune.measure.laws import idle_lane_law, with_loads
 from domino_tune.measure.probe_set import ProbeSet
@@ -125,11 +126,6 @@ def together(one: Row, other: Row) -> Row:
 def _rows(profile: Profile | None, kind: str) -> tuple[Any, ...]:
     section = getattr(profile, kind, None)
     return section.rows if section else ()
-
-
-def measured_ops(profile: Profile) -> set[Signature]:
-    """Return the signatures of compute ops that the profile has rows of."""
-    return {row.signature for kind in SECTIONS for row in _rows(profile, kind)}
 
 
 # Builds a profile from ranks' messages; each message makes it more complete -----------------------
@@ -256,10 +252,6 @@ _HANDLERS: Final[Mapping[str, Callable[[Profile, Message, Profile | None], Profi
 }
 
 
-# Peak rates of a machine, as far as its own ops have reached them ---------------------------------
-# Bounds for look-ups.
-
-
 def with_peaks(profile: Profile) -> Profile:
     """Return ``profile`` with the highest FLOP rate of a GEMM, by dtype, and the highest byte rate
     of a pointwise op. Rates without timings stay as assumed."""
@@ -274,14 +266,10 @@ def with_peaks(profile: Profile) -> Profile:
         profile,
         machine=replace(
             machine,
-            peak_tflops={**machine.peak_tflops, **{k: _short(v) for k, v in tflops.items()}},
-            memory_bandwidth_gb_s=_short(max(gb_s)) if gb_s else machine.memory_bandwidth_gb_s,
+            peak_tflops={**machine.peak_tflops, **{k: rounded(v) for k, v in tflops.items()}},
+            memory_bandwidth_gb_s=rounded(max(gb_s)) if gb_s else machine.memory_bandwidth_gb_s,
         ),
     )
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.4g}")
 
 
 # Profile a machine --------------------------------------------------------------------------------

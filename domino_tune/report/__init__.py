@@ -249,8 +249,7 @@ ROLES: Final = {
 
 class Axis(NamedTuple):
     """A plot's values: their name, unit (empty: none), and number of decimals; None: as for times
-    in ms.
-    """
+    in ms."""
 
     name: str
     unit: str

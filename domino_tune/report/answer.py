@@ -17,10 +17,12 @@ from domino_tune.report import (
     section,
     tag,
 )
-from domino_tune.report.data import Numbers, ReportData, Search
+from domino_tune.report.data import ReportData
 from domino_tune.report.layouts import layout_words
 from domino_tune.report.plans import chances, leads, winner
 from domino_tune.results.shown import plan_words, slices_words
+from domino_tune.results.simulate import BASELINE, Simulated
+from domino_tune.results.tune import Tuned, found_words
 from simulator.usable import percent
 
 EVEN = 1.005
@@ -38,7 +40,7 @@ def answer(data: ReportData) -> Html:
         *((tag("p", data.tie, class_="note"),) if data.tie else ()),
         _figures(data),
         _bars(data),
-        *(tag("p", tag("strong", "Mind: "), line, class_="warn") for line in data.numbers.warnings),
+        *(tag("p", tag("strong", "Mind: "), line, class_="warn") for line in data.result.warnings),
         id="answer",
     )
 
@@ -49,28 +51,28 @@ def _headline(data: ReportData) -> tuple[str, ...]:
     if data.layouts:
         best = data.layouts.layouts[0]
         return ("The best layout is ", tag("em", layout_words(best), class_="long"))
-    if data.verdict and len(data.verdict.contestants) > 1:
-        return winner(data.verdict)
+    if data.result.verdict and len(data.result.verdict.contestants) > 1:
+        return winner(data.result.verdict)
     return _sentence(data)
 
 
 def _verdict(data: ReportData) -> tuple[Html, ...]:
     """Return all chances in words; where layouts were searched, with the winner."""
-    if data.verdict is None:
+    if data.result.verdict is None:
         return ()
-    above = leads(data.verdict) if data.layouts else ""
-    return (tag("p", above, chances(data.verdict), class_="lead verdict"),)
+    above = leads(data.result.verdict) if data.layouts else ""
+    return (tag("p", above, chances(data.result.verdict), class_="lead verdict"),)
 
 
 def _sentence(data: ReportData) -> tuple[str, ...]:
-    numbers, plan = data.numbers, data.chosen.plan
+    result, plan = data.result, data.chosen.plan
     if plan.strategy != "domino":
         name = STRATEGY_NAMES[plan.strategy]
-        return (f"{name} takes ", tag("em", f"{ms_text(numbers.iteration_ms)} ms"), " an iteration")
-    if numbers.speedup < EVEN:
-        verdict = "no faster than" if numbers.speedup > 2 - EVEN else "slower than"
+        return (f"{name} takes ", tag("em", f"{ms_text(result.iteration_ms)} ms"), " an iteration")
+    if result.speedup < EVEN:
+        verdict = "no faster than" if result.speedup > 2 - EVEN else "slower than"
         return (f"Slicing does not pay here: {slices_words(plan)} are {verdict} Megatron-LM",)
-    faster = tag("em", f"{numbers.speedup:.2f}× faster")
+    faster = tag("em", f"{result.speedup:.2f}× faster")
     verb = "Cut into" if data.search else "With"
     return (f"{verb} {slices_words(plan)}, an iteration is ", faster)
 
@@ -95,36 +97,36 @@ def _reason(data: ReportData) -> str:
 
 def _another_wins(data: ReportData) -> bool:
     """Return whether the headline names another strategy than the plan's."""
-    leader = data.verdict.leader if data.verdict else None
+    leader = data.result.verdict.leader if data.result.verdict else None
     return leader is not None and leader.plan.strategy != data.chosen.plan.strategy
 
 
 def _figures(data: ReportData) -> Html:
-    numbers = data.numbers
+    result = data.result
     items = [
-        _figure("Iteration", ms_text(numbers.iteration_ms), "ms",
-                f"Megatron-LM {ms_text(numbers.baseline_ms)} ms"),
-        _figure("Speedup", f"{numbers.speedup:.2f}×", "", _possible(numbers)),
+        _figure("Iteration", ms_text(result.iteration_ms), "ms",
+                f"Megatron-LM {ms_text(result.baseline_ms)} ms"),
+        _figure("Speedup", f"{result.speedup:.2f}×", "", _possible(result)),
         _figure(
-            "Tokens/s/GPU", f"{numbers.tokens_per_second_per_gpu:,.0f}", "",
-            _utilization(numbers),
+            "Tokens/s/GPU", f"{result.tokens_per_second_per_gpu:,.0f}", "",
+            _utilization(result),
         ),
         _figure(
-            "Exposed", ms_text(numbers.exposed_ms), "ms",
-            f"of {ms_text(numbers.comm_ms)} ms communication",
+            "Exposed", ms_text(result.exposed_comm_ms), "ms",
+            f"of {ms_text(result.comm_ms)} ms communication",
         ),
-        _figure("Peak memory", gib_text(numbers.peak_memory_gib), "GiB", _capacity(data)),
-        *_clock(numbers),
-        _figure("Confidence", numbers.confidence, "", _assumed(numbers), level=numbers.confidence),
+        _figure("Peak memory", gib_text(result.peak_memory_gib), "GiB", _capacity(data)),
+        *_clock(result),
+        _figure("Confidence", result.confidence, "", _assumed(result), level=result.confidence),
     ]  # fmt: skip
     return tag("dl", *items, class_="figures")
 
 
-def _clock(numbers: Numbers) -> tuple[Html, ...]:
-    if numbers.clock_mhz is None:
+def _clock(result: Simulated) -> tuple[Html, ...]:
+    if result.clock_mhz is None:
         return ()
-    note = f"{numbers.power_w:,.0f} W a GPU; Megatron-LM {numbers.baseline_clock_mhz:,} MHz"
-    return (_figure("Clock", f"{numbers.clock_mhz:,}", "MHz", note),)
+    note = f"{result.power_w:,.0f} W a GPU; Megatron-LM {result.variants[BASELINE].clock_mhz:,} MHz"
+    return (_figure("Clock", f"{result.clock_mhz:,}", "MHz", note),)
 
 
 def _figure(name: str, value: str, unit: str, note: str, *, level: str = "") -> Html:
@@ -134,36 +136,35 @@ def _figure(name: str, value: str, unit: str, note: str, *, level: str = "") -> 
 
 
 def _capacity(data: ReportData) -> str:
-    if data.usable is None:
-        return "a GPU, predicted"
-    return f"of {gib_text(data.usable.usable_gib)} usable; fits: {percent(data.fits_chance)}"
+    usable, chance = data.result.usable_memory, data.result.fits_chance
+    return f"of {gib_text(usable.usable_gib)} usable; fits: {percent(chance)}"
 
 
-def _assumed(numbers: Numbers) -> str:
-    share = sum(numbers.shares.get(kind, 0.0) for kind in ("assumed", "extrapolated"))
+def _assumed(result: Simulated) -> str:
+    share = sum(result.confidence_shares.get(kind, 0.0) for kind in ("assumed", "extrapolated"))
     return (
         f"{percent_text(round(share, 2))} of the time is assumed" if share else "nothing is assumed"
     )
 
 
-def _utilization(numbers: Numbers) -> str:
-    rate = f"{numbers.tflops_per_gpu:,.0f} model TFLOP/s"
-    return rate if numbers.mfu is None else f"{rate}, MFU {percent_text(numbers.mfu)}"
+def _utilization(result: Simulated) -> str:
+    rate = f"{result.tflops_per_gpu:,.0f} model TFLOP/s"
+    return rate if result.mfu is None else f"{rate}, MFU {percent_text(result.mfu)}"
 
 
-def _possible(numbers: Numbers) -> str:
-    if not numbers.no_comm_ms:
+def _possible(result: Simulated) -> str:
+    if not result.no_comm_ms:
         return "over Megatron-LM"
-    return f"{numbers.baseline_ms / numbers.no_comm_ms:.2f}× if communication were free"
+    return f"{result.baseline_ms / result.no_comm_ms:.2f}× if communication were free"
 
 
 def _bars(data: ReportData) -> Html:
     """Return a bar for each iteration, on one scale: exposed communication and the rest."""
-    numbers = data.numbers
+    result = data.result
     rows = (
-        ("", data.baseline, numbers.baseline_ms, numbers.baseline_exposed_ms),
-        ("chosen", data.chosen, numbers.iteration_ms, numbers.exposed_ms),
-        ("bound", data.bound, numbers.no_comm_ms, 0.0),
+        ("", data.baseline, result.baseline_ms, result.variants[BASELINE].exposed_comm_ms),
+        ("chosen", data.chosen, result.iteration_ms, result.exposed_comm_ms),
+        ("bound", data.bound, result.no_comm_ms, 0.0),
     )
     longest = max(time for _, _, time, _ in rows) or 1.0
     bars = [
@@ -242,13 +243,13 @@ def facts_list(facts: Sequence[tuple[str, str]]) -> Html:
     return tag("dl", *rows, class_="facts")
 
 
-def _search(search: Search) -> tuple[tuple[str, str], ...]:
-    took = () if search.seconds is None else (("Time", f"{search.seconds:.2f} s"),)
+def _search(search: Tuned) -> tuple[tuple[str, str], ...]:
+    took = (("Time", f"{search.seconds:.2f} s"),) if search.seconds else ()
     left_out = ", ".join(
         f"{count:,} {REASONS.get(why, why)}" for why, count in search.infeasible.items() if count
     )
     return (
-        ("Search", f"{search.method}, {search.found}"),
+        ("Search", f"{search.search}, {found_words(search)}"),
         ("Space", f"{search.space_size:,} combinations"),
         ("Evaluated", f"{search.evaluations:,}"),
         ("Left out", left_out or "none"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from domino_tune.report import (
@@ -21,8 +21,8 @@ from domino_tune.report import (
     table,
     tag,
 )
-from domino_tune.report.data import Held, Pass, PipelinePicture, ReportData, Shown
-from domino_tune.results.simulate import UsableMemory
+from domino_tune.report.data import Pass, PipelinePicture, ReportData, Shown
+from domino_tune.results.simulate import BASELINE, CHOSEN, UsableMemory
 from simulator.schedule import COMPUTE, is_layer_role
 from simulator.usable import SURE, percent
 
@@ -121,19 +121,17 @@ def _with_block(role: str) -> str:
     return f"{role_label(role)}, {block}" if block and doubled else role_label(role)
 
 
-# The section on memory ----------------------------------------------------------------------------
-# One bar a variant, by category, beside what is usable of a GPU.
-
-
 def where_memory_goes(data: ReportData) -> Html:
-    """Return the section of the page, or nothing where no memory is given."""
-    if not data.held or data.usable is None:
-        return Html("")
-    usable_gib = data.usable.usable_gib
-    longest = max(usable_gib, *(held.total_gib for held in data.held))
-    stacks = [Stack(held.name, held.gib, chosen=held.chosen) for held in data.held]
-    legend = _legend(data.held[0])
-    names = (held.name for held in data.held)
+    """Return the section of the page: one bar a variant, beside what is usable of a GPU."""
+    result, usable = data.result, data.result.usable_memory
+    usable_gib = usable.usable_gib
+    held = {BASELINE: data.baseline, CHOSEN: data.chosen}
+    stacks = [
+        Stack(STRATEGY_NAMES[shown.plan.strategy], result.variants[name].memory_gib, chosen=at > 0)
+        for at, (name, shown) in enumerate(held.items())
+    ]
+    longest = max(usable_gib, *(sum(stack.parts.values()) for stack in stacks))
+    legend, names = _legend(stacks[0].parts), (stack.name for stack in stacks)
     return section(
         "memory",
         "Where the memory goes",
@@ -144,15 +142,15 @@ def where_memory_goes(data: ReportData) -> Html:
             class_="pass-keys",
         ),
         table(("GiB a GPU, at the peak", *names), stack_rows(stacks, legend), class_="parts"),
-        table(("A GPU's memory", "GiB", "how that is known"), _rows(data.usable), class_="parts"),
-        lead=_memory_lead(data, data.usable),
+        table(("A GPU's memory", "GiB", "how that is known"), _rows(usable), class_="parts"),
+        lead=_memory_lead(sum(stacks[1].parts.values()), usable, result.fits_chance),
     )
 
 
-def _legend(held: Held) -> Legend:
+def _legend(gib: Mapping[str, float]) -> Legend:
     return Legend(
-        {category: category.capitalize() for category in held.gib},
-        {category: f"mem-{number}" for number, category in enumerate(held.gib)},
+        {category: category.capitalize() for category in gib},
+        {category: f"mem-{number}" for number, category in enumerate(gib)},
         "GiB",
         "{:,.2f}".format,
     )
@@ -178,18 +176,17 @@ def _rows(usable: UsableMemory) -> list[tuple[str, str, str]]:
     ]  # fmt: skip
 
 
-def _memory_lead(data: ReportData, usable: UsableMemory) -> str:
-    chosen = next(held for held in data.held if held.chosen)
-    needs = gib_text(chosen.total_gib)
-    if chosen.total_gib > usable.usable_gib:
+def _memory_lead(needed_gib: float, usable: UsableMemory, chance: float) -> str:
+    needs = gib_text(needed_gib)
+    if needed_gib > usable.usable_gib:
         return (
             f"It does not fit: the plan needs {needs} GiB, and {usable.usable_gib:.1f} of a GPU "
             "are usable."
         )
-    doubt = "" if data.fits_chance >= SURE else ", too little to recommend it"
+    doubt = "" if chance >= SURE else ", too little to recommend it"
     return (
         f"The plan needs {needs} of {usable.usable_gib:.1f} usable GiB and fits with a chance of "
-        f"{percent(data.fits_chance)}{doubt}: about {usable.reserved_gib:.1f} GiB will be reserved "
+        f"{percent(chance)}{doubt}: about {usable.reserved_gib:.1f} GiB will be reserved "
         "for it."
     )
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from domino_tune.report import (
@@ -17,8 +16,10 @@ from domino_tune.report import (
     shape_text,
 )
 from domino_tune.results.layouts import Layouts
-from domino_tune.results.simulate import UsableMemory, Verdict
+from domino_tune.results.simulate import Simulated
+from domino_tune.results.tune import Tuned
 from simulator.errors import InputError
+from simulator.lookup import Provenance
 from simulator.plan import SlicePlan
 from simulator.schedule import LANES, Op, Timeline, is_layer_role
 
@@ -45,59 +46,6 @@ class Shown:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numbers:
-    """The result of ``simulate``; times in ms. ``exposed_ms``: the exposed part of the plan's
-    ``comm_ms``; ``baseline_exposed_ms``: that of the baseline. ``mfu`` is None if no peak is known;
-    clocks (of the plan and of the baseline) and mean power are None if the profile has no law of
-    power.
-    """
-
-    iteration_ms: float
-    baseline_ms: float
-    no_comm_ms: float
-    comm_ms: float
-    exposed_ms: float
-    baseline_exposed_ms: float
-    peak_memory_gib: float
-    tokens_per_second_per_gpu: float
-    tflops_per_gpu: float
-    low_ms: float
-    high_ms: float
-    confidence: str
-    shares: dict[str, float]
-    mfu: float | None = None
-    clock_mhz: int | None = None
-    baseline_clock_mhz: int | None = None
-    power_w: float | None = None
-    warnings: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if item.type == "float" and not (math.isfinite(value) and value >= 0):
-                raise InputError(f"report {item.name} must be finite and ≥ 0, got {value!r}.")
-
-    @property
-    def speedup(self) -> float:
-        """Time of the baseline over that of the chosen plan."""
-        return self.baseline_ms / self.iteration_ms if self.iteration_ms else math.nan
-
-
-@dataclass(frozen=True, kw_only=True)
-class Held:
-    """Peak memory of one variant by category, in GiB."""
-
-    name: str
-    gib: dict[str, float]
-    chosen: bool = False
-
-    @property
-    def total_gib(self) -> float:
-        """Sum of all categories."""
-        return sum(self.gib.values())
-
-
-@dataclass(frozen=True, kw_only=True)
 class Pass:
     """A pass of a stage over a micro-batch: forward (F), backward (B) or weight gradients (W)."""
 
@@ -115,43 +63,6 @@ class PipelinePicture:
     title: str
     stages: tuple[tuple[Pass, ...], ...]
     end_ms: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeatCell:
-    """The best plan of a cut; ``iteration_ms`` is None if no plan is feasible or none was tried.
-
-    ``note`` names the plan, or says why there is no plan.
-    """
-
-    row_slices: int
-    col_slices: int
-    iteration_ms: float | None
-    note: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanRow:
-    """One row of the table of plans; ``note`` follows the plan's name."""
-
-    plan: SlicePlan
-    iteration_ms: float
-    peak_memory_gib: float | None = None
-    note: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Crossover:
-    """``winner`` is the best plan from contention × ``factor`` upwards (0: off, 1: as in the
-    profile).
-
-    A page gets all of them by factor; the first has the lowest factor of all points.
-    """
-
-    factor: float
-    winner: SlicePlan
-    iteration_ms: float
-    baseline_ms: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,63 +93,30 @@ class Sweep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
-    """How the plan was found. ``found``: the set of plans among which it is the best, in words;
-    ``infeasible`` counts plans by reason.
-    """
-
-    method: str
-    found: str
-    space_size: int
-    evaluations: int
-    seconds: float | None = None
-    infeasible: dict[str, int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """The source of a section of the profile."""
-
-    section: str
-    kind: str
-    source: str
-    error: float | None = None
-    note: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
 class ReportData:
     """Everything on the page. Empty tuples and None omit their part.
 
     ``title``: model, ranks and profile in one line. ``workload``: (name, value) pairs.
-    ``commands``: (purpose, command) pairs. ``heat_note``: a sentence on the cells of the heat map.
-    ``verdict``: all strategies. ``layouts``: the best ones of a search; ``pipelines``: those of the
-    baseline and of the plan. ``held``: memory of the variants, ``usable``: memory of a GPU.
-    ``tie``: why the chosen plan is not the fastest, or empty.
+    ``commands``: (purpose, command) pairs. ``result``: of the chosen plan. ``search``: how it was
+    found; ``heat_note``: a sentence on the cells of its grid; ``tie``: why the plan is not its
+    fastest, or empty. ``layouts``: the best ones of a search; ``pipelines``: those of the baseline
+    and of the plan. ``sources``: of the profile, by section.
     """
 
     title: str
     workload: tuple[tuple[str, str], ...]
-    profile: str
     baseline: Shown
     chosen: Shown
     bound: Shown
-    numbers: Numbers
-    held: tuple[Held, ...] = ()
-    usable: UsableMemory | None = None
-    fits_chance: float = 1.0
-    verdict: Verdict | None = None
+    result: Simulated
     layouts: Layouts | None = None
     pipelines: tuple[PipelinePicture, ...] = ()
-    heat: tuple[HeatCell, ...] = ()
+    search: Tuned | None = None
     heat_note: str = ""
-    plans: tuple[PlanRow, ...] = ()
-    crossovers: tuple[Crossover, ...] = ()
     tie: str = ""
     sensitivity: tuple[Sensitivity, ...] = ()
     sweeps: tuple[Sweep, ...] = ()
-    search: Search | None = None
-    sources: tuple[Source, ...] = ()
+    sources: Mapping[str, Provenance] = field(default_factory=dict)
     commands: tuple[tuple[str, str], ...] = ()
 
 
@@ -339,9 +217,6 @@ def _template(op: Op, alone_ns: int) -> list[Any]:
         role_label(op.role), op.role, op.slice, op.piece, op.lane, op_kind(op),
         shape_text(op.signature), alone_ns, int(is_layer_role(op.role)), int(is_backward(op.role)),
     ]  # fmt: skip
-
-
-# Windows ----------------------------------------------------------------------------------------
 
 
 def views(shown: Iterable[Shown]) -> list[dict[str, Any]]:

@@ -228,8 +228,7 @@ def _legend(found: Layouts) -> Html:
 
 def _ranking(found: Layouts) -> Html:
     """Return one bar per layout; widths are per cent, so that text keeps its size on
-    narrow screens.
-    """
+    narrow screens."""
     longest = max(one.tokens_per_second_per_gpu for one in found.layouts)
     rival = found.best_without_domino
     mark = rival.tokens_per_second_per_gpu if rival else None
@@ -247,8 +246,7 @@ def _ranking(found: Layouts) -> Html:
 
 def _tied(layouts: Sequence[LayoutResult]) -> list[LayoutResult]:
     """Return the layouts that tie with the first, the fastest, including itself; [] if no other
-    does.
-    """
+    does."""
     found = [one for one in layouts if ties(one.iteration_ms, layouts[0].iteration_ms)]
     return found if len(found) > 1 else []
 

@@ -156,7 +156,7 @@ def write_report(path: str | Path, data: ReportData) -> None:
 def report_html(data: ReportData) -> str:
     """Return the page as text."""
     body = (
-        masthead(data.profile), answer(data), verdict_part(data), layouts_picture(data),
+        masthead(data.result.profile.name), answer(data), verdict_part(data), layouts_picture(data),
         pipeline_picture(data), _lanes(data), heat_map(data), where_time_goes(data),
         where_memory_goes(data), how_sure(data), sweeps(data), asked(data), again(data.commands),
     )  # fmt: skip

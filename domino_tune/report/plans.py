@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from domino_tune.report import (
@@ -23,18 +23,12 @@ from domino_tune.report import (
     tie_mark,
     ties,
 )
-from domino_tune.report.data import (
-    Crossover,
-    HeatCell,
-    Numbers,
-    PlanRow,
-    ReportData,
-    Sensitivity,
-    Source,
-)
+from domino_tune.report.data import ReportData, Sensitivity
 from domino_tune.report.layouts import ticks_around
 from domino_tune.results.shown import plan_words
-from domino_tune.results.simulate import CLEAR, Contestant, Verdict, fits_words
+from domino_tune.results.simulate import CLEAR, Contestant, Simulated, Verdict, fits_words
+from domino_tune.results.tune import ContentionPoint, GridCell, TrialResult
+from simulator.lookup import Provenance
 
 MARGIN: Final = 0.02
 """Room on either side of the axis, in speed-up."""
@@ -51,8 +45,7 @@ FAMILY_WORDS: Final = {
 
 def winner(found: Verdict) -> tuple[str, ...]:
     """Return which strategy is most often the fastest, by how much, and with what chance, as the
-    parts of a sentence without its full stop.
-    """
+    parts of a sentence without its full stop."""
     best, baseline = found.leader, found.contestants[0]
     if best is None:
         return ("No plan is sure enough to fit the memory",)
@@ -84,8 +77,7 @@ def chances(found: Verdict) -> str:
 
 def leads(found: Verdict) -> str:
     """Return a sentence that names the leader, with a trailing space, for use below a headline
-    about something else.
-    """
+    about something else."""
     best, baseline = found.leader, found.contestants[0]
     if best is None:
         return "No plan is sure enough to fit the memory. "
@@ -104,7 +96,7 @@ def _chance(one: Contestant) -> str:
 
 def verdict_part(data: ReportData) -> Html:
     """Return the section of the page, or nothing if strategies were not compared."""
-    found = data.verdict
+    found = data.result.verdict
     if found is None or len(found.contestants) < 2:
         return Html("")
     return section("verdict", "Domino or not", _plot(found), lead=_lead(found))
@@ -190,41 +182,42 @@ def _flags_whole(said: str) -> list[str]:
 
 # Heat map of the best iteration time by row and column slices, and a table of plans ---------------
 
+LISTED: Final = 12
 STRONGEST = 72
 """Per cent of full colour of the best (and the worst) cell; text on it stays readable."""
 
 
 def heat_map(data: ReportData) -> Html:
     """Return the section of the page; empty without cells and plans."""
-    if not data.heat and not data.plans:
+    found, baseline_ms = data.search, data.result.baseline_ms
+    if found is None:
         return Html("")
     parts = []
-    if data.heat:
+    if found.grid:
         note = tag("p", data.heat_note, class_="note") if data.heat_note else ""
-        parts.append(tag("div", _grid(data), note))
-    if data.plans:
-        parts.append(tag("div", _plans(data)))
-    return section(
-        "cuts", "Every way to cut it", tag("div", *parts, class_="pair"), lead=_cuts_lead(data)
-    )
+        parts.append(tag("div", _grid(found.grid, baseline_ms), note))
+    if found.trials:
+        parts.append(tag("div", _plans(found.trials, baseline_ms)))
+    lead = _cuts_lead(found.grid, baseline_ms)
+    return section("cuts", "Every way to cut it", tag("div", *parts, class_="pair"), lead=lead)
 
 
-def _cuts_lead(data: ReportData) -> str:
-    times = [cell.iteration_ms for cell in data.heat if cell.iteration_ms is not None]
+def _cuts_lead(grid: Sequence[GridCell], baseline_ms: float) -> str:
+    times = [cell.iteration_ms for cell in grid if cell.iteration_ms is not None]
     if not times:
         return ""
-    faster = sum(time < data.numbers.baseline_ms for time in times)
+    faster = sum(time < baseline_ms for time in times)
     return (
-        f"{faster} of {len(times)} cuts beat Megatron-LM's "
-        f"{ms_text(data.numbers.baseline_ms)} ms; the slowest takes {ms_text(max(times))} ms."
+        f"{faster} of {len(times)} cuts beat Megatron-LM's {ms_text(baseline_ms)} ms; the slowest "
+        f"takes {ms_text(max(times))} ms."
     )
 
 
-def _grid(data: ReportData) -> Html:
-    cells = {(cell.row_slices, cell.col_slices): cell for cell in data.heat}
-    rows = sorted({cell.row_slices for cell in data.heat})
-    columns = sorted({cell.col_slices for cell in data.heat})
-    times = [cell.iteration_ms for cell in data.heat if cell.iteration_ms is not None]
+def _grid(grid: Sequence[GridCell], baseline_ms: float) -> Html:
+    cells = {(cell.row_slices, cell.col_slices): cell for cell in grid}
+    rows = sorted({cell.row_slices for cell in grid})
+    columns = sorted({cell.col_slices for cell in grid})
+    times = [cell.iteration_ms for cell in grid if cell.iteration_ms is not None]
     best, worst = min(times, default=0.0), max(times, default=0.0)
     head = tag(
         "tr",
@@ -235,26 +228,23 @@ def _grid(data: ReportData) -> Html:
         tag(
             "tr",
             tag("th", str(row), scope="row"),
-            *(
-                _cell(cells.get((row, column)), best, worst, data.numbers.baseline_ms)
-                for column in columns
-            ),
+            *(_cell(cells.get((row, column)), best, worst, baseline_ms) for column in columns),
         )
         for row in rows
     ]
-    grid = tag(
+    drawn = tag(
         "table",
         tag("caption", "Iteration in ms by row and column slices; green beats Megatron-LM"),
         tag("thead", head), tag("tbody", *body), class_="heat",
     )  # fmt: skip
     return tag(
-        "div", grid, class_="scroll", tabindex="0", role="region", aria_label="Heat map of cuts"
+        "div", drawn, class_="scroll", tabindex="0", role="region", aria_label="Heat map of cuts"
     )
 
 
-def _cell(cell: HeatCell | None, best: float, worst: float, baseline: float) -> Html:
+def _cell(cell: GridCell | None, best: float, worst: float, baseline: float) -> Html:
     if cell is None or cell.iteration_ms is None:
-        reason = cell.note if cell and cell.note else "not feasible, or not tried"
+        reason = (cell and cell.reason) or "not feasible, or not tried"
         return tag("td", "–", class_="none", title=reason)
     time = cell.iteration_ms
     faster = time < baseline
@@ -263,27 +253,30 @@ def _cell(cell: HeatCell | None, best: float, worst: float, baseline: float) -> 
     kind = ("good" if faster else "bad") + (" best" if time == best else "")
     gain = f"{baseline / time:.2f}×" if time else ""
     return tag(
-        "td", ms_text(time), tag("small", gain), class_=kind, title=cell.note or None,
+        "td", ms_text(time), tag("small", gain), class_=kind,
+        title=f"{cell.plan.label}: {plan_words(cell.plan)}" if cell.plan else None,
         style=f"--v:{8 + (STRONGEST - 8) * min(1.0, share):.0f}%",
     )  # fmt: skip
 
 
-def _plans(data: ReportData) -> Html:
-    fastest = min(row.iteration_ms for row in data.plans)
-    several = sum(ties(row.iteration_ms, fastest) for row in data.plans) > 1
+def _plans(trials: Sequence[TrialResult], baseline_ms: float) -> Html:
+    many = len({trial.micro_batch_size for trial in trials}) > 1
+    ranked = sorted(trials, key=lambda trial: trial.iteration_ms)[:LISTED]
+    fastest = ranked[0].iteration_ms
+    several = sum(ties(one.iteration_ms, fastest) for one in ranked) > 1
     rows = [
-        _plan_row(row, data.numbers.baseline_ms, several and ties(row.iteration_ms, fastest))
-        for row in data.plans
+        _plan_row(one, baseline_ms, several and ties(one.iteration_ms, fastest), many)
+        for one in ranked
     ]
     note = tag("p", TIE_WORDS, class_="note") if several else ""
     return join(table(("Plan", "ms", "speedup", "GiB"), rows, class_="plans"), note, plan_key())
 
 
-def _plan_row(row: PlanRow, baseline: float, tied: bool) -> tuple[str, ...]:
-    memory = "–" if row.peak_memory_gib is None else gib_text(row.peak_memory_gib)
-    gain = f"{baseline / row.iteration_ms:.2f}×" if row.iteration_ms else "–"
-    name = join(plan_name(row.plan), row.note, tie_mark(tied))
-    return name, ms_text(row.iteration_ms), gain, memory
+def _plan_row(one: TrialResult, baseline: float, tied: bool, many: bool) -> tuple[str, ...]:
+    gain = f"{baseline / one.iteration_ms:.2f}×" if one.iteration_ms else "–"
+    batch = f", micro-batch {one.micro_batch_size}" if many else ""
+    name = join(plan_name(one.plan), batch, tie_mark(tied))
+    return name, ms_text(one.iteration_ms), gain, gib_text(one.peak_memory_gib)
 
 
 # Confidence ---------------------------------------------------------------------------------------
@@ -300,23 +293,23 @@ SOURCE_WORDS: Final = {
 
 def how_sure(data: ReportData) -> Html:
     """Return the section of the page."""
-    numbers = data.numbers
+    result, contention = data.result, data.search and data.search.contention
     return section(
         "confidence",
         "How sure is this",
-        _shares(numbers.shares),
-        _crossovers(data.crossovers),
-        _tornado(data.sensitivity, numbers),
+        _shares(result.confidence_shares),
+        _crossovers(contention.crossovers if contention else ()),
+        _tornado(data.sensitivity, result.iteration_ms),
         _sources(data.sources),
-        lead=_confidence_lead(numbers),
+        lead=_confidence_lead(result),
     )
 
 
-def _confidence_lead(numbers: Numbers) -> str:
-    half = (numbers.high_ms - numbers.low_ms) / 2
-    about = percent_text(half / numbers.iteration_ms) if numbers.iteration_ms else "0 %"
-    uncertain = sum(numbers.shares.get(kind, 0.0) for kind in ("assumed", "extrapolated"))
-    level = f"Confidence is {numbers.confidence}: the time is good to about ± {about}"
+def _confidence_lead(result: Simulated) -> str:
+    half = (result.interval_ms.high - result.interval_ms.low) / 2
+    about = percent_text(half / result.iteration_ms) if result.iteration_ms else "0 %"
+    uncertain = sum(result.confidence_shares.get(kind, 0.0) for kind in ("assumed", "extrapolated"))
+    level = f"Confidence is {result.confidence}: the time is good to about ± {about}"
     if uncertain:
         share = percent_text(round(uncertain, 2))
         return f"{level}, and {share} of it is assumed or extrapolated."
@@ -344,13 +337,13 @@ def _shares(shares: dict[str, float]) -> Html:
     )
 
 
-def _crossovers(crossovers: Sequence[Crossover]) -> Html:
+def _crossovers(crossovers: Sequence[ContentionPoint]) -> Html:
     if not crossovers:
         return Html("")
     rows = [
         (
-            f"from {one.factor:.3g}×", plan_name(one.winner), ms_text(one.iteration_ms),
-            ms_text(one.baseline_ms), f"{one.baseline_ms / one.iteration_ms:.2f}×",
+            f"from {one.factor:.3g}×", plan_name(one.winner), ms_text(one.winner_ms),
+            ms_text(one.baseline_ms), f"{one.baseline_ms / one.winner_ms:.2f}×",
         )
         for one in crossovers
     ]  # fmt: skip
@@ -362,7 +355,7 @@ def _crossovers(crossovers: Sequence[Crossover]) -> Html:
     )
 
 
-def crossover_sentence(crossovers: Sequence[Crossover]) -> str:
+def crossover_sentence(crossovers: Sequence[ContentionPoint]) -> str:
     """Return up to which contention the winner at ×1 stays the best plan."""
     until_now = [one for one in crossovers if one.factor <= 1]
     present = max(until_now, key=lambda one: one.factor, default=crossovers[0])
@@ -373,11 +366,10 @@ def crossover_sentence(crossovers: Sequence[Crossover]) -> str:
     return f"{now} is best up to {later.factor:.3g}×, then {later.winner.label}. {meaning}"
 
 
-def _tornado(items: Sequence[Sensitivity], numbers: Numbers) -> Html:
+def _tornado(items: Sequence[Sensitivity], here: float) -> Html:
     """Return bars from the present time to the time after each change, the widest first."""
     if not items:
         return Html("")
-    here = numbers.iteration_ms
     widest = max(max(abs(i.low_ms - here), abs(i.high_ms - here)) for i in items) or 1.0
     rows = [
         _tornado_row(item, here, widest)
@@ -415,15 +407,15 @@ def _tornado_bar(value: float, change: str, here: float, widest: float) -> Html:
                style=f"left:{left:.2f}%;width:{width:.2f}%")  # fmt: skip
 
 
-def _sources(sources: Sequence[Source]) -> Html:
+def _sources(sources: Mapping[str, Provenance]) -> Html:
     if not sources:
         return Html("")
     rows = [
         (
-            item.section, item.kind, "–" if item.error is None else percent_text(item.error),
+            name, item.kind, "–" if item.error is None else percent_text(item.error),
             tag("span", item.source, tag("small", item.note) if item.note else ""),
         )
-        for item in sources
+        for name, item in sources.items()
     ]  # fmt: skip
     return join(
         tag("h3", "Where the profile comes from"),

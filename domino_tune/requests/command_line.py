@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
+from domino_tune.requests import SimulateRequest, verb_of
 from domino_tune.requests.fields import WorkloadFields
 from domino_tune.requests.options import Request, option_of
-from domino_tune.requests.verbs import SimulateRequest, verb_of
 from simulator.overlap import EP_OVERLAP
 from simulator.plan import SlicePlan
 

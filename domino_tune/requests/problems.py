@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final
 
-from domino_tune import requests
 from domino_tune.base.errors import meaning_of
-from domino_tune.requests.options import choices_of, options_of
+from domino_tune.requests.fields import PlanFields
+from domino_tune.requests.options import Request, choices_of, options_of
 from simulator.errors import DominoTuneError, InfeasiblePlanError
 
 TYPES: Final = "/static/problems.html"
@@ -47,8 +47,7 @@ def type_of(title: str) -> str:
 
 def in_wire_words(text: str) -> str:
     """Return ``text`` with each command-line option replaced by its name in bodies: ``tp = 8`` for
-    ``--tp 8``.
-    """
+    ``--tp 8``."""
 
     def named(told: re.Match[str]) -> str:
         name = _fields_by_flag().get(told[1])
@@ -70,7 +69,7 @@ def in_typed_words(text: str) -> str:
         name = _rare_by_flag().get(told[1])
         if name is None:
             return told[0]
-        values = choices_of(requests.PlanFields.model_fields[name].annotation)
+        values = choices_of(PlanFields.model_fields[name].annotation)
         value = told[2] if told[2] and (told[2].isdigit() or told[2] in values) else None
         return f"--set {name}" + (f"={value}" if value else f" {told[2]}" * bool(told[2]))
 
@@ -81,7 +80,7 @@ def in_typed_words(text: str) -> str:
 def _rare_by_flag() -> Mapping[str, str]:
     return {
         told.flag_of(name): name
-        for name, told in options_of(requests.PlanFields).items()
+        for name, told in options_of(PlanFields).items()
         if told.rare and not told.flag
     }
 
@@ -89,7 +88,7 @@ def _rare_by_flag() -> Mapping[str, str]:
 @cache
 def _fields_by_flag() -> Mapping[str, str]:
     found: dict[str, str] = {}
-    kinds: list[type[requests.Request]] = [requests.Request]
+    kinds: list[type[Request]] = [Request]
     while kinds:
         kind = kinds.pop()
         kinds += kind.__subclasses__()

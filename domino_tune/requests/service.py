@@ -151,10 +151,6 @@ class JobsDeleteRequest(JobFields):
     """Delete a job with its result and files; one that runs ends."""
 
 
-# Loopback addresses -------------------------------------------------------------------------------
-# Only this machine reaches them.
-
-
 def is_loopback(host: str) -> bool:
     """Return whether only this machine reaches ``host``, an address or a name."""
     try:

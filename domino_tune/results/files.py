@@ -42,9 +42,6 @@ class ExportResult:
     notes: tuple[str, ...]
 
 
-# Results of the profiles verbs --------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class ProfilesResult:
     """The bundled profiles and the user's."""

@@ -117,10 +117,6 @@ class Layouts(Shown):
         first = replace(first, title=f"{_headline(self.layouts[0])} {first.title}")
         return (first, *others, *shown, _frontier(self), *unsure, _layouts(self))
 
-    def alerts(self) -> Sequence[str]:
-        """Return the warnings of the best layout's prediction."""
-        return self.best.alerts()
-
     def to_frame(self) -> DataFrame:
         """Return one row a layout, fastest first."""
         rows = [{**asdict(one), "plan": one.plan.label} for one in self.layouts]
@@ -254,10 +250,6 @@ def _frontier(result: Layouts) -> Table:
         narrow=NARROW,
         below="plan",
     )
-
-
-# Result of scale ----------------------------------------------------------------------------------
-# The best layout at each number of GPUs, for the same global batch.
 
 
 @dataclass(frozen=True, kw_only=True)

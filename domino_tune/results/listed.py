@@ -20,14 +20,10 @@ class ModelsResult:
         return [{**asdict(model), "parameters": model.parameters} for model in self.models]
 
 
-# Results of the tokens verbs ----------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class TokenResult:
     """A token without its secret; times are RFC 3339 in UTC: ``expires`` never if None,
-    ``used`` the last time, to a minute.
-    """
+    ``used`` the last time, to a minute."""
 
     name: str
     owner: str

@@ -90,10 +90,6 @@ class MeasuredTuneResult(TuneResult):
         )  # fmt: skip
         return (table, *best.tables())
 
-    def alerts(self) -> Sequence[str]:
-        """Return the warnings of the runs, then those of the best plan's prediction."""
-        return (*self.warnings, *self.best.alerts())
-
     def to_frame(self) -> DataFrame:
         """Return one row a plan that was run, fastest first; ``chosen`` marks the best plan."""
         columns = [
@@ -175,10 +171,6 @@ def _notes(result: MeasuredTuneResult) -> Iterator[str]:
         "Each speedup compares a step with the baseline's step before it: machine drift cancels."
     )
     yield f"Evidence: {result.evidence}"
-
-
-# Result of `validate` -----------------------------------------------------------------------------
-# Predicted and measured times, side by side.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,10 +267,6 @@ class ValidateResult(Shown):
         """Return times, then communication and memory, then the ops of each given plan."""
         ops = (_roles(plan) for plan in self.plans[2:] if plan.roles)
         return (_times(self), _communication(self), *ops)
-
-    def alerts(self) -> Sequence[str]:
-        """Return the warnings of the runs."""
-        return self.warnings
 
     def to_frame(self) -> DataFrame:
         """Return one row a plan: each quantity predicted, then measured.

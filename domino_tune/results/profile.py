@@ -84,8 +84,7 @@ class ProfilingResult(Shown):
 
     def to_frame(self) -> DataFrame:
         """Return one row per section: its rows, those of this run, and signatures still
-        to measure.
-        """
+        to measure."""
         columns = [item.name for item in fields(MeasuredSection)]
         counts = frame((asdict(item) for item in self.sections), columns)
         return counts.astype({"rows": "Int64", "left": "Int64"})
@@ -115,15 +114,10 @@ def _outlier_lines(result: ProfilingResult) -> Iterator[str]:
         yield f"{more} more rows vary as much; --json lists them."
 
 
-# Result of calibrate ------------------------------------------------------------------------------
-# What the runs showed about each part, and how well it predicts others.
-
-
 @dataclass(frozen=True, kw_only=True)
 class CalibratedRun:
     """A run in ms: measured, and predicted by the profile before, after a fit to all runs, and
-    after a fit to all other runs.
-    """
+    after a fit to all other runs."""
 
     label: str
     measured_ms: float
@@ -191,10 +185,6 @@ class CalibrateResult(Shown):
             notes=self.notes,
         )  # fmt: skip
         return runs, parts
-
-    def alerts(self) -> Sequence[str]:
-        """Return warnings about implausible factors."""
-        return self.warnings
 
     def to_frame(self) -> DataFrame:
         """Return one row per run."""

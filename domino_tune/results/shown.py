@@ -137,8 +137,10 @@ class Shown(ABC):
         """Return the result as a pandas DataFrame; units are in the names of its columns."""
 
     def alerts(self) -> Sequence[str]:
-        """Return what the command line prints as warnings."""
-        return ()
+        """Return what the command line prints as warnings: its own, then those of its best plan."""
+        own: Sequence[str] = getattr(self, "warnings", ())
+        best: Shown | None = getattr(self, "best", None)
+        return (*own, *(best.alerts() if best else ()))
 
     def __str__(self) -> str:
         """Return the tables and the warnings as plain text."""

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-# What of a GPU's memory tensors can use, and why not all of it ------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class TakenMemory:
     """Memory that no tensor can have: what has it, GiB, and how that is known."""
@@ -80,10 +77,6 @@ class UsableMemory:
         )
 
 
-# The pipeline of a result -------------------------------------------------------------------------
-# Where each stage's time goes.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Stage:
     """One stage's times in ms. ``layers``: of each of its virtual stages; ``exposed_comm_ms``:
@@ -106,8 +99,7 @@ class Stage:
 class Pipeline:
     """The chosen plan's pipeline. ``message_mib``, ``message_ms``: size of the message that one
     stage sends the next for a micro-batch, and the longest time of one. ``busiest_stage`` counts
-    from 0.
-    """
+    from 0."""
 
     schedule: str
     busiest_stage: int
@@ -197,8 +189,7 @@ class Verdict:
     @property
     def leader(self) -> Contestant | None:
         """Return the strategy that is sure enough to fit and is most often the fastest; None if no
-        strategy is sure enough.
-        """
+        strategy is sure enough."""
         return max((one for one in self.contestants if one.recommended), key=_chance, default=None)
 
     def table(self) -> Table:
@@ -239,8 +230,11 @@ def fits_words(one: Contestant) -> str:
     return f"fits: {percent(one.fits_chance)}" if one.fits else "does not fit"
 
 
-# Result of simulate -------------------------------------------------------------------------------
-# A plan compared with the baseline and the bound.
+BASELINE: Final = "baseline"
+BASELINE_NO_SP: Final = "baseline_no_sp"
+CHOSEN: Final = "chosen"
+BOUND: Final = "no_comm"
+"""Names of variants."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,10 +359,6 @@ class Simulated(Shown):
             *((stages_table(self.pipeline, self.stage_memory_gib),) if self.pipeline else ()),
         )
 
-    def alerts(self) -> Sequence[str]:
-        """Return the warnings of the prediction."""
-        return self.warnings
-
     def to_frame(self) -> DataFrame:
         """Return one row per variant: baseline, baseline_no_sp, chosen, no_comm (the index)."""
         numbers = [
@@ -441,7 +431,7 @@ def _experts(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> list
     return [f"ep {cluster.ep}", *shared, f"tokens by {workload.moe_dispatcher}{sms}", *imbalance]
 
 
-NAMES: Final = {"no_comm": "bound", "baseline_no_sp": "no SP"}
+NAMES: Final = {BOUND: "bound", BASELINE_NO_SP: "no SP"}
 """Names of variants in tables, if they differ."""
 
 

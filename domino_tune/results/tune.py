@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-# What frameworks can run --------------------------------------------------------------------------
-# The best plan, or else the best of the plans that they support.
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunsThere:
     """The best plan that fits and that a framework can run; it and its numbers are None if no such
@@ -158,10 +154,6 @@ class Tuned(Shown):
         shown = (frameworks_table(self.frameworks),) if self.frameworks else ()
         return (*self.best.tables(), *shown, _grid(self), _rivals(self))
 
-    def alerts(self) -> Sequence[str]:
-        """Return the warnings of the best plan's prediction."""
-        return self.best.alerts()
-
     def to_frame(self) -> DataFrame:
         """Return one row per trial, fastest first; ``chosen`` marks the best plan."""
         columns = [
@@ -265,8 +257,7 @@ def _is_best(trial: TrialResult, result: Tuned) -> bool:
 
 def found_words(result: Tuned) -> str:
     """Return among how many plans the best is the fastest, or ties with it, and how that
-    was found.
-    """
+    was found."""
     if result.optimality != "proven":
         ended = stopped_words(result.stopped_by)
         return f"best of {result.evaluations:,} plans tried{ended}, others may be faster"

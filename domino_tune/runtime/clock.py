@@ -90,7 +90,7 @@ class DeviceClock:
         self.was_late = False
         self._events: list[torch.cuda.Event] = []
         self._used = 0
-        self._origin = _event()
+        self._origin = timed_event()
 
     def start(self) -> None:
         """Begin a step on an idle device."""
@@ -127,7 +127,7 @@ class DeviceClock:
     def _next(self) -> torch.cuda.Event:
         """Return an unused event. Events of earlier steps are reused: creating them is slow."""
         if self._used == len(self._events):
-            self._events.append(_event())
+            self._events.append(timed_event())
         self._used += 1
         return self._events[self._used - 1]
 
@@ -170,7 +170,7 @@ def empty_span_ns(pairs: int = 200) -> float:
     """Return the median ns between two events with nothing between: part of every span."""
     torch.cuda.synchronize()
     HeadStart().give()
-    events = [_event() for _ in range(pairs + 1)]
+    events = [timed_event() for _ in range(pairs + 1)]
     for event in events:
         event.record()
     torch.cuda.synchronize()
@@ -178,7 +178,8 @@ def empty_span_ns(pairs: int = 200) -> float:
     return statistics.median(spans)
 
 
-def _event() -> torch.cuda.Event:
+def timed_event() -> torch.cuda.Event:
+    """Return an event that has a time."""
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 

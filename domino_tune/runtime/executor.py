@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from domino_tune.runtime.clock import Clock, DeviceClock, NoClock, Tick, clock_for
+from domino_tune.runtime.clock import Clock, DeviceClock, NoClock, Tick, clock_for, timed_event
 from domino_tune.runtime.lanes.lane import (
     Call,
     Handle,
@@ -173,10 +173,6 @@ def _pair(start: Tick, end: Tick) -> tuple[Tick, Tick]:
     return start, end
 
 
-# Plays a Schedule on this rank, whole steps at a time ---------------------------------------------
-# What the simulator predicts.
-
-
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
     """One step of this rank: this replica's share of the global loss, and when each op ran."""
@@ -279,11 +275,6 @@ class CapturedExecutor:
         self._eager_steps = 0
         self._captured: _Captured | None = None
 
-    @property
-    def is_captured(self) -> bool:
-        """Return whether steps are replayed from a graph."""
-        return self._captured is not None
-
     def run_step(self, tokens: torch.Tensor, targets: torch.Tensor) -> StepResult:
         """Run one optimizer step, as ``Executor.run_step`` does. Of a replayed step only the total
         time is known: the last compute op ends with it, every other op ends at 0."""
@@ -335,10 +326,7 @@ class _Captured:
         self, executor: Executor, tokens: torch.Tensor, targets: torch.Tensor, pool: Any
     ) -> None:
         self.tokens, self.targets = tokens.clone(), targets.clone()
-        self.begin, self.end = (
-            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            for _ in range(2)
-        )
+        self.begin, self.end = timed_event(), timed_event()
         self.graph = torch.cuda.CUDAGraph()
         # thread_local: NCCL's watchdog thread may query events during the capture.
         with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):

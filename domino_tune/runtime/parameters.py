@@ -141,10 +141,6 @@ class Shards:
         torch._foreach_zero_(added)
 
 
-# A rank's parameters as the runtime draws and updates them ----------------------------------------
-# Shards with their Adam state.
-
-
 def parameter_specs(model: ModelSpec, cluster: ClusterSpec) -> list[ParameterSpec]:
     """Return all parameters in the order of the runtime's own loop: edges, layer 0, layer 1, …
     Within each, those that tensor parallelism cuts come before replicated ones, which the gradient
@@ -179,10 +175,7 @@ def _layer(model: ModelSpec, layer: int) -> Iterator[ParameterSpec]:
     keys = model.num_key_value_heads * model.head_dim
     ffn = model.intermediate_size
     stacked = (ffn, ffn) if model.gated_mlp else (ffn,)
-    blocks = (
-        ("attn", (queries, keys, keys), queries),
-        ("mlp", stacked, ffn),
-    )
+    blocks = (("attn", (queries, keys, keys), queries), ("mlp", stacked, ffn))
     for block, groups, inner in blocks:
         first = f"{prefix}{block}.{COLUMN_PARALLEL[block]}"
         last = f"{prefix}{block}.{ROW_PARALLEL[block]}"

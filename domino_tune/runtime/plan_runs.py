@@ -73,7 +73,7 @@ class Measured:
     why_not_captured: str = ""
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Runs:
     """Runs plans of one model, workload and cluster in turn. Measurements stay here, so that an
     interrupted run can report its progress.
@@ -97,19 +97,20 @@ class Runs:
     """The plan whose step the ranks are playing, as far as rank 0 reported."""
     _deaths: Counter[int] = field(default_factory=Counter)
 
-    def run(self, spec: LaunchSpec, on_step: OnStep = ignore) -> None:
-        """Play ``rounds`` rounds in one launch. Where a plan runs out of memory, launch again
-        without it. Raise what run_job raises."""
+    def run(self, spec: LaunchSpec, on_step: OnStep = ignore) -> list[Measured]:
+        """Play ``rounds`` rounds in one launch, and return ``measured``. Where a plan runs out of
+        memory, launch again without it. Raise what run_job raises."""
         order = self.workload.implementation.starts(cuda_graph=self.cluster.cuda_graph)
         in_order = replace(spec, kernels_in_order=order == "ordered")
         while len(self.failed) < len(self.plans):
             self.steps, self.ends, self.playing = {}, {}, None
             try:
                 run_job(JOB, self._payload(), in_order, on_message=lambda m: self._take(m, on_step))
-                return
+                break
             except RunError as error:
                 if not self._can_restart(error):
                     raise
+        return self.measured()
 
     def _can_restart(self, error: RunError) -> bool:
         """Record which plan caused the error; return whether to start again."""
@@ -187,32 +188,6 @@ class Runs:
             captured=end.get("captured", False) if end else False,
             why_not_captured=end.get("why_not_captured", "") if end else "",
         )
-
-
-def run_plans(
-    model: ModelSpec,
-    workload: Workload,
-    cluster: ClusterSpec,
-    plans: Sequence[Planned],
-    rounds: int,
-    spec: LaunchSpec,
-    on_step: OnStep = ignore,
-    *,
-    lenient: bool = False,
-    paces: Sequence[PaceRow] | None = None,
-) -> list[Measured]:
-    """Run ``plans`` in turn on real ranks, ``rounds`` times each. Return one entry per plan.
-
-    A plan that runs out of memory gets ``failed``, and the others run without it. When ``lenient``,
-    so does a plan other than the first that kills its ranks. Raise RunError when a rank dies or
-    hangs otherwise, InputError for a world that cannot be started.
-    """
-    runs = Runs(
-        model=model, workload=workload, cluster=cluster, plans=plans, rounds=rounds,
-        lenient=lenient, paces=paces,
-    )  # fmt: skip
-    runs.run(spec, on_step)
-    return runs.measured()
 
 
 def graph_notes(measured: Sequence[Measured]) -> list[str]:

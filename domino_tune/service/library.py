@@ -16,18 +16,16 @@ from domino_tune.service.idempotency import Idempotency, claim_key, earlier_answ
 from domino_tune.service.jobs.retention import Keep, check_quota
 from domino_tune.service.sql.database import Database
 from domino_tune.service.sql.tables import hold, insert, models, now_s, profile_bodies, profiles
+from domino_tune.store.files import bundled_bytes, bundled_names
 from domino_tune.store.profiles import (
     FiledProfile,
     ProfileSummary,
-    bundled_bytes,
-    bundled_names,
     check_schema,
     parse_profile,
     summary_of,
 )
 from domino_tune.store.shelf import (
     LoadedModel,
-    Shelf,
     dump_model,
     model_from_json,
     override,
@@ -63,9 +61,6 @@ class StoredModel:
     notes: tuple[str, ...] = ()
 
 
-# Summaries of stored profiles, as the database holds them beside the profiles ---------------------
-
-
 def dump_summary(summary: ProfileSummary) -> str:
     """Return the text of a profile that this program has written."""
     return json_text({"schema": SCHEMA, **asdict(summary)})
@@ -93,7 +88,7 @@ _PARSED: Final = 8
 
 
 class Library:
-    """Profiles and models in the database, beside the bundled ones.
+    """Profiles and models in the database, beside the bundled ones; a Shelf of nothing else.
 
     Names are slugs and never paths. All methods raise StorageError and UnavailableError, and
     InputError for a name that is not a slug. ``keep``: what an owner may have.
@@ -162,11 +157,7 @@ class Library:
                 content_id=bundled_summaries()[name].content_id,
                 body=bundled_bytes(name),
             )
-        asked = (
-            select(profile_bodies)
-            .join(profiles, profiles.c.content_id == profile_bodies.c.content_id)
-            .where(profiles.c.name == name)
-        )
+        asked = select(profile_bodies).join(profiles).where(profiles.c.name == name)
         with self._database.read() as connection:
             row = connection.execute(asked).one_or_none()
         if row is None:
@@ -206,9 +197,7 @@ class Library:
     def list(self) -> tuple[ProfileSummary, ...]:
         """Return all profiles by name, without reading them; ``problem`` of one that this program
         cannot read."""
-        asked = select(profile_bodies.c.summary).join(
-            profiles, profiles.c.content_id == profile_bodies.c.content_id
-        )
+        asked = select(profile_bodies.c.summary).join(profiles)
         with self._database.read() as connection:
             found = [load_summary(text) for text in connection.scalars(asked)]
         return tuple(sorted([*found, *bundled_summaries().values()], key=lambda one: one.name))
@@ -229,10 +218,7 @@ class Library:
         loaded = read_model(parsed, name=slug("model", name), source=f"model {name!r}")
         _refuse_bundled("model", name, MODELS)
         model = StoredModel(
-            name=name,
-            origin="library",
-            spec=replace(loaded.spec, name=name),
-            notes=loaded.notes,
+            name=name, origin="library", spec=replace(loaded.spec, name=name), notes=loaded.notes
         )
         body = dump_model(model.spec)
         values = {
@@ -256,13 +242,6 @@ class Library:
             )
         return model, created
 
-    def get_model(self, name: str) -> StoredModel:
-        """Return a model. Raise NotFoundError."""
-        found = self._find_model(name)
-        if found is None:
-            raise NotFoundError(f"There is no model {name!r}; the list of models has all.")
-        return found
-
     def delete_model(self, name: str) -> None:
         """Delete a model. Raise NotFoundError, ConflictError for a preset."""
         _refuse_bundled("model", slug("model", name), MODELS)
@@ -272,14 +251,12 @@ class Library:
 
     def list_models(self) -> tuple[StoredModel, ...]:
         """Return the presets, small to large within a family, then the library's models by name."""
-        presets = [_preset(name) for name in MODELS]
+        presets = [
+            StoredModel(name=one.name, origin="bundled", spec=one) for one in MODELS.values()
+        ]
         with self._database.read() as connection:
             stored = [_stored_model(row) for row in connection.execute(select(models))]
         return (*presets, *sorted(stored, key=lambda one: one.name))
-
-    def shelf(self) -> Shelf:
-        """Return the shelf on which requests look up names: this library, and nothing else."""
-        return LibraryShelf(self)
 
     def profile(self, name: str) -> Profile:
         """Return the parsed profile. Raise InputError for an unknown name."""
@@ -297,28 +274,22 @@ class Library:
         """Return the id of a profile's content. Raise InputError for an unknown name."""
         if slug("profile", name) in bundled():
             return bundled_summaries()[name].content_id
-        names = self._names()
+        with self._database.read() as connection:
+            names = {row.name: row.content_id for row in connection.execute(select(profiles))}
         if name not in names:
             raise unknown_name("profile", name, {*bundled(), *names})
-        return names[name]
+        return str(names[name])
 
-    def model(self, name: str) -> StoredModel:
-        """Return a model. Raise InputError for an unknown name."""
-        found = self._find_model(name)
-        if found is None:
-            raise unknown_name("model", name, (one.name for one in self.list_models()))
-        return found
-
-    def _find_model(self, name: str) -> StoredModel | None:
+    def model(self, name: str, overrides: Iterable[str] = ()) -> LoadedModel:
+        """Return a model with ``FIELD=VALUE`` overrides. Raise InputError for an unknown name."""
         if slug("model", name) in MODELS:
-            return _preset(name)
+            return LoadedModel(spec=override(MODELS[name], overrides))
         with self._database.read() as connection:
             row = connection.execute(select(models).where(models.c.name == name)).one_or_none()
-        return None if row is None else _stored_model(row)
-
-    def _names(self) -> dict[str, str]:
-        with self._database.read() as connection:
-            return {row.name: row.content_id for row in connection.execute(select(profiles))}
+        if row is None:
+            raise unknown_name("model", name, (one.name for one in self.list_models()))
+        found = _stored_model(row)
+        return LoadedModel(spec=override(found.spec, overrides), notes=found.notes)
 
     def _parse(self, content_id: str) -> Profile:
         return parse_profile(self._body(content_id), source=f"profile {content_id}")
@@ -330,22 +301,6 @@ class Library:
         if body is None:
             raise NotFoundError("That profile was deleted just now; the list of profiles has all.")
         return body
-
-
-class LibraryShelf:
-    """A Shelf over a library: names only."""
-
-    def __init__(self, library: Library) -> None:
-        self._library = library
-
-    def profile(self, name: str) -> Profile:
-        """Return the profile, as ``Library.profile`` does."""
-        return self._library.profile(name)
-
-    def model(self, name: str, overrides: Iterable[str] = ()) -> LoadedModel:
-        """Return the model of ``Library.model`` with its overrides."""
-        stored = self._library.model(name)
-        return LoadedModel(spec=override(stored.spec, overrides), notes=stored.notes)
 
 
 @cache
@@ -374,11 +329,7 @@ def _refuse_loss(connection: Connection, name: str) -> None:
     """Raise ConflictError where a calibrated profile of this name would hide or replace one that
     was measured or imported."""
     _refuse_bundled("profile", slug("profile", name), bundled())
-    asked = (
-        select(profile_bodies.c.body)
-        .join(profiles, profiles.c.content_id == profile_bodies.c.content_id)
-        .where(profiles.c.name == name)
-    )
+    asked = select(profile_bodies.c.body).join(profiles).where(profiles.c.name == name)
     there = connection.scalar(asked)
     if there is not None and json.loads(there).get("calibration") is None:
         raise ConflictError(
@@ -422,10 +373,6 @@ def _store(
     )
     if made.first() is None:
         raise PreconditionError(f"The profile {name!r} was just made by another; get it first.")
-
-
-def _preset(name: str) -> StoredModel:
-    return StoredModel(name=name, origin="bundled", spec=MODELS[name])
 
 
 def _stored_model(row: Row[Any]) -> StoredModel:

@@ -57,7 +57,7 @@ def serve(request: ServeRequest, ready: Callable[[str], None]) -> None:
     give_freed_memory_back()
     sys.setswitchinterval(SWITCH_S)
     with _listen(request.host, request.port) as listener:
-        alone = _only_here(listener)
+        alone = is_loopback(listener.getsockname()[0].partition("%")[0])
         # Refusing must not leave a database behind.
         tokens = _tokens(request.database) if alone or is_there(request.database) else 0
         if not tokens and not alone:
@@ -80,11 +80,7 @@ def serve(request: ServeRequest, ready: Callable[[str], None]) -> None:
         }
         os.environ[SETTINGS] = json.dumps(settings)
         with needed_for("serve"):
-            _run(
-                listener,
-                lambda: ready(f"http://{_address(listener)}"),
-                request.trusted_proxy,
-            )
+            _run(listener, lambda: ready(f"http://{_address(listener)}"), request.trusted_proxy)
 
 
 def _tokens(given: str | None) -> int:
@@ -115,11 +111,6 @@ def _listen(host: str, port: int) -> socket.socket:
 def _address(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _only_here(listener: socket.socket) -> bool:
-    """Return whether only this machine reaches the address."""
-    return is_loopback(listener.getsockname()[0].partition("%")[0])
 
 
 def _run(listener: socket.socket, ready: Callable[[], None], proxies: Sequence[str]) -> None:

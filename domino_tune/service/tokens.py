@@ -39,10 +39,6 @@ class Token:
     expires_s: float | None = None
     used_s: float | None = None
 
-    def may(self, scope: Scope) -> bool:
-        """Return whether the token's scope includes ``scope``."""
-        return SCOPES.index(self.scope) >= SCOPES.index(scope)
-
 
 class TokenDesk:
     """Tokens in the database. All methods raise StorageError and UnavailableError."""
@@ -83,7 +79,8 @@ class TokenDesk:
     def list(self) -> tuple[Token, ...]:
         """Return all tokens by name."""
         with self._database.read() as connection:
-            return tuple(sorted(map(_token, connection.execute(select(tokens))), key=_name))
+            found = map(_token, connection.execute(select(tokens)))
+            return tuple(sorted(found, key=lambda one: one.name))
 
     def revoke(self, name: str) -> None:
         """Delete the token; with the last one of its owner, end the owner's jobs. Raise
@@ -139,7 +136,3 @@ def _token(row: Any) -> Token:
         name=row.name, owner=row.owner, scope=cast(Scope, row.scope), created_s=row.created_s,
         expires_s=row.expires_s, used_s=row.used_s,
     )  # fmt: skip
-
-
-def _name(token: Token) -> str:
-    return token.name

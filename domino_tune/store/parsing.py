@@ -1,6 +1,5 @@
 """Turn parsed JSON into typed values, strictly: the only place where pydantic checks
-dataclasses.
-"""
+dataclasses."""
 
 from __future__ import annotations
 
@@ -58,8 +57,7 @@ def adapter(kind: Any) -> TypeAdapter[list[Any]]:
 @cache
 def _reader(kind: Any) -> SchemaValidator:
     """Return the reader of a list of ``kind`` that stops in each list at the first faulty entry: a
-    file may hold a million, and each fault takes a hundred times its bytes.
-    """
+    file may hold a million, and each fault takes a hundred times its bytes."""
     return SchemaValidator(_to_first_fault(adapter(kind).core_schema), _CORE)
 
 
@@ -75,8 +73,7 @@ def _to_first_fault(schema: Any) -> Any:
 
 def without(key: str) -> BeforeValidator:
     """Return an ``Annotated`` marker: the type's JSON object has ``key`` in addition to
-    the fields.
-    """
+    the fields."""
 
     def drop(value: Any) -> Any:
         if not isinstance(value, dict):
@@ -93,8 +90,7 @@ def without(key: str) -> BeforeValidator:
 
 def held_as(form: Any, convert: Callable[[Any], Any]) -> GetPydanticSchema:
     """Return an ``Annotated`` marker: JSON holds a ``form``, which ``convert`` turns into
-    the type.
-    """
+    the type."""
     return GetPydanticSchema(lambda _, of: no_info_after_validator_function(convert, of(form)))
 
 

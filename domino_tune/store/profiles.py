@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from domino_tune.base.units import rounded
 from domino_tune.store.files import (
     bundled_bytes,
     bundled_names,
@@ -22,20 +23,12 @@ from domino_tune.store.files import (
     user_profiles_dir,
     write_whole,
 )
-from domino_tune.store.parsing import adapter, parse
+from domino_tune.store.parsing import parse
 from simulator.errors import ProfileError, unknown_name
 from simulator.lookup.attention import AttentionFit, AttentionRow, AttentionTable
 from simulator.lookup.collectives import CollectiveRow, CollectiveTable
 from simulator.lookup.pointwise import PointwiseFit, PointwiseRow, PointwiseTable
 from simulator.profile import SCHEMA, SECTIONS, Profile, to_plain
-
-__all__ = [
-    "LEFT_OUT", "MOST_ROWS", "FiledProfile", "ProfileSummary", "SectionCheck", "bundled_bytes",
-    "bundled_names", "check_profile", "check_section", "collective_error", "diff_profiles",
-    "dump_profile", "filed", "json_schema", "list_profiles", "load_profile", "parse_profile",
-    "save_profile", "user_profiles_dir",
-]  # fmt: skip
-
 
 # The error of a profile's look-ups ----------------------------------------------------------------
 # Leave out each section's rows and look them up again.
@@ -69,27 +62,25 @@ def check_section(profile: Profile, name: str) -> SectionCheck:
     """Return the check of one section, which the profile must have."""
     section = getattr(profile, name)
     rows = getattr(section, "rows", ())
-    fits = getattr(section, "fits", None)
-    if fits is None:
-        fits = [fit for fit in (getattr(section, "fit", None),) if fit is not None]
     error, how = section.provenance.error, "as its provenance says"
     if rows:
         left_out = _LOOK_UPS[name](profile)
         if not math.isnan(left_out):
-            error, how = _four_digits(left_out), LEFT_OUT
+            error, how = rounded(left_out), LEFT_OUT
     return SectionCheck(
         section=name,
         kind=section.provenance.kind,
         rows=len(rows),
-        fits=len(fits),
+        fits=fits_of(section),
         error=error,
         how=how,
         source=section.provenance.source,
     )
 
 
-def _four_digits(value: float) -> float:
-    return float(f"{value:.4g}")
+def fits_of(section: Any) -> int:
+    """Return the number of a section's fits; one that can have a single one may have none."""
+    return len(getattr(section, "fits", ())) or int(getattr(section, "fit", None) is not None)
 
 
 def _gemm(profile: Profile) -> float:
@@ -118,9 +109,7 @@ def _pointwise(profile: Profile) -> float:
         laws = [fit for fit in fits if name in fit.names]
 
         def look_up(
-            others: Sequence[PointwiseRow],
-            row: PointwiseRow,
-            laws: Sequence[PointwiseFit] = laws,
+            others: Sequence[PointwiseRow], row: PointwiseRow, laws: Sequence[PointwiseFit] = laws
         ) -> float:
             return PointwiseTable(others, laws).estimate(row.signature).duration_us
 
@@ -168,10 +157,6 @@ _LOOK_UPS: Final[dict[str, Callable[[Profile], float]]] = {
     "pointwise": _pointwise,
     "collectives": _collectives,
 }
-
-
-# Profiles on disk ---------------------------------------------------------------------------------
-# Read, write, list and compare them.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,25 +252,6 @@ def diff_profiles(a: Profile, b: Profile) -> list[tuple[str, str, str]]:
     found: list[tuple[str, str, str]] = []
     _diff("", to_plain(a), to_plain(b), found)
     return found
-
-
-def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a profile file."""
-    whole = adapter(Profile).json_schema()
-    definitions = whole["$defs"]
-    schema: dict[str, Any] = definitions.pop("Profile")
-    schema["properties"] = {
-        "checksum": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
-        **schema["properties"],
-    }
-    schema["properties"]["schema"] = {"const": SCHEMA}
-    schema["required"] = sorted({"checksum", "schema", *schema["required"]})
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **schema,
-        "title": "domino_tune profile",
-        "$defs": definitions,
-    }
 
 
 def _read(path: Path) -> Profile:

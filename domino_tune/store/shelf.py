@@ -153,10 +153,6 @@ def _convert(name: str, kind: Any, text: str) -> Any:
         raise InputError(f"--set {name} wants {what}, got {text!r}.") from None
 
 
-# Where profiles and models are looked up by name --------------------------------------------------
-# On disk, pinned, or in SQL (the service).
-
-
 class Shelf(Protocol):
     """Looks up the profile and the model that a request names."""
 
@@ -179,22 +175,6 @@ class Disk:
     def model(self, name: str, overrides: Iterable[str] = ()) -> LoadedModel:
         """See ``store.shelf.load_model``."""
         return load_model(name, overrides)
-
-
-class Pinned:
-    """One profile and one model (before overrides), returned for every name."""
-
-    def __init__(self, profile: Profile, model: LoadedModel) -> None:
-        self._profile = profile
-        self._model = model
-
-    def profile(self, name: str) -> Profile:
-        """Return the pinned profile."""
-        return self._profile
-
-    def model(self, name: str, overrides: Iterable[str] = ()) -> LoadedModel:
-        """Return the pinned model with the overrides. Raise InputError for a bad override."""
-        return replace(self._model, spec=override(self._model.spec, overrides))
 
 
 DISK: Final[Shelf] = Disk()

@@ -196,9 +196,6 @@ def _numbers(case: Case) -> dict[str, object]:
     }  # fmt: skip
 
 
-# Whether a job fits the memory of its GPUs, and for one that does not, what would -----------------
-
-
 def check_may_fit(case: Case, request: TuneRequest) -> None:
     """Raise InfeasiblePlanError when no plan can be recommended for its memory, without looking at
     each of them.

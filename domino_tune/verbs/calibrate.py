@@ -14,11 +14,17 @@ from domino_tune.requests import CalibrateRequest, SimulateRequest
 from domino_tune.requests.options import by_field, request_from_text
 from domino_tune.results.profile import CalibratedRun, CalibrateResult, LearntPart
 from domino_tune.search.calibration import Fitted, MeasuredRun, fit_runs
-from domino_tune.store.files import check_writable, make_folder, read_text
+from domino_tune.store.files import (
+    bundled_names,
+    check_writable,
+    make_folder,
+    read_text,
+    user_profiles_dir,
+)
 from domino_tune.store.formats.megatron_log import read_megatron_log
 from domino_tune.store.formats.run_table import RunRow, read_runs
 from domino_tune.store.plans import ProfileRef
-from domino_tune.store.profiles import bundled_names, load_profile, save_profile, user_profiles_dir
+from domino_tune.store.profiles import load_profile, save_profile
 from domino_tune.store.shelf import DISK, LoadedModel, Shelf
 from domino_tune.verbs.resolve import plan_of, resolve
 from simulator.case import Case
@@ -157,8 +163,7 @@ def calibrate(
 @dataclass(frozen=True, kw_only=True)
 class AskedRun:
     """A measured iteration: a name for people, the plan as a request, its time, the most by which
-    that was rounded, and a note that is repeated in the answer.
-    """
+    that was rounded, and a note that is repeated in the answer."""
 
     label: str
     request: SimulateRequest
@@ -177,11 +182,7 @@ def check_base(profile: Profile) -> None:
 
 
 def calibrated(
-    profile: Profile,
-    name: str,
-    runs: Sequence[MeasuredRun],
-    told: str,
-    ahead: Ahead = in_turn,
+    profile: Profile, name: str, runs: Sequence[MeasuredRun], told: str, ahead: Ahead = in_turn
 ) -> tuple[Profile, CalibrateResult]:
     """Return the profile that explains ``runs``, under its new ``name``, and the result of the fit.
 
@@ -268,8 +269,7 @@ def asked_in(row: RunRow, profile: str) -> AskedRun:
 
 def planned(run: AskedRun, shelf: Shelf) -> MeasuredRun:
     """Return the run as a case and a plan. Raise InputError, which names the run, if that is
-    impossible.
-    """
+    impossible."""
     try:
         case = resolve(run.request, shelf=shelf)
         plan = plan_of(run.request, None, case)
@@ -284,8 +284,7 @@ def planned(run: AskedRun, shelf: Shelf) -> MeasuredRun:
 def check_predictable(run: MeasuredRun) -> None:
     """Raise InputError, which names the run, if it is impossible or cannot be predicted. To take
     only milliseconds, check one layer and micro-batch: ``planned`` has checked how layers are
-    divided.
-    """
+    divided."""
     check_possible(run)
     try:
         predict(_one_layer(run.case), run.plan)

@@ -10,15 +10,8 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import (
-    Any,
-    Final,
-    ParamSpec,
-    Protocol,
-    TypeVar,
-    cast,
-    overload,
-)
+from pkgutil import resolve_name
+from typing import Any, Final, ParamSpec, Protocol, TypeVar, cast, overload
 
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.requests import (
@@ -26,14 +19,13 @@ from domino_tune.requests import (
     LayoutRequest,
     MeasureRequest,
     ProfileRequest,
-    Request,
     ScaleRequest,
     SimulateRequest,
     TuneRequest,
     ValidateRequest,
     WhatIfRequest,
 )
-from domino_tune.requests.options import option_of
+from domino_tune.requests.options import Request, option_of
 from domino_tune.requests.problems import in_wire_words
 from domino_tune.results.layouts import LayoutsResult, ScaleResult
 from domino_tune.results.measured import MeasuredTuneResult, ValidateResult
@@ -112,14 +104,25 @@ class Loaded:
             )
 
 
-def _verb(kind: Callable[P, R], run: Callable[[R, Loaded, Progress], T]) -> Verb[P, T]:
-    """Return the function that builds a request from its arguments and runs the verb."""
-    request_class, name = cast("type[R]", kind), run.__name__.strip("_")
+def _verb(kind: Callable[P, R], result: type[T], place: str, name: str = "") -> Verb[P, T]:
+    """Return the function that builds a request from its arguments and runs the verb.
+
+    ``place``: of the verb's own function, ``module:function`` of this package, which is imported at
+    the first call; ``name``: what users call it, if not so. ``result``: for type checkers.
+    """
+    request_class, name = cast("type[R]", kind), name or place.partition(":")[2]
 
     def call(*, progress: Progress | None = None, **given: Any) -> T:
         try:
             request, loaded = _request(request_class, name, given)
-            return run(request, loaded, progress or no_progress)
+            run: Callable[..., T] = resolve_name(f"domino_tune.verbs.{place}")
+            known = inspect.signature(run).parameters
+            if "shelf" not in known:
+                loaded.refuse(name)
+            told = {
+                "progress": progress or no_progress, "plan_file": loaded.plan_file, "shelf": loaded,
+            }  # fmt: skip
+            return run(request, **{key: told[key] for key in told.keys() & known.keys()})
         except DominoTuneError as error:
             error.args = tuple(
                 in_wire_words(part) if isinstance(part, str) else part for part in error.args
@@ -176,76 +179,12 @@ def _request(kind: type[R], name: str, given: Mapping[str, Any]) -> tuple[R, Loa
     return kind(**values), Loaded(objects=objects)
 
 
-def _simulate(request: SimulateRequest, loaded: Loaded, progress: Progress) -> SimulateResult:
-    from domino_tune.verbs import simulate as simulate_verb
-
-    return simulate_verb.simulate(request, plan_file=loaded.plan_file, shelf=loaded)
-
-
-def _tune(request: TuneRequest, loaded: Loaded, progress: Progress) -> TuneResult:
-    from domino_tune.verbs import tune as tune_verb
-
-    return tune_verb.tune(request, progress, shelf=loaded)
-
-
-def _layout(request: LayoutRequest, loaded: Loaded, progress: Progress) -> LayoutsResult:
-    from domino_tune.verbs import layouts as layouts_verb
-
-    return layouts_verb.tune_layouts(request, progress, shelf=loaded)
-
-
-def _scale(request: ScaleRequest, loaded: Loaded, progress: Progress) -> ScaleResult:
-    from domino_tune.verbs import scale as scale_verb
-
-    return scale_verb.tune_scale(request, progress, shelf=loaded)
-
-
-def _tune_measured(
-    request: MeasureRequest, loaded: Loaded, progress: Progress
-) -> MeasuredTuneResult:
-    from domino_tune.verbs import tune_measured as measure_verb
-
-    loaded.refuse("tune_measured")
-    return measure_verb.tune_measured(request, progress)
-
-
-def _whatif(request: WhatIfRequest, loaded: Loaded, progress: Progress) -> WhatIfResult:
-    from domino_tune.verbs import whatif as whatif_verb
-
-    return whatif_verb.whatif(request, progress, plan_file=loaded.plan_file, shelf=loaded)
-
-
-def _validate(request: ValidateRequest, loaded: Loaded, progress: Progress) -> ValidateResult:
-    from domino_tune.verbs import validate as validate_verb
-
-    loaded.refuse("validate")
-    result = validate_verb.validate(request, progress)
-    try:
-        validate_verb.check_result(result)
-    except BaseException as error:
-        error.add_note(str(result))  # so that the measurement is not lost
-        raise
-    return result
-
-
-def _profile(request: ProfileRequest, loaded: Loaded, progress: Progress) -> ProfilingResult:
-    from domino_tune.verbs import profile as profile_verb
-
-    return profile_verb.profile(request, progress)
-
-
-def _calibrate(request: CalibrateRequest, loaded: Loaded, progress: Progress) -> CalibrateResult:
-    from domino_tune.verbs import calibrate as calibrate_verb
-
-    return calibrate_verb.calibrate(request, progress, shelf=loaded)
-
-
-simulate: Final = _verb(SimulateRequest, _simulate)
-tune: Final = _verb(TuneRequest, _tune)
-tune_measured: Final = _verb(MeasureRequest, _tune_measured)
-layout: Final = _verb(LayoutRequest, _layout)
-scale: Final = _verb(ScaleRequest, _scale)
-whatif: Final = _verb(WhatIfRequest, _whatif)
-validate: Final = _verb(ValidateRequest, _validate)
-profile: Final = _verb(ProfileRequest, _profile)
-calibrate: Final = _verb(CalibrateRequest, _calibrate)
+simulate: Final = _verb(SimulateRequest, SimulateResult, "simulate:simulate")
+tune: Final = _verb(TuneRequest, TuneResult, "tune:tune")
+tune_measured: Final = _verb(MeasureRequest, MeasuredTuneResult, "tune_measured:tune_measured")
+layout: Final = _verb(LayoutRequest, LayoutsResult, "layouts:tune_layouts", "layout")
+scale: Final = _verb(ScaleRequest, ScaleResult, "scale:tune_scale", "scale")
+whatif: Final = _verb(WhatIfRequest, WhatIfResult, "whatif:whatif")
+validate: Final = _verb(ValidateRequest, ValidateResult, "validate:checked", "validate")
+profile: Final = _verb(ProfileRequest, ProfilingResult, "profile:profile")
+calibrate: Final = _verb(CalibrateRequest, CalibrateResult, "calibrate:calibrate")

@@ -192,8 +192,7 @@ class _Race:
 
     def crossover(self, before: ContentionPoint, after: ContentionPoint) -> ContentionPoint:
         """Return the point where ``before``'s winner stops winning, to within 3 % of
-        their distance.
-        """
+        their distance."""
         good = before.factor
         for _ in range(BISECTIONS):
             middle = self.point((good + after.factor) / 2)

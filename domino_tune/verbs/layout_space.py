@@ -12,7 +12,8 @@ from itertools import product
 from typing import Any, Final, NamedTuple
 
 from domino_tune.base.cores import Ahead, in_turn
-from domino_tune.requests import JobFields, LayoutRequest, WorkloadFields
+from domino_tune.requests import LayoutRequest
+from domino_tune.requests.fields import JobFields, WorkloadFields
 from domino_tune.search.layouts import NO_CHOICE, Candidate, fewest, recomputed, recomputing
 from domino_tune.search.simulated import slicings_of, usual_rivals
 from domino_tune.store.shelf import Shelf

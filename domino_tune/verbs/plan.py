@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Final
 
 from domino_tune.requests import PlanExportRequest, PlanShowRequest
@@ -38,21 +37,17 @@ from simulator.predict import predict
 
 DOCUMENTS: Final = ("te-userbuffers", "torchtitan", "megatron-bridge")
 """Formats that are a file which the framework reads."""
-RUNS: Final = MappingProxyType(
-    {
-        "megatron": ("Megatron-LM", ("megatron", "userbuffers", EP_OVERLAP, "domino")),
-        "te-userbuffers": ("TransformerEngine's userbuffers", ("userbuffers",)),
-        "torchtitan": ("torchtitan", ("megatron", "async-tp", "domino")),
-        "megatron-bridge": ("Megatron-Bridge", ("megatron", "userbuffers", EP_OVERLAP)),
-    }
-)
+RUNS: Final = {
+    "megatron": ("Megatron-LM", ("megatron", "userbuffers", EP_OVERLAP, "domino")),
+    "te-userbuffers": ("TransformerEngine's userbuffers", ("userbuffers",)),
+    "torchtitan": ("torchtitan", ("megatron", "async-tp", "domino")),
+    "megatron-bridge": ("Megatron-Bridge", ("megatron", "userbuffers", EP_OVERLAP)),
+}
 """Format -> the framework, and the strategies that are exported to it."""
-_SCRIPTS: Final = MappingProxyType(
-    {
-        "megatron": "Megatron-LM's pretrain_gpt.py",
-        "deepspeed": "pretrain_gpt.py of DeepSpeedExamples' training/DeepSpeed-Domino",
-    }
-)
+_SCRIPTS: Final = {
+    "megatron": "Megatron-LM's pretrain_gpt.py",
+    "deepspeed": "pretrain_gpt.py of DeepSpeedExamples' training/DeepSpeed-Domino",
+}
 """Format -> what takes its arguments."""
 
 
@@ -105,7 +100,7 @@ def export_text(result: ExportResult) -> str:
         )
     lines += [f"# {note}" for note in result.notes]
     lines += [f"# setting: {name} = {value}" for name, value in result.settings.items()]
-    exports = export_lines(result.environment)
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in result.environment.items()]
     if result.to in DOCUMENTS:
         lines += [f"# In the shell that starts the ranks: {one}" for one in exports]
         return "".join(f"{line}\n" for line in lines) + result.document
@@ -274,9 +269,6 @@ def _unsliced_notes(plan_file: PlanFile, to: str) -> list[str]:
     ]
 
 
-# Environment variables that make a run overlap as its plan says -----------------------------------
-
-
 def environment(
     plan: SlicePlan, implementation: Implementation, *, cuda_graph: bool = False
 ) -> dict[str, str]:
@@ -300,8 +292,3 @@ def environment(
     if implementation.deterministic_attention:
         found["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"
     return found
-
-
-def export_lines(variables: Mapping[str, str]) -> list[str]:
-    """Return lines ``export NAME=VALUE`` for a shell to source."""
-    return [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]

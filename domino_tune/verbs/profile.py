@@ -23,9 +23,15 @@ from domino_tune.results.profile import MeasuredSection, ProfilingResult
 from domino_tune.runtime.launch import find_launcher
 from domino_tune.runtime.launch.launch import check_ready
 from domino_tune.runtime.launch_spec import LaunchSpec
-from domino_tune.store.files import check_writable, make_folder, only_user
+from domino_tune.store.files import (
+    bundled_names,
+    check_writable,
+    make_folder,
+    only_user,
+    user_profiles_dir,
+)
 from domino_tune.store.plans import ProfileRef
-from domino_tune.store.profiles import bundled_names, load_profile, user_profiles_dir
+from domino_tune.store.profiles import load_profile
 from domino_tune.store.shelf import load_model
 from domino_tune.verbs.advice import Deadline, OutOfTimeError
 from domino_tune.verbs.ranks import check_runnable, launch_spec
@@ -83,8 +89,7 @@ def profile(request: ProfileRequest, progress: Progress = no_progress) -> Profil
 
 def _locked(path: Path) -> AbstractContextManager[None]:
     """Lock the profile's file, which only one run at a time may write; under a launcher rank 0
-    locks it.
-    """
+    locks it."""
     if not _is_main():
         return nullcontext()
     return only_user(path, "wait for it to end, or give another --name")
@@ -136,9 +141,7 @@ def resolve_task(request: ProfileRequest) -> Task:
     check_ready(spec)
     machine = machine_of(spec)
     fresh = Profile(
-        name=request.name,
-        created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        machine=machine,
+        name=request.name, created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), machine=machine
     )
     path = profile_path(request.name)
     make_folder(path.parent, "choose another home with $DOMINO_TUNE_HOME")
@@ -193,8 +196,7 @@ def _probes(
 
 def _largest_that_fits(workload: Workload, fits: Callable[[Workload], bool]) -> Workload | None:
     """Return the largest of the smaller jobs that fits, or the largest found in the time for
-    advice; None if even the smallest does not fit.
-    """
+    advice; None if even the smallest does not fit."""
     deadline, smaller = Deadline(), list(_smaller(workload))
     found = None
     with suppress(OutOfTimeError):

@@ -20,16 +20,22 @@ from domino_tune.results.files import (
 )
 from domino_tune.results.simulate import Interval
 from domino_tune.store.assumptions import assumptions
-from domino_tune.store.files import check_writable, make_folder, only_user, read_bytes
+from domino_tune.store.files import (
+    bundled_names,
+    check_writable,
+    make_folder,
+    only_user,
+    read_bytes,
+    user_profiles_dir,
+)
 from domino_tune.store.plans import ProfileRef
 from domino_tune.store.profiles import (
-    bundled_names,
     check_profile,
     diff_profiles,
+    fits_of,
     list_profiles,
     load_profile,
     save_profile,
-    user_profiles_dir,
 )
 from domino_tune.verbs.resolve import place, usual_implementation
 from simulator.case import Case
@@ -224,14 +230,11 @@ def profiles_diff(request: requests.ProfilesDiffRequest) -> DiffResult:
 def _section(profile: Profile, name: str) -> SectionResult:
     section = getattr(profile, name)
     provenance = section.provenance
-    fits = getattr(section, "fits", None)
-    if fits is None:
-        fits = [fit for fit in (getattr(section, "fit", None),) if fit is not None]
     return SectionResult(
         section=name,
         kind=provenance.kind,
         rows=len(getattr(section, "rows", ())),
-        fits=len(fits),
+        fits=fits_of(section),
         error=provenance.error,
         source=provenance.source,
         clock=provenance.clock,

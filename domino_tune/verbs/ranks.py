@@ -10,7 +10,7 @@ from typing import Final
 
 from domino_tune.base.units import parse_quantity
 from domino_tune.measure.machine import differences, machine_of, ranks_per_node
-from domino_tune.requests import RanksFields
+from domino_tune.requests.fields import RanksFields
 from domino_tune.runtime.launch_spec import (
     CTA_SETTINGS,
     Backend,
@@ -62,8 +62,7 @@ def check_runnable(
     model: ModelSpec, tp: int, remedy: str = "Give --set attention_dropout=0."
 ) -> None:
     """Raise InputError for a model that ``tp`` real ranks cannot run; ``remedy`` is the advice on
-    attention dropout.
-    """
+    attention dropout."""
     if model.attention_dropout > 0:
         raise InputError(
             f"{model.name} has attention_dropout = {model.attention_dropout}, which real ranks do "
@@ -91,8 +90,7 @@ def check_runnable(
 
 def check_played(case: Case, remedy: str) -> None:
     """Raise InputError for features that the runtime does not play; ``remedy`` starts the
-    advice.
-    """
+    advice."""
     check_one_stage(case.cluster, remedy)
     check_unquantized(case.workload, remedy)
     workload = case.workload

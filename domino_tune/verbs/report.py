@@ -9,40 +9,31 @@ from typing import Final
 from domino_tune import requests
 from domino_tune.report import STRATEGY_NAMES
 from domino_tune.report.data import (
-    Crossover,
-    HeatCell,
-    Held,
-    Numbers,
     Pass,
     PipelinePicture,
-    PlanRow,
     ReportData,
-    Search,
     Sensitivity,
     Shown,
-    Source,
     Sweep,
 )
 from domino_tune.report.page import write_report, write_scale
 from domino_tune.requests.command_line import command_line, simulate_request
 from domino_tune.requests.outputs import PlanOutputs, ScaleOutputs, SearchOutputs
 from domino_tune.results.layouts import LayoutsResult, ScaleResult
-from domino_tune.results.shown import plan_words
-from domino_tune.results.simulate import SimulateResult, workload_line
-from domino_tune.results.tune import TuneResult, found_words
+from domino_tune.results.simulate import BASELINE, BOUND, CHOSEN, SimulateResult, workload_line
+from domino_tune.results.tune import TuneResult
 from domino_tune.results.whatif import WhatIfPoint, WhatIfResult
 from domino_tune.search.problem import piece_count
 from domino_tune.verbs.landscape import NOTE
 from domino_tune.verbs.scale import requests_of
-from domino_tune.verbs.simulate import BASELINE, BOUND, CHOSEN
 from domino_tune.verbs.whatif import changed
 from simulator.dtypes import MS_PER_NS
 from simulator.errors import DominoTuneError
+from simulator.lookup import Provenance
 from simulator.predict import played_pipeline, predict
-from simulator.profile import SECTIONS
+from simulator.profile import SECTIONS, Profile
 from simulator.specs import ClusterSpec
 
-PLANS_LISTED: Final = 12
 NUDGES: Final = (
     ("link_bandwidth", "0.5x", "2x"),
     ("link_latency", "0.5x", "2x"),
@@ -84,27 +75,9 @@ def tuning_page(
     ]
     return replace(
         _page(best, commands),
-        heat=tuple(
-            HeatCell(
-                row_slices=cell.row_slices,
-                col_slices=cell.col_slices,
-                iteration_ms=cell.iteration_ms,
-                note=f"{cell.plan.label}: {plan_words(cell.plan)}" if cell.plan else cell.reason,
-            )
-            for cell in result.grid
-        ),
+        search=result,
         heat_note=NOTE,
-        plans=_plans(result),
         tie=tie_sentence(result),
-        crossovers=_crossovers(result),
-        search=Search(
-            method=result.search,
-            found=found_words(result),
-            space_size=result.space_size,
-            evaluations=result.evaluations,
-            seconds=result.seconds or None,
-            infeasible=result.infeasible,
-        ),
     )
 
 
@@ -160,44 +133,13 @@ def _page(result: SimulateResult, commands: Sequence[tuple[str, str]]) -> Report
             ("parameters", f"{result.model.parameters / 1e9:.2f} B"),
             ("profile id", result.profile.content_id),
         ),
-        profile=result.profile.name,
         baseline=_shown(result, BASELINE),
         chosen=_shown(result, CHOSEN),
         bound=_shown(result, BOUND),
-        numbers=Numbers(
-            iteration_ms=result.iteration_ms,
-            baseline_ms=result.baseline_ms,
-            no_comm_ms=result.no_comm_ms,
-            comm_ms=result.comm_ms,
-            exposed_ms=result.exposed_comm_ms,
-            baseline_exposed_ms=result.variants[BASELINE].exposed_comm_ms,
-            peak_memory_gib=result.peak_memory_gib,
-            tokens_per_second_per_gpu=result.tokens_per_second_per_gpu,
-            tflops_per_gpu=result.tflops_per_gpu,
-            mfu=result.mfu,
-            clock_mhz=result.clock_mhz,
-            baseline_clock_mhz=result.variants[BASELINE].clock_mhz,
-            power_w=result.power_w,
-            low_ms=result.interval_ms.low,
-            high_ms=result.interval_ms.high,
-            confidence=result.confidence,
-            shares=result.confidence_shares,
-            warnings=result.warnings,
-        ),
-        held=tuple(
-            Held(
-                name=STRATEGY_NAMES[result.plans[name].strategy],
-                gib=result.variants[name].memory_gib,
-                chosen=name == CHOSEN,
-            )
-            for name in (BASELINE, CHOSEN)
-        ),
-        usable=result.usable_memory,
-        fits_chance=result.fits_chance,
-        verdict=result.verdict,
+        result=result,
         pipelines=tuple(_pipelines(result)),
         sensitivity=tuple(s for nudge in NUDGES if (s := _nudge(result, *nudge)) is not None),
-        sources=_sources(result),
+        sources=_sources(result.case.profile),
         commands=tuple(commands),
     )
 
@@ -254,34 +196,9 @@ def _nudge(result: SimulateResult, key: str, low: str, high: str) -> Sensitivity
     return Sensitivity(key=key, low=low, high=high, low_ms=times[0], high_ms=times[1])
 
 
-def _sources(result: SimulateResult) -> tuple[Source, ...]:
-    profile = result.case.profile
-    found = []
-    for name in SECTIONS:
-        section = getattr(profile, name)
-        if section is not None:
-            origin = section.provenance
-            found.append(
-                Source(
-                    section=name, kind=origin.kind, source=origin.source, error=origin.error,
-                    note=origin.note,
-                )
-            )  # fmt: skip
-    return tuple(found)
-
-
-def _plans(result: TuneResult) -> tuple[PlanRow, ...]:
-    many = len({trial.micro_batch_size for trial in result.trials}) > 1
-    ranked = sorted(result.trials, key=lambda trial: trial.iteration_ms)[:PLANS_LISTED]
-    return tuple(
-        PlanRow(
-            plan=trial.plan,
-            note=f", micro-batch {trial.micro_batch_size}" if many else "",
-            iteration_ms=trial.iteration_ms,
-            peak_memory_gib=trial.peak_memory_gib,
-        )
-        for trial in ranked
-    )
+def _sources(profile: Profile) -> dict[str, Provenance]:
+    found = {name: getattr(profile, name) for name in SECTIONS}
+    return {name: section.provenance for name, section in found.items() if section is not None}
 
 
 def tie_sentence(result: TuneResult) -> str:
@@ -301,20 +218,6 @@ def tie_sentence(result: TuneResult) -> str:
     return (
         f"The fastest plan, {name}, takes {fastest.iteration_ms:,.2f} ms, {less:.2%} less. "
         f"Plans within 1% of the fastest tie, and the chosen plan {why}."
-    )
-
-
-def _crossovers(result: TuneResult) -> tuple[Crossover, ...]:
-    if result.contention is None:
-        return ()
-    return tuple(
-        Crossover(
-            factor=crossover.factor,
-            winner=crossover.winner,
-            iteration_ms=crossover.winner_ms,
-            baseline_ms=crossover.baseline_ms,
-        )
-        for crossover in result.contention.crossovers
     )
 
 

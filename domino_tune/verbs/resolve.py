@@ -1,6 +1,5 @@
 """From a request to the simulator's arguments: the Case (everything except the plan), the plan, and
-the baseline to compare it with.
-"""
+the baseline to compare it with."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ from domino_tune.base.units import (
     positive,
     power_cap_w,
 )
-from domino_tune.requests import JobFields, PlanFields, WorkloadFields
-from domino_tune.requests.fields import NEEDED
+from domino_tune.requests.fields import NEEDED, JobFields, PlanFields, WorkloadFields
 from domino_tune.store.plans import PlanFile, ProfileRef, load_plan
 from domino_tune.store.shelf import DISK, Shelf, override
 from simulator.case import Case, Price
@@ -266,8 +264,7 @@ def _asked_plan(request: PlanFields, plan_file: PlanFile | None, case: Case) -> 
 
 def _usual_rows(request: PlanFields, case: Case) -> int:
     """Return the row slices of a plan that does not say how many: two, if the batch can be cut in
-    two.
-    """
+    two."""
     usual = SlicePlan(
         row_slices=2, slice_dim=request.slice_dim or "batch", sequence_parallel=case.modes[0]
     )
@@ -343,8 +340,7 @@ def _workload(
     request: WorkloadFields, old: Workload | None, cluster: ClusterSpec, profile: Profile
 ) -> Workload:
     """Return the request's workload; values that it leaves out are those of ``old``, else the usual
-    ones.
-    """
+    ones."""
     names = [item.name for item in fields(Workload)]
     given = {name: value for name in names if (value := getattr(request, name)) is not None}
     given["implementation"] = _implementation(request, old, profile)
@@ -363,8 +359,7 @@ def _workload(
 
 def usual_sharing(cluster: ClusterSpec) -> dict[str, Any]:
     """Return the defaults of what replicas share and of whether messages between stages overlap, as
-    Megatron-LM's users choose them.
-    """
+    Megatron-LM's users choose them."""
     usual = "distributed-optimizer" if cluster.replicas > 1 else "replicas"
     return {"data_parallel": usual, "overlap_p2p": cluster.vpp > 1}
 
@@ -387,8 +382,7 @@ def check_collectives(profile: Profile, kind: str) -> None:
 
 def usual_implementation(profile: Profile) -> Implementation:
     """Return Megatron-LM's implementation, or our runtime's if the profile times only its
-    kernels.
-    """
+    kernels."""
     return IMPLEMENTATIONS["megatron-te"] if profile.times_other_kernels else DOMINO_TUNE
 
 

@@ -70,8 +70,7 @@ def result_of(
 
 def scale_base(request: ScaleRequest, shelf: Shelf = DISK) -> Case:
     """Return the case that the layouts divide, at the first number that can have some. Raise as
-    ``tune_scale`` does, and the last number's InputError if no number can.
-    """
+    ``tune_scale`` does, and the last number's InputError if no number can."""
     errors: dict[str, DominoTuneError] = {}
     for asked in requests_of(request):
         try:
@@ -93,8 +92,7 @@ def _told(progress: Progress, gpus: int) -> Progress:
 
 def point_of(answer: LayoutsResult, first: float | None = None) -> ScalePoint:
     """Return the point of one number. ``first``: tokens/s/GPU at the first number with a layout,
-    None if this is the first.
-    """
+    None if this is the first."""
     layout, gpus = answer.layouts[0], answer.gpus
     each = layout.tokens_per_second_per_gpu
     return ScalePoint(

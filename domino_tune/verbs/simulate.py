@@ -6,11 +6,15 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import Final
+from typing import Any, Final
 
 from domino_tune.base.cores import Ahead, in_turn
 from domino_tune.requests import SimulateRequest
 from domino_tune.results.simulate import (
+    BASELINE,
+    BASELINE_NO_SP,
+    BOUND,
+    CHOSEN,
     Interval,
     Pipeline,
     Simulated,
@@ -53,11 +57,6 @@ from simulator.predict import (
 from simulator.schedule import Timeline
 from simulator.sharding import least_micros
 from simulator.usable import SURE, percent
-
-BASELINE: Final = "baseline"
-BASELINE_NO_SP: Final = "baseline_no_sp"
-CHOSEN: Final = "chosen"
-BOUND: Final = "no_comm"
 
 LEAST_SHARE: Final = 0.005
 """What widens an interval by less is not told."""
@@ -220,26 +219,13 @@ def _result(
     waits_ms = pipeline.busiest.waits_ms if pipeline else 0.0
     more = (mine.iteration_ms - waits_ms) / timeline.makespan_ns
     return SimulateResult(
-        iteration_ms=mine.iteration_ms,
+        **_of_chosen(mine),
         baseline_ms=baseline.iteration_ms,
         no_comm_ms=bound.iteration_ms,
         speedup=baseline.iteration_ms / mine.iteration_ms,
         baseline_no_sp_ms=no_sp.iteration_ms if no_sp else None,
         speedup_no_sp=no_sp.iteration_ms / mine.iteration_ms if no_sp else None,
-        comm_ms=mine.comm_ms,
-        exposed_comm_ms=mine.exposed_comm_ms,
-        hidden_comm_fraction=mine.hidden_comm_fraction,
-        peak_memory_gib=mine.peak_memory_gib,
-        memory_gib=mine.memory_gib,
-        fits=mine.fits,
-        fits_chance=mine.fits_chance,
         usable_memory=UsableMemory.of(case.memory, max(map(sum, memory))),
-        tokens_per_second_per_gpu=mine.tokens_per_second_per_gpu,
-        tflops_per_gpu=mine.tflops_per_gpu,
-        mfu=mine.mfu,
-        clock_mhz=mine.clock_mhz,
-        power_w=mine.power_w,
-        joules_per_token=mine.joules_per_token,
         cost=case.priced(mine.iteration_ms),
         interval_ms=_interval_ms(mine.iteration_ms, confidence, longer, unknown),
         confidence=confidence.level,
@@ -267,6 +253,12 @@ def _result(
         order=chosen.order,
         case=case,
     )
+
+
+def _of_chosen(mine: Variant) -> dict[str, Any]:
+    """Return the fields that a result has of its chosen plan's variant."""
+    names = Variant.__dataclass_fields__.keys() & Simulated.__dataclass_fields__.keys()
+    return {name: getattr(mine, name) for name in names}
 
 
 def _interval_ms(
@@ -438,14 +430,9 @@ def _warnings(
     return tuple(found)
 
 
-# The plan files of an answer ----------------------------------------------------------------------
-# Of the plan that its verdict recommends, and of each plan compared.
-
-
 def recommended(best: Simulated, target: str | None = None) -> str:
     """Return the strategy that the verdict recommends; that of the chosen plan without a verdict,
-    or if only plans for ``target`` were asked for.
-    """
+    or if only plans for ``target`` were asked for."""
     leader = best.verdict.leader if best.verdict and not target else None
     return leader.strategy if leader else best.plan.strategy
 

@@ -100,8 +100,7 @@ def _runs_there(
 
 def _own_domino(case: Case) -> list[_Found]:
     """Return the best plan of DeepSpeed's Domino; [] if it cannot run the workload, or no
-    plan fits.
-    """
+    plan fits."""
     try:
         plans = SimulatedPlans(case=case, plans=space_of(case, "deepspeed"))
         best = search_exhaustive(plans, SearchOptions()).best
@@ -112,8 +111,7 @@ def _own_domino(case: Case) -> list[_Found]:
 
 def _request(plan: SlicePlan, case: Case) -> tuple[str, dict[str, Any]] | None:
     """Return where to ask for the plan, and the fields to change; None for the baseline, which
-    every answer contains.
-    """
+    every answer contains."""
     if plan.strategy == "megatron":
         return None
     batch = {
@@ -128,10 +126,6 @@ def _request(plan: SlicePlan, case: Case) -> tuple[str, dict[str, Any]] | None:
     else:
         told["tp_comm_overlap"] = list(plan.tp_comm_overlap)
     return "simulations", {**batch, **told, "sequence_parallel": plan.sequence_parallel}
-
-
-# tune ---------------------------------------------------------------------------------------------
-# Search the plans of a case for the fastest, by simulation.
 
 
 def tune(
@@ -327,8 +321,7 @@ def check_some_may_fit(cases: Sequence[Case], request: TuneRequest) -> None:
 
 def cases_to_tune(case: Case, tune_also: Sequence[str]) -> list[Case]:
     """Return the case; with ``micro_batch_size``, one case for each size that keeps the global
-    batch; with ``tp_collectives``, one for each kind that the profile times.
-    """
+    batch; with ``tp_collectives``, one for each kind that the profile times."""
     workloads = [case.workload]
     if "micro_batch_size" in tune_also:
         total = case.workload.micro_batch_size * case.workload.grad_accumulation

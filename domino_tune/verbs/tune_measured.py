@@ -26,9 +26,9 @@ from domino_tune.runtime.plan_runs import (
     FAILURES,
     OUT_OF_MEMORY,
     Measured,
+    Runs,
     graph_notes,
     loss_problems,
-    run_plans,
 )
 from domino_tune.search.measured import (
     BASELINE,
@@ -127,14 +127,13 @@ class MeasuringSession:
 
     def _launch(self, kind: Any, others: Sequence[int], rounds: int) -> LaunchRecord:
         plans = [self.pool.plans[index] for index in (BASELINE, *others)]
-        measured = run_plans(
-            self.case.model, self.case.workload, self.case.cluster,
-            [(plan, self.problem.order(plan)) for plan in plans], rounds,
-            patient(self.spec, float(max(self.pool.times_ns))), lenient=True,
-            on_step=lambda plan, ns: self.progress(
-                f"{plans[plan].label}: {ns * MS_PER_NS:,.1f} ms"
-            ),
-        )  # fmt: skip
+        ordered = [(plan, self.problem.order(plan)) for plan in plans]
+        case, spec = self.case, patient(self.spec, float(max(self.pool.times_ns)))
+        measured = Runs(
+            case.model, case.workload, case.cluster, ordered, rounds, lenient=True
+        ).run(spec, lambda plan, ns: self.progress(
+            f"{plans[plan].label}: {ns * MS_PER_NS:,.1f} ms"
+        ))  # fmt: skip
         if measured[0].failed:  # not stored: memory may be free next time
             raise InfeasiblePlanError(
                 f"The baseline cannot run: {measured[0].failed}; lower --micro-batch-size or "
@@ -145,10 +144,7 @@ class MeasuringSession:
         if self.case.cluster.cuda_graph:
             problems += graph_notes(measured)
         self.warnings += [text for text in problems if text not in self.warnings]
-        record = LaunchRecord(
-            kind=kind,
-            runs=tuple(map(_plan_run, plans, measured)),
-        )
+        record = LaunchRecord(kind=kind, runs=tuple(map(_plan_run, plans, measured)))
         self.evidence.append(record)
         return record
 
@@ -240,8 +236,7 @@ def check_measurable() -> None:
 
 def question_of(case: Case, spec: LaunchSpec) -> Question:
     """Return everything that measured times depend on, the profile, on which greedy orders depend,
-    and the baseline, which every launch plays.
-    """
+    and the baseline, which every launch plays."""
     model = {name: value for name, value in asdict(case.model).items() if name != "name"}
     return {
         "model": model,

@@ -14,7 +14,7 @@ from domino_tune.base.progress import Progress, no_progress
 from domino_tune.base.units import half_spread, median_interval
 from domino_tune.requests import ValidateRequest
 from domino_tune.results.measured import Iteration, RoleTimes, ValidatedPlan, ValidateResult
-from domino_tune.results.simulate import Interval
+from domino_tune.results.simulate import BASELINE, BOUND, Interval
 from domino_tune.runtime.lanes import PaceRow, paces_of
 from domino_tune.runtime.launch.launch import check_ready
 from domino_tune.runtime.launch_spec import LaunchSpec, check_own_strategy
@@ -32,7 +32,6 @@ from domino_tune.verbs.ranks import (
     with_own_kernels,
 )
 from domino_tune.verbs.resolve import baseline_plan
-from domino_tune.verbs.simulate import BASELINE, BOUND
 from simulator.case import Case
 from simulator.clock import Played
 from simulator.cost import Changes, CostModel
@@ -195,6 +194,18 @@ def validate(request: ValidateRequest, progress: Progress = no_progress) -> Vali
         cluster=case.cluster,
         timelines=_timelines(compared),
     )
+
+
+def checked(request: ValidateRequest, progress: Progress) -> ValidateResult:
+    """Return what ``validate`` does; an error of ``check_result`` has it as a note, so that the
+    measurement is not lost."""
+    result = validate(request, progress)
+    try:
+        check_result(result)
+    except BaseException as error:
+        error.add_note(str(result))
+        raise
+    return result
 
 
 def check_result(result: ValidateResult) -> None:

@@ -82,8 +82,7 @@ def verdict_of(case: Case, chosen: Chosen, ahead: Ahead = in_turn) -> Verdict:
 
 def drawn_times_ns(case: Case, plans: Contestants) -> dict[str, NDArray[np.float64]]:
     """Return each plan's iteration time on each drawn machine, in ns; the machines are the same for
-    all.
-    """
+    all."""
     nominal = {name: predict(case, one.plan, one.order).makespan_ns for name, one in plans.items()}
     return _draw_logs(case, plans, nominal, in_turn).times_ns(nominal)
 
@@ -265,14 +264,14 @@ def _name(plan: SlicePlan) -> str:
 
 def _text(contestants: Sequence[Contestant]) -> str:
     """Return the answer in words: what to do, what it is worth, and what comes next: Domino, if the
-    fastest is another one, and the next best.
-    """
+    fastest is another one, and the next best."""
     baseline, *others = contestants
     fit = [one for one in contestants if one.recommended]
     if not fit:
         return "No plan fits the memory with a chance of 80 % or more."
     best = max(fit, key=lambda one: one.chance)
-    rest = sorted((one for one in others if one is not best and one.recommended), key=_by_chance)
+    rest = [one for one in others if one is not best and one.recommended]
+    rest.sort(key=lambda one: (-one.chance, -one.speedup))
     told = [one for one in rest if one.strategy == "domino"]
     told += [one for one in rest if one not in told][: 2 - len(told)]
     next_ones = ", ".join(f"{one.name} {one.speedup:.2f}x ({one.chance:.0%})" for one in told)
@@ -281,8 +280,7 @@ def _text(contestants: Sequence[Contestant]) -> str:
 
 def _first(best: Contestant, baseline: Contestant) -> str:
     """Return the strategy that is most often the fastest, what it is worth, and how sure that
-    is.
-    """
+    is."""
     clear, chance = best.chance >= CLEAR, f"{best.chance:.0%}"
     if best is baseline:
         fastest = f"{best.name} is the fastest in {chance} of draws"
@@ -297,7 +295,3 @@ def _first(best: Contestant, baseline: Contestant) -> str:
     if clear:
         return f"Use {name}: {worth}, the fastest in {chance} of draws."
     return f"It is open which is fastest. {name}: {worth}, ahead in {chance} of draws."
-
-
-def _by_chance(one: Contestant) -> tuple[float, float]:
-    return -one.chance, -one.speedup

@@ -117,19 +117,27 @@ def _count(key: str, text: str, old: int) -> int:
     return int(value)
 
 
-def _workload(key: str) -> Apply:
+def _workload(case: Case, **changes: Any) -> Case:
+    return replace(case, workload=replace(case.workload, **changes))
+
+
+def _cluster(case: Case, **changes: Any) -> Case:
+    return replace(case, cluster=replace(case.cluster, **changes))
+
+
+def _counted(key: str) -> Apply:
+    return lambda case, text: _workload(
+        case, **{key: _count(key, text, getattr(case.workload, key))}
+    )
+
+
+def _group(key: str) -> Apply:
     def apply(case: Case, text: str) -> Case:
-        value = _count(key, text, getattr(case.workload, key))
-        changes: dict[str, Any] = {key: value}
-        return replace(case, workload=replace(case.workload, **changes))
+        size: dict[str, Any] = {key: _count(key, text, getattr(case.cluster, key))}
+        cluster = replace(case.cluster, **size, ranks_per_node=2**30, ranks_per_domain=0)
+        return replace(case, cluster=place(cluster, case.profile, None))
 
     return apply
-
-
-def _tp(case: Case, text: str) -> Case:
-    tp = _count("tp", text, case.cluster.tp)
-    cluster = replace(case.cluster, tp=tp, ranks_per_node=2**30, ranks_per_domain=0)
-    return replace(case, cluster=place(cluster, case.profile, None))
 
 
 def _nodes(case: Case, text: str) -> Case:
@@ -140,13 +148,7 @@ def _nodes(case: Case, text: str) -> Case:
 def _cuda_graph(case: Case, text: str) -> Case:
     if text not in ("on", "off"):
         raise InputError(f"cuda_graph must be on or off, got {text!r}.")
-    return replace(case, cluster=replace(case.cluster, cuda_graph=text == "on"))
-
-
-def _cuda_graph_scope(case: Case, text: str) -> Case:
-    """Set the parts of layers that graphs replay, as in ``attn+moe_router``, or ``none``."""
-    scopes: Any = () if text == "none" else tuple(text.split("+"))
-    return replace(case, workload=replace(case.workload, cuda_graph_scope=scopes))
+    return _cluster(case, cuda_graph=text == "on")
 
 
 def _fp8_recipe(case: Case, text: str) -> Case:
@@ -161,44 +163,27 @@ def _fp8_recipe(case: Case, text: str) -> Case:
     return replace(case, workload=workload)
 
 
-def _ep(case: Case, text: str) -> Case:
-    ep = _count("ep", text, case.cluster.ep)
-    cluster = replace(case.cluster, ep=ep, ranks_per_node=2**30, ranks_per_domain=0)
-    return replace(case, cluster=place(cluster, case.profile, None))
-
-
-def _moe_dispatcher(case: Case, text: str) -> Case:
-    changes: dict[str, Any] = {"moe_dispatcher": text}
-    return replace(case, workload=replace(case.workload, **changes))
-
-
-def _moe_imbalance(case: Case, text: str) -> Case:
-    factor = moe_imbalance("moe_imbalance", text)
-    return replace(case, workload=replace(case.workload, moe_imbalance=factor))
-
-
-def _power_cap(case: Case, text: str) -> Case:
-    cluster = replace(case.cluster, power_cap_w=power_cap_w("power_cap", text))
-    return replace(case, cluster=cluster)
-
-
 def _clock_mhz(case: Case, text: str) -> Case:
     old = case.cluster.clock_mhz or (case.power.boost_mhz if case.power else 1)
-    return replace(case, cluster=replace(case.cluster, clock_mhz=_count("clock_mhz", text, old)))
+    return _cluster(case, clock_mhz=_count("clock_mhz", text, old))
 
 
 KEYS: Final[dict[str, Apply]] = {
-    "tp": _tp,
+    "tp": _group("tp"),
     "nodes": _nodes,
-    "micro_batch_size": _workload("micro_batch_size"),
-    "seq_length": _workload("seq_length"),
+    "micro_batch_size": _counted("micro_batch_size"),
+    "seq_length": _counted("seq_length"),
     "cuda_graph": _cuda_graph,
-    "cuda_graph_scope": _cuda_graph_scope,
+    "cuda_graph_scope": lambda case, text: _workload(
+        case, cuda_graph_scope=() if text == "none" else tuple(text.split("+"))
+    ),
     "fp8_recipe": _fp8_recipe,
-    "ep": _ep,
-    "moe_dispatcher": _moe_dispatcher,
-    "moe_imbalance": _moe_imbalance,
-    "power_cap": _power_cap,
+    "ep": _group("ep"),
+    "moe_dispatcher": lambda case, text: _workload(case, moe_dispatcher=text),
+    "moe_imbalance": lambda case, text: _workload(
+        case, moe_imbalance=moe_imbalance("moe_imbalance", text)
+    ),
+    "power_cap": lambda case, text: _cluster(case, power_cap_w=power_cap_w("power_cap", text)),
     "clock_mhz": _clock_mhz,
     "link_bandwidth": _machine("link_bandwidth", "bytes/s", link_bandwidth),
     "link_latency": _machine("link_latency", "s", link_latency),
@@ -343,12 +328,7 @@ def ask(
     swept, values = parse_sweep(request.sweep)
     case, chosen = about or asked_about(request, plan_file, shelf)
     return Question(
-        case=case,
-        chosen=chosen,
-        changes=changes,
-        swept=swept,
-        values=values,
-        retune=request.retune,
+        case=case, chosen=chosen, changes=changes, swept=swept, values=values, retune=request.retune
     )
 
 

@@ -115,9 +115,6 @@ def others() -> list[Table]:
     return [check_table("Other laws of experts: the errors that profiles state", checks)]
 
 
-# Look-ups that borrow ----------------------------------------------------------------------------
-
-
 def constants() -> list[Table]:
     """Return the errors that tables show for each constant; `profiles check` lists the assumed."""
     checks, notes = [], []

@@ -69,9 +69,6 @@ def rows_of(where: Path, stage: str) -> list[dict[str, Any]]:
     return []
 
 
-# Power and clock ---------------------------------------------------------------------------------
-
-
 def clock_tables(clocks: Sequence[Row], sustained: Sequence[Row], profile: Profile) -> list[Table]:
     """Return what was measured beside the law, and how far its clocks of withheld plans are off."""
     if not clocks or profile.power is None:
@@ -124,9 +121,6 @@ def rehearsal_tables(rows: Sequence[Row]) -> list[Table]:
     return [table("What surrounds a plan in a user's loop", "what|way|>µs", lines)]
 
 
-# Plans that ran ----------------------------------------------------------------------------------
-
-
 def proof_tables(rows: Sequence[Row]) -> list[Table]:
     """Return targets, times and predictions of then and today, of ways to launch still in use."""
     ways = [proof_case(*shape, *way) for shape in SHAPES for way in WAYS]
@@ -160,8 +154,6 @@ def _errors(ran: Mapping[str, Row], proof: ProofCase) -> Iterator[float]:
             ms = played(case, named[cell.label]).totals.makespan_ns * MS_PER_NS
             yield ms / statistics.median(cell.first) - 1
 
-
-# Kernels by themselves ----------------------------------------------------------------------------
 
 COPY: Final = "copy bf16"
 GEMMS: Final = ("forward", "dgrad", "wgrad", "one forward", "one dgrad")

@@ -264,9 +264,6 @@ def _torchtitan() -> Table:
     return shown("torchtitan", lines)
 
 
-# Calibration: how well a few measured iterations predict the others -------------------------------
-
-
 def calibrate() -> list[Table]:
     """Return the errors of runs on a B200 that a fit to three others predicts."""
     told = ("label", "case", "plan", "measured_ms")

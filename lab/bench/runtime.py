@@ -88,9 +88,6 @@ def _compared(what: str, ratios: Sequence[float], limit: float | None) -> list[C
     ]  # fmt: skip
 
 
-# On the ranks ------------------------------------------------------------------------------------
-
-
 def compare(context: RankContext, payload: Mapping[str, Any]) -> None:
     """Report each round's step times on the slowest rank, ns, by name. The payload has the
     runtime's session, the plans ``plan`` and ``unsliced``, and rounds."""

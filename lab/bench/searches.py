@@ -72,9 +72,6 @@ def _layout(one: LayoutResult | None) -> tuple[str, str]:
     return f"{one.label}{cut}", f"{one.tokens_per_second_per_gpu:,.0f}"
 
 
-# Time of answers ---------------------------------------------------------------------------------
-
-
 def speed() -> list[Table]:
     """Return median wall and CPU times. Other work on the machine adds to both."""
     lines = [

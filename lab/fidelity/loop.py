@@ -17,11 +17,12 @@ from typing import Any, Final
 from domino_tune.base.tables import print_line, print_table
 from domino_tune.base.units import parse_quantity
 from domino_tune.measure.machine import cpu_name
-from domino_tune.requests import ProfileRequest, TuneRequest, WorkloadFields
+from domino_tune.requests import ProfileRequest, TuneRequest
+from domino_tune.requests.fields import WorkloadFields
+from domino_tune.runtime import plan_runs
 from domino_tune.runtime.launch.launch import LaunchSpec
-from domino_tune.runtime.plan_runs import Measured, run_plans
-from domino_tune.store.files import write_whole
-from domino_tune.store.profiles import user_profiles_dir
+from domino_tune.runtime.plan_runs import Measured
+from domino_tune.store.files import user_profiles_dir, write_whole
 from domino_tune.store.shelf import dump_model, load_model
 from domino_tune.verbs.profile import profile
 from domino_tune.verbs.resolve import Chosen, resolve
@@ -90,7 +91,8 @@ def plans_of(case: Case, fields: WorkloadFields, kind: Kind) -> dict[str, Chosen
 
 def _run(case: Case, chosen: Plans, rounds: int, spec: LaunchSpec, paces: Any = None) -> Runs:
     plans = [(one.plan, one.order) for one in chosen.values()]
-    measured = run_plans(case.model, case.workload, case.cluster, plans, rounds, spec, paces=paces)
+    job = case.model, case.workload, case.cluster
+    measured = plan_runs.Runs(*job, plans, rounds, paces=paces).run(spec)
     return dict(zip(chosen, measured, strict=True))
 
 

@@ -171,9 +171,6 @@ def _long(rows: Iterable[AttentionRow]) -> list[AttentionRow]:
     return [row for row in rows if row.batch * row.heads * row.seq >= LEAST_ROWS]
 
 
-# Levels of our H200's rows: small heads and latent attention -------------------------------------
-
-
 class Level(NamedTuple):
     """What few rows take over a law forward, and backward over forward, each with its spread."""
 

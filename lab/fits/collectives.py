@@ -215,8 +215,6 @@ def neighbours(fits: Iterable[CollectiveFit]) -> Iterator[CollectiveFit]:
         yield replace(fit, kind="assumed", error=max(NEIGHBOUR, fit.error))
 
 
-# Experts' tokens ---------------------------------------------------------------------------------
-
 LEAST_TOP_K: Final = 4
 """Of the shapes that laws are fitted to: with fewer, most of what a rank gets may be its own."""
 BLOCK: Final = 128  # Numbers that share a scale of 4 bytes in an FP8 dispatch

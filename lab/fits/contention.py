@@ -71,8 +71,6 @@ def fit_withheld(
     return solve(cells), rounded(float(np.mean(withheld(cells, key, off))), 3)
 
 
-# A GEMM and an all-reduce that start together ----------------------------------------------------
-
 _OVERLAP_START: Final = (1.85, 1.11, 1.14, 50.0)
 """SMs per CTA, compute factor, collective factor, constant µs."""
 _OVERLAP_BOUNDS: Final = ((0.0, 1.0, 1.0, 0.0), (3.0, 2.0, 2.0, 200.0))
@@ -163,8 +161,6 @@ def overlap_law(
     )  # fmt: skip
 
 
-# Ops while collectives follow each other ---------------------------------------------------------
-
 CASE: Final = attrgetter("case")
 
 
@@ -203,9 +199,6 @@ def fit_beside(cells: Sequence[Beside], *, sm_count: int) -> ComputeContention:
     return law_of([rounded(float(value)) for value in found], left_out)
 
 
-# Collectives while ops stream --------------------------------------------------------------------
-
-
 class Streamed(NamedTuple):
     """One cell: a collective's slowdown beside an op that moves ``gb_s`` alone."""
 
@@ -236,9 +229,6 @@ def fit_memory(cells: Sequence[Streamed], attained_gb_s: float) -> tuple[MemoryQ
     attained, busiest = rounded(attained_gb_s, 4), rounded(law.busiest, 3)
     law = replace(law, attained_gb_s=attained, busiest=busiest, error=left_out)
     return law, rounded(float(found[0]))
-
-
-# Our H200's records ------------------------------------------------------------------------------
 
 
 def full_cells(rows: Iterable[Row], rate: float = FULL_RATE) -> Iterator[tuple[Row, Row]]:

@@ -35,9 +35,7 @@ _STARTS: Final = 8
 _JITTER: Final = 0.4
 _TRIED: Final = (15, 1e-3)
 _OTHER_WEIGHT: Final = 0.3  # Of a row that is none of the training shapes, where some are drawn
-_LINEAR_ABOVE: Final = (
-    0.03  # Larger residuals count linearly: published rows differ from run to run
-)
+_LINEAR_ABOVE: Final = 0.03  # Larger residuals count linearly: published rows differ by run
 _SCALARS: Final[dict[str, Bound]] = told(__file__)["scalars"]
 _TILES: Final[dict[str, Any]] = told(__file__)["tiles"]
 _ABOVE_0: Final = [least > 0 for _, least, _ in _SCALARS.values()]

@@ -92,9 +92,6 @@ def burst_over_lasting(timings: Iterable[tuple[float, float]]) -> float:
     return statistics.median(lasting / burst for burst, lasting in timings if burst > LONG_US)
 
 
-# The law of a GPU's records ----------------------------------------------------------------------
-
-
 def stage_law(clocks: Sequence[Row], sustained: Iterable[Row], known: PowerSection) -> PowerSection:
     """Return ``known`` updated by stages ``clocks`` and ``sustained``; elasticities are medians."""
     found: dict[str, list[float]] = {}

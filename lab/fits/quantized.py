@@ -134,9 +134,6 @@ def no_slower_than_larger(rows: Sequence[Shape]) -> list[Shape]:
     ]
 
 
-# Our records of Hopper ---------------------------------------------------------------------------
-
-
 class Beside(NamedTuple):
     """GEMMs of our records in one layout: times over others of their shape."""
 

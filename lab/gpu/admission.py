@@ -119,9 +119,6 @@ MAKERS: Final = {"library": _library, "grouped": _grouped, "spared": _spared}
 SM_COUNT_TARGET)."""
 
 
-# Beside collectives without a pause --------------------------------------------------------------
-
-
 class Cell(NamedTuple):
     """One kind of collectives. ``rate``: bytes/ns that a CTA moves through HBM. 0 takes SMs but no
     bandwidth; 40 with 16 CTAs is about what an all-reduce of 280 GB/s (algorithm bandwidth) over

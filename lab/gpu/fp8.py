@@ -162,8 +162,6 @@ def _lasting(stage: Stage, recipe: str) -> Row:
     }  # fmt: skip
 
 
-# Attention ---------------------------------------------------------------------------------------
-
 LIBRARIES: Final = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 
 

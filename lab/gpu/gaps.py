@@ -141,8 +141,6 @@ def _chain(work: Play) -> dict[str, float]:
 
 CALLS: Final = 20
 SECONDS: Final = 12.0
-
-
 Sizes = SimpleNamespace  # tokens, hidden, inner, layers, and widths of norms
 Ways = dict[str, Callable[[], object]]
 Make = Callable[[Sizes, torch.device], Ways]

@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 
 from domino_tune.base.units import half_spread
+from domino_tune.measure.probe_set import timed_ops
 from domino_tune.measure.probes.compute import SHORTEST_NS, Samples
-from domino_tune.measure.profiling import SECTIONS, add_message, measured_ops
+from domino_tune.measure.profiling import SECTIONS, add_message
 from domino_tune.runtime.clock import empty_ns, probing_clock, was_late
 from domino_tune.runtime.lanes.groups import SilentLanes
 from domino_tune.runtime.launch.context import RankContext
@@ -69,7 +70,7 @@ def played(stage: Stage, cases: Iterable[RankCase]) -> Iterator[GpuCase]:
 
 def joining(stage: Stage, case: RankCase, session: Session | None = None) -> Row:
     """Play the case on a session; its rows join the stage's profile."""
-    playing, known = session or session_of(case, stage.device), measured_ops(stage.profile)
+    playing, known = session or session_of(case, stage.device), set(timed_ops(stage.profile))
     message = play_case(playing, case, known, stage.stop_at)
     stage.profile = joined(stage.profile, message)
     return message

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from domino_tune.base.errors import RunError
 from domino_tune.measure.probes.hosts import issue_us, mean_costs_us
-from domino_tune.requests import WorkloadFields
+from domino_tune.requests.fields import WorkloadFields
 from domino_tune.runtime.lanes import Pace
 from domino_tune.runtime.lanes.streams import EmulatedStreamLane
 from domino_tune.runtime.launch_spec import Backend, LaunchSpec

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.cuda import Event
 
-from domino_tune.measure.gpu import Work, recorded, since_ns, ticks_around, timed_event
+from domino_tune.measure.gpu import Work, recorded, since_ns, ticks_around
 from domino_tune.measure.gpu.loads import (
     CaptureError,
     Ran,
@@ -33,7 +33,7 @@ from domino_tune.measure.gpu.loads import (
     settled,
 )
 from domino_tune.measure.machine import machine_of
-from domino_tune.runtime.clock import HeadStart, empty_ns
+from domino_tune.runtime.clock import HeadStart, empty_ns, timed_event
 from domino_tune.runtime.launch_spec import LaunchSpec
 from domino_tune.store.profiles import load_profile, save_profile
 from lab import told
@@ -174,8 +174,6 @@ class Stage:
         self._profile = profile
 
 
-# Times of work ------------------------------------------------------------------------------------
-
 Play = Callable[[], object]
 Ahead = HeadStart | None
 Found = dict[str, Any]
@@ -261,8 +259,6 @@ def late_step(ran: Sequence[Ran], power_w: float, steady_ns: int) -> dict[str, f
     step_ms = statistics.median(late_ns) / 1e6
     return {"step_ms": step_ms, "step_j": power_w * step_ms / 1e3}
 
-
-# Ops beside traffic ------------------------------------------------------------------------------
 
 OPS_NS: Final = 2_500_000  # Time of the ops that are played together, alone
 COVER: Final = 1.8  # Time of the traffic beside them, alone, over theirs

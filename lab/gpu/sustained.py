@@ -216,8 +216,6 @@ def elasticities(ops: Ops, moments: Moments, samples: Any, empty_ns: float) -> d
     return {family: value for family, value in found.items() if value is not None}
 
 
-# Stage clocks: power and clock while a GPU does one thing for some seconds ------------------------
-
 SECONDS: Final = 11.0
 
 

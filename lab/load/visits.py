@@ -208,8 +208,6 @@ MIXED: Final[tuple[tuple[Visit, float], ...]] = (
 """All of it at the same time, each so many times a second."""
 
 
-# The service --------------------------------------------------------------------------------------
-
 START_S: Final = 900.0  # Limit that only guards against hanging: loaded machines take long
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 

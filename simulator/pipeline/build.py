@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -29,7 +30,8 @@ from simulator.pipeline.orders import LOWER, Action, Ints, Orders, Wiring, wirin
 from simulator.pipeline.program import PipelineProgram, hosts_lead, sends_beside
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.schedule import OpTemplate, Repeat, Schedule, Segment
-from simulator.shapes import Held, Shapes
+from simulator.shapes import Shapes
+from simulator.sharding import Held
 from simulator.templates import Templates
 
 Pass = Literal["forward", "backward", "dgrad", "wgrad"]
@@ -183,14 +185,8 @@ class Pieces:
     def counts(self, rank: int) -> dict[Piece, int]:
         """Return how often a rank plays each pass, in the order in which it plays them first."""
         numbered, (first, end) = self.numbered, self.wires.first[rank : rank + 2].tolist()
-        found, firsts, counts = np.unique(
-            numbered.of_task[first:end], return_index=True, return_counts=True
-        )
-        order = np.argsort(firsts)
-        return {
-            numbered.pieces[number]: count
-            for number, count in zip(found[order].tolist(), counts[order].tolist(), strict=True)
-        }
+        counts = Counter(numbered.of_task[first:end].tolist())
+        return {numbered.pieces[number]: count for number, count in counts.items()}
 
     def schedule(self, piece: Piece) -> Schedule:
         """Return the ops of a pass."""
@@ -303,14 +299,10 @@ def _only(segments: Iterable[Segment], *, wgrads: bool) -> list[Segment]:
     """Return the gradients of weights, or all else; collectives are not gradients of weights."""
     kept = []
     for segment in segments:
-        templates = tuple(t for t in segment.templates if _is_wgrad(t) == wgrads)
+        templates = tuple(t for t in segment.templates if ("_wgrad" in t.role) == wgrads)
         if templates:
             kept.append(replace(segment, templates=templates))
     return kept
-
-
-def _is_wgrad(template: OpTemplate) -> bool:
-    return "_wgrad" in template.role
 
 
 class Lane(NamedTuple):

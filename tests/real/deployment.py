@@ -9,7 +9,7 @@ import typer
 import yaml
 
 from domino_tune.cli.commands import VERBS, build_app
-from domino_tune.requests import Request
+from domino_tune.requests.options import Request
 from domino_tune.requests.service import ServeRequest
 from tests.conftest import REPOSITORY
 

@@ -78,7 +78,7 @@ def test_wheel_holds_every_package_and_data_file(installation: Installation) -> 
     wanted = {
         path.relative_to(REPOSITORY).as_posix()
         for package in PACKAGES
-        for suffix in (".py", ".typed", ".json", ".html", ".css", ".js")
+        for suffix in (".py", ".typed", ".json", ".toml", ".html", ".css", ".js")
         for path in (REPOSITORY / package).rglob(f"*{suffix}")
     }
     assert wanted <= held

@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
-from typing import cast
+from typing import Any, Final, cast
 
-from domino_tune.report.data import (
-    Crossover,
-    HeatCell,
-    Held,
-    Numbers,
-    PlanRow,
-    ReportData,
-    Search,
-    Sensitivity,
-    Shown,
-    Source,
-    Sweep,
-)
+from domino_tune.report.data import ReportData, Sensitivity, Shown, Sweep
 from domino_tune.results.layouts import LayoutResult, Layouts
 from domino_tune.results.simulate import (
+    BASELINE,
+    CHOSEN,
     Contestant,
     SimulateResult,
     TakenMemory,
     UsableMemory,
     Verdict,
 )
+from domino_tune.results.tune import (
+    ContentionPoint,
+    ContentionSensitivity,
+    GridCell,
+    TrialResult,
+    Tuned,
+)
 from domino_tune.store.profiles import load_profile
+from domino_tune.verbs.resolve import Chosen
+from domino_tune.verbs.simulate import simulate_plan
 from simulator.case import Case
-from simulator.confidence import confidence_of
-from simulator.dtypes import MS_PER_NS
+from simulator.lookup import Provenance
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.predict import simulate
 from simulator.presets import MODELS
 from simulator.specs import ClusterSpec, Workload
 
 SLICED = SlicePlan(order="inter", wgrad="eager")
+PARTS: Final = {one.name for one in fields(ReportData)}
 
 
 @cache
@@ -59,35 +58,62 @@ def shown(on: Case, plan: SlicePlan) -> Shown:
     return Shown(plan=plan, timeline=timeline, alone_ns=alone)
 
 
-def report_data(on: Case, plan: SlicePlan = SLICED, **changes: object) -> ReportData:
-    """A page without its optional parts; ``changes`` are fields of ReportData."""
+def result_of(on: Case, plan: SlicePlan = SLICED) -> SimulateResult:
+    """The plan's simulation, without a verdict."""
+    return simulate_plan(on, Chosen.of(on, plan))
+
+
+def report_data(on: Case, plan: SlicePlan = SLICED, **changes: Any) -> ReportData:
+    """A page without its optional parts; ``changes`` are fields of it, or of its result."""
     baseline, chosen, bound = (shown(on, item) for item in (MEGATRON, plan, NO_COMM))
-    confidence = confidence_of(chosen.timeline, on.cost)
+    of_page = {name: changes.pop(name) for name in [*changes] if name in PARTS}
     data = ReportData(
         title="a model on a machine",
         workload=(("Model", on.model.name),),
-        profile="h100-dgx",
         baseline=baseline,
         chosen=chosen,
         bound=bound,
-        numbers=Numbers(
-            iteration_ms=chosen.timeline.makespan_ns * MS_PER_NS,
-            baseline_ms=baseline.timeline.makespan_ns * MS_PER_NS,
-            no_comm_ms=bound.timeline.makespan_ns * MS_PER_NS,
-            comm_ms=chosen.timeline.breakdown.comm_ns * MS_PER_NS,
-            exposed_ms=chosen.timeline.breakdown.exposed_comm_ns * MS_PER_NS,
-            baseline_exposed_ms=baseline.timeline.breakdown.exposed_comm_ns * MS_PER_NS,
-            peak_memory_gib=12.5,
-            tokens_per_second_per_gpu=6543.0,
-            tflops_per_gpu=321.0,
-            mfu=0.324,
-            low_ms=confidence.low_ns * MS_PER_NS,
-            high_ms=confidence.high_ns * MS_PER_NS,
-            confidence=confidence.level,
-            shares=confidence.shares,
-        ),
+        result=replace(result_of(on, plan), **changes),
     )
-    return replace(data, **changes)  # type: ignore[arg-type]
+    return replace(data, **of_page)
+
+
+def tuned(
+    grid: tuple[GridCell, ...] = (),
+    trials: tuple[TrialResult, ...] = (),
+    crossovers: tuple[ContentionPoint, ...] = (),
+    said: str = "exhaustive",
+) -> Tuned:
+    """A search that found these."""
+    contention = ContentionSensitivity(
+        points=crossovers, crossovers=crossovers, changes_above=None, changes_below=None
+    )
+    return Tuned(
+        best=cast("SimulateResult", None), search=said, seed=0, target=None,
+        optimality="best_found", space_size=9, evaluations=3, pruned=0, infeasible={said: 2},
+        trials=trials, grid=grid, contention=contention, seconds=0.1,
+    )  # fmt: skip
+
+
+def trial(iteration_ms: float, plan: SlicePlan = SLICED) -> TrialResult:
+    """A plan that was tried."""
+    return TrialResult(
+        plan=plan, micro_batch_size=4, iteration_ms=iteration_ms, peak_memory_gib=1.0,
+        fits_chance=1.0,
+    )  # fmt: skip
+
+
+def cell(rows: int, columns: int, ms: float | None, plan: SlicePlan | None = None) -> GridCell:
+    """A cell of the map of cuts; without a time it does not fit."""
+    reason = "" if ms else "out of memory"
+    return GridCell(row_slices=rows, col_slices=columns, iteration_ms=ms, plan=plan, reason=reason)
+
+
+def crossover(factor: float, winner: SlicePlan, winner_ms: float = 1.0) -> ContentionPoint:
+    """From that contention on this plan wins."""
+    return ContentionPoint(
+        factor=factor, chosen_ms=1.0, winner=winner, winner_ms=winner_ms, baseline_ms=1.0
+    )
 
 
 def layout(rate: float, plan: SlicePlan = SLICED, **changes: object) -> LayoutResult:
@@ -143,37 +169,30 @@ def usable(usable_gib: float, reserved_gib: float = 23.9) -> UsableMemory:
 
 def full_data(on: Case, said: str = "words") -> ReportData:
     """A page with every part; ``said`` stands wherever text of the user's can stand."""
-    data = report_data(on)
-    return replace(
-        data,
+    result = result_of(on)
+    memory = {
+        BASELINE: replace(result.variants[BASELINE], memory_gib={said: 1.5, "logits": 0.0}),
+        CHOSEN: replace(result.variants[CHOSEN], memory_gib={said: 1.25, "logits": 0.25}),
+    }
+    return report_data(
+        on,
         title=said,
-        profile=said,
+        profile=replace(result.profile, name=said),
         workload=((said, said),),
-        numbers=replace(data.numbers, warnings=(said,)),
-        held=(
-            Held(name="Megatron-LM", gib={said: 1.5, "logits": 0.0}),
-            Held(name=said, gib={said: 1.25, "logits": 0.25}, chosen=True),
-        ),
-        usable=usable(76.0),
+        warnings=(said,),
+        variants={**result.variants, **memory},
+        usable_memory=usable(76.0),
         fits_chance=0.97,
         layouts=layouts(layout(1000.0), layout(900.0, MEGATRON, domino_gain_here=1.0)),
-        heat=(
-            HeatCell(row_slices=1, col_slices=1, iteration_ms=30.0, note=said),
-            HeatCell(row_slices=2, col_slices=1, iteration_ms=20.0, note=said),
-            HeatCell(row_slices=2, col_slices=2, iteration_ms=None, note=said),
+        search=tuned(
+            grid=(cell(1, 1, 30.0), cell(2, 1, 20.0), replace(cell(2, 2, None), reason=said)),
+            trials=(trial(20.0),),
+            crossovers=(crossover(0.0, SLICED, 19.0), crossover(1.7, MEGATRON, 31.0)),
+            said=said,
         ),
         heat_note=said,
-        plans=(PlanRow(plan=SLICED, note=said, iteration_ms=20.0, peak_memory_gib=1.0),),
-        crossovers=(
-            Crossover(factor=0.0, winner=SLICED, iteration_ms=19.0, baseline_ms=30.0),
-            Crossover(factor=1.7, winner=MEGATRON, iteration_ms=31.0, baseline_ms=31.0),
-        ),
         sensitivity=(Sensitivity(key=said, low=said, high=said, low_ms=18.0, high_ms=25.0),),
         sweeps=(Sweep(x_label=said, xs=(said, "2"), series={said: (1.0, 2.0)}),),
-        search=Search(
-            method=said, found=said, space_size=9, evaluations=3, seconds=0.1,
-            infeasible={said: 2},
-        ),
-        sources=(Source(section=said, kind=said, source=said, error=0.1, note=said),),
+        sources={said: Provenance(kind="measured", source=said, error=0.1, note=said)},
         commands=((said, said),),
     )  # fmt: skip

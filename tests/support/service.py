@@ -15,7 +15,8 @@ from typing import Any
 
 import httpx
 
-from api.parts import VARIABLE, Settings
+from api.parts import Settings
+from domino_tune.service.serving import SETTINGS
 from tests.conftest import REPOSITORY
 from tests.support.processes import PATIENCE_S, started, wait_until
 
@@ -60,7 +61,7 @@ def serving(folder: Path, **given: Any) -> Iterator[Service]:
     }  # fmt: skip
     settings = Settings(**asked)
     log = folder / "log"
-    environment = {**os.environ, VARIABLE: settings.to_json(), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, SETTINGS: settings.to_json(), "OMP_NUM_THREADS": "1"}
     with socket.create_server(("127.0.0.1", 0)) as listener, log.open("ab") as output:
         number = listener.fileno()
         command = [sys.executable, "-m", "tests.support.launch", str(number)]

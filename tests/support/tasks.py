@@ -5,11 +5,12 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from domino_tune.requests import LayoutRequest, Request, ScaleRequest, TuneRequest, WhatIfRequest
-from domino_tune.service.work import Outcome, Silent
+from domino_tune.requests import LayoutRequest, ScaleRequest, TuneRequest, WhatIfRequest
+from domino_tune.requests.options import Request
+from domino_tune.service.work import Outcome, Step, StopReason
 from domino_tune.service.work.kinds import run_job
 from domino_tune.service.work.task import Task
-from domino_tune.store.profiles import bundled_bytes
+from domino_tune.store.files import bundled_bytes
 from domino_tune.store.shelf import LoadedModel
 from tests.support.runs import TINY
 
@@ -18,6 +19,18 @@ WORKLOAD: dict[str, Any] = {
     "cuda_graph": True,  # launches of so small a model would hide what cuts differ by
 }  # fmt: skip
 OF_LAYOUTS = {name: value for name, value in WORKLOAD.items() if name not in ("tp", "micro_batch_size")}  # fmt: skip # noqa: E501
+
+
+class Silent:
+    """A reporter that reports nothing."""
+
+    due = False
+
+    def __init__(self, stop: StopReason | None = None) -> None:
+        self.stop = stop
+
+    def tell(self, step: Step) -> None:
+        """Do nothing."""
 
 
 def task(kind: str, request: Request) -> bytes:

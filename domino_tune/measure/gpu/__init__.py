@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from domino_tune.runtime.clock import HeadStart, spin
+from domino_tune.runtime.clock import HeadStart, spin, timed_event
 from domino_tune.runtime.lanes import MOVED_PER_BYTE, Pace
 from domino_tune.runtime.lanes.streams import HIGH_PRIORITY, StreamQueue, Wire
 from domino_tune.runtime.launch.context import RankContext
@@ -20,11 +20,6 @@ from domino_tune.runtime.ops.layers import add_product
 
 Work = Callable[[int], object]
 """Plays an op once; takes the number of the call."""
-
-
-def timed_event() -> torch.cuda.Event:
-    """Return an event that has a time."""
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def recorded() -> torch.cuda.Event:
@@ -207,8 +202,7 @@ class Meeting(NamedTuple):
     """A collective that met ops; all times in ns. ``first_in``, ``all_in``, ``end``: when its first
     CTA began, its last one began, and its last one ended, counted from its arrival; it arrived
     ``arrived`` after both could start. ``ops``: their times. ``late``: the host was late, so the
-    times do not count.
-    """
+    times do not count."""
 
     first_in: int
     all_in: int
@@ -220,8 +214,7 @@ class Meeting(NamedTuple):
 
 class Encounter(NamedTuple):
     """A meeting to play: calls of an op that takes ``alone_ns``, and a collective of ``ctas`` CTAs
-    that each move ``rate`` bytes/ns, with an ``arrival`` out of ARRIVALS.
-    """
+    that each move ``rate`` bytes/ns, with an ``arrival`` out of ARRIVALS."""
 
     work: Work
     alone_ns: float
@@ -340,8 +333,7 @@ def meeting(
     stamps: Sequence[Sequence[int]], zero_ns: int, later_ns: int, ops_ns: Sequence[float]
 ) -> Meeting:
     """Return a meeting from its CTAs' (begin, end) on the device's clock, which was ``zero_ns``
-    when both could start; the collective arrived ``later_ns`` after that.
-    """
+    when both could start; the collective arrived ``later_ns`` after that."""
     arrived_ns = zero_ns + later_ns  # an int: the device's clock has more digits than a float
     begun, ended = zip(*stamps, strict=True)
     return Meeting(
@@ -352,8 +344,7 @@ def meeting(
 
 def waited_share(found: Sequence[Meeting], alone_ns: float) -> float:
     """Return the median time that a collective waited for the op, as a share of the op's remaining
-    time.
-    """
+    time."""
     left = [max(1.0, alone_ns - one.arrived) for one in found]
     return statistics.median(one.all_in / rest for one, rest in zip(found, left, strict=True))
 

@@ -47,8 +47,7 @@ class Sample(NamedTuple):
 
 class Meter(NamedTuple):
     """Reads one GPU: its present state, the joules since the driver was loaded, its highest clock
-    and its power cap.
-    """
+    and its power cap."""
 
     sample: Callable[[], Sample]
     energy_j: Callable[[], float]

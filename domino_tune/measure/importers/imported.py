@@ -80,8 +80,7 @@ def _shapes_of(
     model: ModelSpec, workload: Workload, cluster: ClusterSpec, plan: SlicePlan
 ) -> set[Shape | None]:
     """Return the shapes of a layer of each kind and the edges; an empty set if the model cannot be
-    sharded or cut this way.
-    """
+    sharded or cut this way."""
     short = replace(model, num_hidden_layers=1 + model.first_k_dense_replace)
     shards = model.num_experts > 0 and cluster.tp > 1
     try:
@@ -115,8 +114,7 @@ Same = Sequence[tuple[str, Any]]
 
 def merged(placed: Same) -> tuple[tuple[Any, ...], tuple[str, ...]]:
     """Return rows sorted by key, one for each, and warnings that name contradicting timings. Rows
-    of one key become one: median time, half the range as spread.
-    """
+    of one key become one: median time, half the range as spread."""
     by_key: dict[Any, list[tuple[str, Any]]] = {}
     for at, row in placed:
         by_key.setdefault(key_of(row), []).append((at, row))
@@ -213,8 +211,7 @@ def merged_section(old: Any, rows: Sequence[Any], provenance: Any) -> Any:
 
 def with_laws_as_known(section: Any) -> Any:
     """Return the section; if it is assumed, mark each of its laws as assumed, with the section's
-    error.
-    """
+    error."""
     provenance = section.provenance
     if provenance.kind != ASSUMED:
         return section
@@ -331,8 +328,7 @@ class Importer:
 
 def text_of(data: bytes) -> str:
     """Return the file as text, with gzip unpacked; raise InputError if it is neither text
-    nor gzip.
-    """
+    nor gzip."""
     if data[:2] == b"\x1f\x8b":
         try:
             with gzip.open(io.BytesIO(data)) as packed:
@@ -357,8 +353,7 @@ def text_of(data: bytes) -> str:
 
 def lines_of(text: str) -> Iterator[tuple[int, str]]:
     """Yield each line with its number; raise InputError if there are too many or one is
-    too long.
-    """
+    too long."""
     for number, match in enumerate(_LINE.finditer(text), 1):
         if number > MAX_LINES + 1:  # an empty line follows the last line break
             raise InputError(f"The table has more than {MAX_LINES:,} lines; split it.")

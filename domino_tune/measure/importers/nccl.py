@@ -8,14 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from domino_tune.measure.importers.imported import (
-    Found,
-    Hints,
-    Importer,
-    brief,
-    lines_of,
-    text_of,
-)
+from domino_tune.measure.importers.imported import Found, Hints, Importer, brief, lines_of, text_of
 from domino_tune.measure.importers.nccl_tables import (
     IN_PLACE,
     OTHERS,
@@ -155,10 +148,7 @@ def _read_table(data: bytes, hints: Hints) -> Found:
     group = group_of(name, [str(rank % nodes) for rank in range(ranks)], hints)
     column = _TABLE[2] if group.op in IN_PLACE else _TABLE[1]
     return [
-        (
-            f"line {i}",
-            group.row(count(i, row, "size_bytes"), microseconds(i, row, column), hints),
-        )
+        (f"line {i}", group.row(count(i, row, "size_bytes"), microseconds(i, row, column), hints))
         for i, row in records(data, _TABLE)
         if row[column].strip()
     ], ""

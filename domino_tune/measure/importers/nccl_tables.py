@@ -43,8 +43,7 @@ _BUSBW_TOLERANCE: Final = 0.03
 @dataclass(frozen=True, kw_only=True)
 class Timing:
     """One direction (out of place, or in place) of one size. ``wrong``: number of wrong elements;
-    ``deviation``: the largest one; older versions of nccl-tests allow up to ``allowed``.
-    """
+    ``deviation``: the largest one; older versions of nccl-tests allow up to ``allowed``."""
 
     time_us: float
     bus_gb_s: float
@@ -248,8 +247,7 @@ class Table:
 
     def check_stream(self) -> None:
         """Raise InputError if lines are not in the order in which one process prints them: ranks in
-        turn, then one sweep after another (``-N`` repeats it), then the sums.
-        """
+        turn, then one sweep after another (``-N`` repeats it), then the sums."""
         first: dict[tuple[str, ...], list[int]] = {}
         for one in self.sweeps:
             whole = first.setdefault(one.kind, one.sizes)
@@ -287,8 +285,7 @@ class Table:
 
 def tables_of(lines: Sequence[Line]) -> list[Table]:
     """Return the tables of a log, by rank if several ranks printed some. If no table has results,
-    return the first one, which holds what the log says about the run.
-    """
+    return the first one, which holds what the log says about the run."""
     found = [table for rank in by_rank(lines, _tells) for table in _tables(rank)]
     return [table for table in found if table.results] or found[:1]
 
@@ -365,8 +362,7 @@ def _check_bounds(line: Line, wrong: re.Match[str]) -> None:
 
 def _is_result(table: Table, text: str) -> bool:
     """Return whether a line begins like a result: with two whole numbers, or with one below a
-    header if the line was cut off.
-    """
+    header if the line was cut off."""
     cells = text.split(maxsplit=2)
     if not cells or not cells[0].isdigit():
         return False
@@ -377,8 +373,7 @@ def _is_result(table: Table, text: str) -> bool:
 
 def _result(table: Table, number: int, text: str) -> tuple[Result, tuple[str, ...]]:
     """Return a line of results, and its type, redop and root; raise InputError if the line is cut
-    off or is not a result.
-    """
+    off or is not a result."""
     columns = table.columns or _USUAL
     cells = text.split()
     if len(cells) < len(columns):

@@ -1,6 +1,5 @@
 """Compare the rates of imported rows with what the machine can reach, to find times in
-wrong units.
-"""
+wrong units."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from domino_tune.requests.verbs import UNITS as UNITS
+from domino_tune.requests import UNITS as UNITS
 from simulator.errors import InputError
 from simulator.lookup import L2_MULTIPLE
 from simulator.lookup.collectives import CollectiveRow
@@ -103,8 +102,7 @@ def check_rates(
 
 def lifted_rows(rows: Sequence[Any], machine: Machine) -> tuple[str, ...]:
     """Return a warning if look-ups will replace times of ``rows`` by longer ones from the data
-    sheet.
-    """
+    sheet."""
     lifted = sum(row.median_us < bound_of(row, machine).floor_us for row in rows)
     if not lifted:
         return ()

@@ -122,8 +122,7 @@ PAUSES_S: Final = (1e-3, 4e-3, 16e-3)
 class PausedStep(NamedTuple):
     """A step whose ranks slept ``pause_s`` at each wait. ``ops``: for each compute op its
     signature, the time since the op before it, and its duration, µs. ``steady_us``: compute time of
-    the last step without sleep.
-    """
+    the last step without sleep."""
 
     pause_s: float
     ops: list[tuple[Signature, float, float]]
@@ -178,8 +177,7 @@ def stretches_of(
     steps: Sequence[PausedStep], usual_us: Mapping[Signature, float]
 ) -> dict[float, list[WaitStretch]]:
     """Return the stretches of compute after pauses, by pause (s). ``usual_us``: usual durations,
-    which are scaled to the speed of the step without sleep.
-    """
+    which are scaled to the speed of the step without sleep."""
     found: dict[float, list[WaitStretch]] = defaultdict(list)
     for step in steps:
         slower = step.steady_us / sum(usual_us[signature] for signature, _, _ in step.ops)
@@ -196,8 +194,7 @@ def stretches_of(
 
 def resume_message(context: RankContext, probe: IdleProbe, found: Samples) -> Message:
     """Return the law of all ranks' steps; ``found``: samples that give the usual duration of each
-    op.
-    """
+    op."""
     usual_us = {one: ns / 1e3 for one, ns in medians_of(found).items()}
     ranks = context.all_gather_objects(dict(stretches_of(probe.steps, usual_us)))
     together = {

@@ -38,6 +38,7 @@ from domino_tune.runtime.huggingface.refusals import (
 from domino_tune.runtime.huggingface.shard import ShardedStack, watch_optimizers
 from domino_tune.runtime.huggingface.stack import Stack, StackPlayer
 from domino_tune.runtime.huggingface.weights import (
+    Family,
     Loading,
     Saving,
     State,
@@ -96,11 +97,7 @@ def apply(
     weights, plan or seed; the message says what to do.
     """
     plan_file = plan if isinstance(plan, PlanFile) else load_plan(plan)
-    check_one_stage(plan_file.cluster, "Make a plan")
-    check_unquantized(plan_file.workload, "Make a plan")
-    check_own_strategy(plan_file.plan, "Make a plan")
-    check_recomputation(plan_file.workload, "Make a plan")
-    check_plain(plan_file.workload, "Make a plan")
+    _check(plan_file)
     if weights is not None:
         model.tie_weights()  # type: ignore[operator]  # accelerate unties what has no weights
     family, spec = family_of(model, may_be_empty=weights is not None)
@@ -110,9 +107,7 @@ def apply(
     tell_what_is_left_out(played.cluster)
     check_agreed(model, plan=played.to_json(), seed=seed, main_grads=main_grads, files=str(weights))
     device, read = device_of(model), Weights(family, weights)
-    if device.type == "cuda":
-        check_device(device, torch.cuda.current_device(), os.environ.get(QUEUES_SETTING, ""))
-        check_torch(torch.__version__)
+    _check_gpu(device)
     with _urgent_threads(device):
         mesh = _mesh(played.cluster, device)
         lanes, replicas = _lanes(played, device), Replicas(_replicas_lane(mesh, device))
@@ -135,25 +130,50 @@ def apply(
         )  # fmt: skip
     if main_grads:
         _ask_for_main_grads(model)
-    replicas.watch(model, stack)
-    model.no_sync = replicas.no_sync  # type: ignore[assignment]
-    body = model.get_submodule(family.stack.rpartition(".")[0])
-    layers = Stack(model.get_submodule(family.stack), player, body)  # type: ignore[arg-type]
-    replace_at(model, family.stack, layers)
-    stack.watch(layers)
-    if family.embedding_dropout:
-        drop_alike(model.get_submodule(family.embedding_dropout), seed, dp_rank)
-    checked = partial(check_arguments, doubts=player.doubts)
-    body.register_forward_pre_hook(checked, with_kwargs=True)
-    model.supports_gradient_checkpointing = False  # type: ignore[assignment]
-    model.save_pretrained = Saving(model, family, played.cluster.tp)  # type: ignore[assignment]
-    model.register_load_state_dict_pre_hook(Loading(family))  # type: ignore[no-untyped-call]
-    if tp_mesh is not None:
-        model._register_state_dict_hook(_in_parts)  # type: ignore[no-untyped-call]
+    _play(model, family, player, seed)
+    _save_whole(model, family, played.cluster.tp, cut=tp_mesh is not None)
     watch_optimizers(whole, model.parameters())
     stay_on_the_host(model)
     refuse_wrappers(model, cut=tp_mesh is not None)
     return model
+
+
+def _check(file: PlanFile) -> None:
+    """Raise InputError for a plan that no model of one stage plays."""
+    check_one_stage(file.cluster, "Make a plan")
+    check_unquantized(file.workload, "Make a plan")
+    check_own_strategy(file.plan, "Make a plan")
+    check_recomputation(file.workload, "Make a plan")
+    check_plain(file.workload, "Make a plan")
+
+
+def _check_gpu(device: torch.device) -> None:
+    if device.type == "cuda":
+        check_device(device, torch.cuda.current_device(), os.environ.get(QUEUES_SETTING, ""))
+        check_torch(torch.__version__)
+
+
+def _play(model: nn.Module, family: Family, player: StackPlayer, seed: int) -> None:
+    """Put the player in the place of the model's stack."""
+    player.replicas.watch(model, player.stack)
+    model.no_sync = player.replicas.no_sync  # type: ignore[assignment]
+    body = model.get_submodule(family.stack.rpartition(".")[0])
+    layers = Stack(model.get_submodule(family.stack), player, body)  # type: ignore[arg-type]
+    replace_at(model, family.stack, layers)
+    player.stack.watch(layers)
+    if family.embedding_dropout:
+        drop_alike(model.get_submodule(family.embedding_dropout), seed, player.dp_rank)
+    checked = partial(check_arguments, doubts=player.doubts)
+    body.register_forward_pre_hook(checked, with_kwargs=True)
+    model.supports_gradient_checkpointing = False  # type: ignore[assignment]
+
+
+def _save_whole(model: nn.Module, family: Family, tp: int, *, cut: bool) -> None:
+    """Let the model save and load whole weights."""
+    model.save_pretrained = Saving(model, family, tp)  # type: ignore[assignment]
+    model.register_load_state_dict_pre_hook(Loading(family))  # type: ignore[no-untyped-call]
+    if cut:
+        model._register_state_dict_hook(_in_parts)  # type: ignore[no-untyped-call]
 
 
 def _in_parts(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> dict[str, Any]:

@@ -24,8 +24,28 @@ from domino_tune.runtime.huggingface.weights import Family, replace_at
 from domino_tune.runtime.lanes.lane import Lane, all_reduce
 from domino_tune.runtime.ops.pointwise import keep_mask
 from domino_tune.runtime.ops.pointwise_formulas import wide
-from domino_tune.runtime.plain_torch import summed as summed_at_once
 from simulator.errors import InputError
+
+
+class _AllReduce(torch.autograd.Function):
+    """g: forward a sum over the ranks, in place; backward the identity."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.mark_dirty(x)
+        dist.all_reduce(x, group=group)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0], None
+
+
+def summed_at_once(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Return the sum of ``x`` over the ranks, in place."""
+    y: torch.Tensor = _AllReduce.apply(x, group)  # type: ignore[no-untyped-call]
+    return y
+
 
 # Logits that ranks hold in parts, and what to do where torch cannot compute with them -------------
 
@@ -57,9 +77,6 @@ def cut_logits(logits: DTensor) -> DTensor:
     """Return ``logits`` themselves, as CutLogits."""
     logits.__class__ = CutLogits
     return logits
-
-
-# Dropout in front of the stack, the same on all ranks of a tensor-parallel group ------------------
 
 
 def drop_alike(module: nn.Module, seed: int, dp_rank: int) -> None:

@@ -75,9 +75,6 @@ class Gradients(Shards):
             self.rounded[name].copy_(sums)
 
 
-# Sums over tensor-parallel ranks that arrive slice by slice, while others are computed on ---------
-
-
 class Arriving(Tensor):
     """A tensor of ``parts``, each complete when its handle has been waited for.
 
@@ -237,9 +234,6 @@ class Replicas(NotCopied):
                 self._send_gradient(parameter)
         self.wait()
         self._sent.clear()
-
-
-# Means of a stack's gradients over replicas, under way while backward runs ------------------------
 
 
 @dataclass(frozen=True)

@@ -51,9 +51,6 @@ def _digest(model: nn.Module) -> str:
     return found.hexdigest()
 
 
-# What cannot be copied, and says so ---------------------------------------------------------------
-
-
 class NotCopied:
     """A part of a model that plays a plan; ``deepcopy`` and ``pickle`` raise InputError."""
 
@@ -144,9 +141,6 @@ def _under_way(holds: torch.Tensor) -> Callable[[], bool]:
         return bool(host)
 
     return read
-
-
-# Backward passes that cannot be differentiated themselves, and say so -----------------------------
 
 
 def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -273,10 +273,6 @@ def materialise(model: nn.Module, family: Family, weights: Weights, device: torc
         replace_at(model, name, made[id(old)])
 
 
-# Whole weights of a model that plays a plan, named as in transformers -----------------------------
-# Saved, and loaded.
-
-
 class State(InParts):
     """The state of a model in parts."""
 

@@ -118,10 +118,6 @@ def meeting_lanes(lanes: Mapping[int, Lane], device: torch.device) -> Mapping[in
     return {number: MeetingLane(lane, silent[number]) for number, lane in lanes.items()}
 
 
-# A rank's lanes over its process groups -----------------------------------------------------------
-# One per kind, and tensor-parallel ones by CTA count.
-
-
 class GroupLanes:
     """The lanes of ``rank``. Torch requires that every rank takes part in making every group, in
     one order. So all ranks must ask for the same CTA counts in the same order. ``timed``: somebody

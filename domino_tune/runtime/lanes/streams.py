@@ -245,10 +245,6 @@ class EmulatedStreamLane:
         self.queue.close()
 
 
-# The lanes of a single rank -----------------------------------------------------------------------
-# Every collective is emulated with the duration of its row.
-
-
 class EmulatedLanes:
     """Lanes of a single rank, by the CTA count of a plan; made at the first call with a count."""
 

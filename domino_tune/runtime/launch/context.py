@@ -60,8 +60,7 @@ class RankContext:
     def lanes_for(self, comm_ctas: int) -> Mapping[int, Lane]:
         """Return the lanes of a plan whose tensor-parallel collectives use ``comm_ctas`` CTAs; 0 is
         NCCL's own choice. The first call with a count makes its lane, so all ranks must call with
-        the same counts in the same order. Raise InputError for a count other than 0 on gloo.
-        """
+        the same counts in the same order. Raise InputError for a count other than 0 on gloo."""
         return {**self.lanes, TP: self.tp_lane(comm_ctas)} if comm_ctas else self.lanes
 
     def report(self, message: Message) -> None:
@@ -87,10 +86,6 @@ class RankContext:
         dist.all_gather_object(found, item, group=self.control)
         self.beat()
         return found  # type: ignore[return-value]
-
-
-# Joining the world --------------------------------------------------------------------------------
-# Ranks meet, make their process groups and open their lanes.
 
 
 @contextmanager

@@ -25,10 +25,6 @@ from simulator.errors import DominoTuneError, InputError
 __all__ = ["LaunchSpec", "Message", "check_ready", "run_job"]
 
 
-# Ranks that torchrun or Slurm started -------------------------------------------------------------
-# This process is one of them.
-
-
 def run_as_rank(
     job: str,
     payload: Mapping[str, object],
@@ -72,10 +68,6 @@ def _leave(rank: int, error: Exception) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(meaning_of(error).exit_code)
-
-
-# Entry of the runtime -----------------------------------------------------------------------------
-# Run a job on every rank, started here or joined from a launcher.
 
 
 def run_job(

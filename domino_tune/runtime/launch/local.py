@@ -218,10 +218,7 @@ _FOLDERS: Final = "domino-tune-run-"
 
 
 def run_on_own_ranks(
-    job: str,
-    payload: Mapping[str, object],
-    spec: LaunchSpec,
-    on_message: Callable[[Message], None],
+    job: str, payload: Mapping[str, object], spec: LaunchSpec, on_message: Callable[[Message], None]
 ) -> None:
     """Start the ranks, pass on rank 0's messages, and end all ranks, also after an error."""
     with ExitStack() as stack:

@@ -96,10 +96,6 @@ def as_one(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return first.as_strided((rows, first.shape[1]), (first.shape[1], 1), first.storage_offset())
 
 
-# The state that op functions work on --------------------------------------------------------------
-# A rank's values, parameters, batch and saved tensors.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """Hyperparameters that are not part of a schedule. ``clip_norm`` 0 switches clipping off."""

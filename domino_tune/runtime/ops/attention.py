@@ -1,7 +1,6 @@
 """Attention, norms of queries and keys, and rotary embedding on packed tensors: queries, keys and
 values are [tokens, (heads + 2·kv_heads)·head_dim]. Where queries and keys are normalised, they have
-a tensor of their own, [tokens, (heads + kv_heads)·head_dim].
-"""
+a tensor of their own, [tokens, (heads + kv_heads)·head_dim]."""
 
 from __future__ import annotations
 
@@ -37,9 +36,6 @@ def rotary_speeds(model: ModelSpec) -> torch.Tensor:
     low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return speeds * (kept + (1 - kept) / model.rope_scaling_factor)
-
-
-# Attention, norms of queries and keys, and rotary embedding on packed tensors ---------------------
 
 
 def core_attn(state: State, op: Op) -> None:

@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from domino_tune.base.errors import RunError
-from domino_tune.service.work import Outcome, Step
+from domino_tune.service.work import Outcome, Reporter, Step
 
 # A job as an executor runs it ---------------------------------------------------------------------
 # Its limits, what its owner wants of it, and how it can end.
 
 Wanted = Literal["go on", "stop", "end"]
 """What a job should do: compute; end with the best so far; end at once, without a result."""
+Ask = Callable[[], Wanted]
+Tell = Callable[[Step], None]
+Compute = Callable[[bytes, Reporter], Outcome]
+"""What computes a task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +49,7 @@ class EndedError(Exception):
 class JobExecutor(Protocol):
     """Where jobs run."""
 
-    def run(
-        self,
-        task: bytes,
-        limits: Limits,
-        tell: Callable[[Step], None],
-        wanted: Callable[[], Wanted],
-    ) -> Outcome:
+    def run(self, task: bytes, limits: Limits, tell: Tell, wanted: Ask) -> Outcome:
         """Compute a job while this blocks; call ``tell`` with its steps, and ask ``wanted`` at
         least once a second.
 

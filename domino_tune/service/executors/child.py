@@ -22,7 +22,15 @@ from multiprocessing.connection import Connection
 from typing import Any, Final, NamedTuple
 
 from domino_tune.base.memory import give_freed_memory_back
-from domino_tune.service.executors import ChildDiedError, EndedError, Limits, OverLimitError, Wanted
+from domino_tune.service.executors import (
+    Ask,
+    ChildDiedError,
+    Compute,
+    EndedError,
+    Limits,
+    OverLimitError,
+    Tell,
+)
 from domino_tune.service.work import Outcome, Step, StopReason, Telling
 from simulator.errors import DominoTuneError
 
@@ -108,11 +116,7 @@ class Child:
 
 
 def run_in_child(
-    function: Callable[..., Outcome],
-    task: bytes,
-    limits: Limits,
-    tell: Callable[[Step], None],
-    wanted: Callable[[], Wanted],
+    function: Compute, task: bytes, limits: Limits, tell: Tell, wanted: Ask
 ) -> Outcome:
     """Compute a job with ``function``, in a process of its own. See JobExecutor.run."""
     child = Child(limits.memory_bytes)
@@ -203,8 +207,7 @@ def _end_with(parent: int) -> None:
 
 def _portable(error: Exception) -> Exception:
     """Return the error in a form that another process can unpickle; add a bug's traceback as a
-    note.
-    """
+    note."""
     if not isinstance(error, DominoTuneError):
         error.add_note("".join(traceback.format_exception(error)))
     try:

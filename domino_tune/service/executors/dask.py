@@ -15,16 +15,24 @@ import pickle
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
 from importlib import metadata
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from domino_tune.base.origin import VERSION
-from domino_tune.service.executors import ChildDiedError, EndedError, Limits, NoWorkerError, Wanted
+from domino_tune.service.executors import (
+    Ask,
+    ChildDiedError,
+    Compute,
+    EndedError,
+    Limits,
+    NoWorkerError,
+    Tell,
+    Wanted,
+)
 from domino_tune.service.executors.child import run_in_child
-from domino_tune.service.work import Outcome, Reporter, Step
+from domino_tune.service.work import Outcome, Step
 from domino_tune.service.work.kinds import run_job
 from simulator.errors import InputError
 
@@ -42,9 +50,7 @@ class DaskExecutor:
     """Runs jobs through a ``distributed.Client``; replaces one that lost its scheduler. Raise
     InputError if no scheduler answers at ``place``."""
 
-    def __init__(
-        self, place: str, function: Callable[[bytes, Reporter], Outcome] = run_job
-    ) -> None:
+    def __init__(self, place: str, function: Compute = run_job) -> None:
         try:
             import distributed
         except ModuleNotFoundError:
@@ -79,13 +85,7 @@ class DaskExecutor:
         with suppress(NoWorkerError):
             self._workers()
 
-    def run(
-        self,
-        task: bytes,
-        limits: Limits,
-        tell: Callable[[Step], None],
-        wanted: Callable[[], Wanted],
-    ) -> Outcome:
+    def run(self, task: bytes, limits: Limits, tell: Tell, wanted: Ask) -> Outcome:
         """See JobExecutor."""
         client, fitting = self._workers()
         name = f"domino_tune-{uuid.uuid4().hex}"
@@ -205,9 +205,7 @@ def versions() -> str:
     return f"domino_tune {VERSION}, distributed {metadata.version('distributed')}"
 
 
-def compute(
-    function: Callable[[bytes, Reporter], Outcome], task: bytes, limits: Limits, name: str
-) -> Outcome:
+def compute(function: Compute, task: bytes, limits: Limits, name: str) -> Outcome:
     """Compute a job on a worker, in a child process; ``name``: of its variable and events."""
     import distributed
 
@@ -235,7 +233,7 @@ def compute(
         raise NoWorkerError("The Dask cluster lost what was wanted of this.") from None
 
 
-def _drain(steps: SimpleQueue[Step], tell: Callable[[Step], None]) -> None:
+def _drain(steps: SimpleQueue[Step], tell: Tell) -> None:
     with suppress(Empty):
         while True:
             tell(steps.get_nowait())

@@ -8,9 +8,17 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
-from domino_tune.service.executors import JobExecutor, Limits, NoWorkerError, OverLimitError, Wanted
+from domino_tune.service.executors import (
+    Ask,
+    Compute,
+    JobExecutor,
+    Limits,
+    NoWorkerError,
+    OverLimitError,
+    Tell,
+)
 from domino_tune.service.executors.child import Answer, Call, Child, run_in_child
-from domino_tune.service.work import Outcome, Reporter, Step
+from domino_tune.service.work import Outcome
 from domino_tune.service.work.kinds import run_job
 from simulator.errors import InputError, unknown_name
 
@@ -23,20 +31,12 @@ class LocalExecutor:
 
     lacking = ""
 
-    def __init__(
-        self, slots: int, function: Callable[[bytes, Reporter], Outcome] = run_job
-    ) -> None:
+    def __init__(self, slots: int, function: Compute = run_job) -> None:
         self.workers = slots
         self._function = function
         self._closed = False
 
-    def run(
-        self,
-        task: bytes,
-        limits: Limits,
-        tell: Callable[[Step], None],
-        wanted: Callable[[], Wanted],
-    ) -> Outcome:
+    def run(self, task: bytes, limits: Limits, tell: Tell, wanted: Ask) -> Outcome:
         """See JobExecutor."""
         try:
             return run_in_child(
@@ -55,10 +55,6 @@ class LocalExecutor:
         self._closed = True
 
 
-# The executors by scheme --------------------------------------------------------------------------
-# Processes of this machine, or a Dask cluster.
-
-
 def open_executor(address: str, slots: int) -> JobExecutor:
     """Return the executor at ``address``: ``local``, or ``dask://host:port``; ``slots``: jobs that
     run at once here.
@@ -73,7 +69,6 @@ def open_executor(address: str, slots: int) -> JobExecutor:
 
 
 def _local(place: str, slots: int) -> JobExecutor:
-
     if place:
         raise InputError(f"The executor 'local' takes no address, got {place!r}; leave it out.")
     return LocalExecutor(slots)

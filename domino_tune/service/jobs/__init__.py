@@ -152,8 +152,7 @@ def check_id(identity: str, prefix: str) -> str:
 
 def no_such_job(identity: str) -> NotFoundError:
     """Return the error for a job that does not exist or belongs to another owner: both read the
-    same.
-    """
+    same."""
     return NotFoundError(f"There is no job {identity[:64]!r}; the list of jobs has yours.")
 
 
@@ -162,15 +161,11 @@ def dump_progress(progress: JobProgress) -> str:
     return json_text(asdict(progress))
 
 
-# Which jobs a list contains, and which text a search of them examines -----------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class JobFilter:
     """Conditions that jobs must meet; None: any value. Times are seconds since 1970: jobs created
     at ``from_s`` or later, and before ``until_s``. ``words``: each occurs in label or request, in
-    small or capital letters, or is the job's id. ``of``: the job that a validation is of.
-    """
+    small or capital letters, or is the job's id. ``of``: the job that a validation is of."""
 
     kind: JobKind | None = None
     state: JobState | None = None
@@ -207,8 +202,7 @@ EVERY = JobFilter()
 
 def searched(request: Mapping[str, Any], label: str | None = None) -> str:
     """Return the text in which ``words`` are searched: the label, and the request's values, each
-    after its name. It is built here, since databases fold letters in different ways.
-    """
+    after its name. It is built here, since databases fold letters in different ways."""
     return _folded("\n".join([label or "", *_lines(request)]))
 
 

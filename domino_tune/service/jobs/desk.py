@@ -50,10 +50,7 @@ class JobDesk:
             return None if earlier is None else _get(connection, earlier, None)
 
     def submit(
-        self,
-        new: NewJob,
-        idempotency: Idempotency | None = None,
-        most_open: int | None = None,
+        self, new: NewJob, idempotency: Idempotency | None = None, most_open: int | None = None
     ) -> tuple[Job, bool]:
         """Queue a job durably. Return it, and whether this call created it.
 
@@ -115,17 +112,14 @@ class JobDesk:
                 update(jobs)
                 .where(jobs.c.id == identity)
                 .values(
-                    label=label,
-                    searched=searched(job.request, label),
-                    version=jobs.c.version + 1,
+                    label=label, searched=searched(job.request, label), version=jobs.c.version + 1
                 )
             )
             return _get(connection, identity, owner)
 
     def stop(self, identity: str, owner: str | None) -> Job:
         """Let a job end with the best so far, or with its first result; one that has ended stays as
-        it is. Raise NotFoundError.
-        """
+        it is. Raise NotFoundError."""
         with self._database.write() as connection:
             _get(connection, identity, owner)
             connection.execute(
@@ -150,8 +144,7 @@ class JobDesk:
 
     def artifact(self, identity: str, name: str) -> bytes:
         """Return an artifact, such as the plan file. Raise NotFoundError if the job does not have
-        it.
-        """
+        it."""
         asked = select(artifacts.c.body).where(
             artifacts.c.job_id == check_id(identity, PREFIX), artifacts.c.name == name
         )
@@ -232,11 +225,7 @@ def _job_cursor(cursor: str) -> str:
     try:
         return check_id(cursor, PREFIX)
     except NotFoundError:
-        raise _no_cursor(cursor) from None
-
-
-def _no_cursor(cursor: str) -> InputError:
-    return InputError(f"{cursor[:64]!r} is no cursor; take `next` of the page before.")
+        raise InputError(f"{cursor[:64]!r} is no cursor; take `next` of the page before.") from None
 
 
 def _checked(limit: int) -> int:

@@ -18,15 +18,7 @@ from domino_tune.service.encoding import json_text
 from domino_tune.service.jobs import Job, JobProgress, Point, dump_progress
 from domino_tune.service.jobs.desk import RESULT
 from domino_tune.service.sql.database import Database
-from domino_tune.service.sql.tables import (
-    UNFINISHED,
-    artifacts,
-    insert,
-    jobs,
-    now_s,
-    points,
-    tasks,
-)
+from domino_tune.service.sql.tables import UNFINISHED, artifacts, insert, jobs, now_s, points, tasks
 from domino_tune.service.work import StopReason
 from simulator.errors import DominoTuneError
 
@@ -141,10 +133,7 @@ class Leases:
             raise _lost(claimed)
 
     def progress(
-        self,
-        claimed: Claimed,
-        progress: JobProgress,
-        best: Mapping[str, Any] | None = None,
+        self, claimed: Claimed, progress: JobProgress, best: Mapping[str, Any] | None = None
     ) -> None:
         """Write the progress and, if given, the best result so far."""
         values: dict[str, Any] = {"progress": dump_progress(progress)}
@@ -209,8 +198,7 @@ class Leases:
 
     def release(self, claimed: Claimed, *, died: bool = False) -> None:
         """Return the job to the queue: as if it had not been claimed, or because its process
-        ``died``, which counts as an attempt.
-        """
+        ``died``, which counts as an attempt."""
         values: dict[str, Any] = {"state": "queued", "worker": None, "lease_until_s": None}
         if not died:
             values["attempts"] = jobs.c.attempts - 1

@@ -171,8 +171,7 @@ class Retention:
 
 def remove_jobs(connection: Connection, ids: Collection[str]) -> int:
     """Delete those of the jobs that have ended, with everything that belongs to them; skip those
-    that another transaction locks. Return how many.
-    """
+    that another transaction locks. Return how many."""
     held = select(jobs.c.id).where(jobs.c.id.in_(ids), _ended())
     found = list(connection.scalars(held.with_for_update(skip_locked=True)))
     remove_held(connection, found)
@@ -181,8 +180,7 @@ def remove_jobs(connection: Connection, ids: Collection[str]) -> int:
 
 def remove_held(connection: Connection, found: Collection[str]) -> None:
     """Delete jobs that this transaction has locked, with everything that belongs to them, and the
-    keys that they were made with: these are free for a new job.
-    """
+    keys that they were made with: these are free for a new job."""
     for part in _PARTS:
         connection.execute(delete(part).where(part.c.job_id.in_(found)))
     owners = select(jobs.c.owner).where(jobs.c.id.in_(found))
@@ -194,8 +192,7 @@ def remove_held(connection: Connection, found: Collection[str]) -> None:
 
 def make_room(connection: Connection, owner: str, more_bytes: int, keep: Keep) -> None:
     """Delete the oldest finished jobs of an owner until ``more_bytes`` fit. Raise QuotaError if
-    that is not enough.
-    """
+    that is not enough."""
     lock_owner(connection, owner)
     over = stored_bytes(connection, owner) + more_bytes - keep.size_bytes
     if over > 0:

@@ -164,10 +164,6 @@ duties: Final = Table(
 """Duties that one replica does for all, each with the time when it is due again."""
 
 
-# Statements that differ between SQLite and PostgreSQL ---------------------------------------------
-# The clock, INSERT … ON CONFLICT, locks.
-
-
 class now_s(FunctionElement[float]):
     """Seconds since 1970 by the database's own clock, when the statement runs.
 

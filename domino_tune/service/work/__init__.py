@@ -24,8 +24,7 @@ class StopError(Exception):
 class Step:
     """How far a job is: ``done`` of ``total`` steps (None: unknown), at most ``left`` of them are
     left; ``text`` describes the last one, ``best`` is the best so far. ``points``: new points of a
-    sweep, as (index, JSON).
-    """
+    sweep, as (index, JSON)."""
 
     done: int = 0
     total: int | None = None
@@ -62,18 +61,6 @@ class Reporter(Protocol):
     def tell(self, step: Step) -> None:
         """Tell a step."""
         ...
-
-
-class Silent:
-    """A reporter that reports nothing; ``stop`` is for tests."""
-
-    due = False
-
-    def __init__(self, stop: StopReason | None = None) -> None:
-        self.stop = stop
-
-    def tell(self, step: Step) -> None:
-        """Do nothing."""
 
 
 class Telling:

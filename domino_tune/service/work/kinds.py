@@ -54,18 +54,13 @@ def answer(kind: str, task: bytes) -> bytes:
     return json_bytes(to_json(ANSWERS[kind](Task.from_bytes(task))))
 
 
-def _check(task: Task) -> None:
-    JOBS[task.kind].check(task)
-
-
 def _simulate(task: Task) -> Any:
     return simulate(task.asked(SimulateRequest), plan_file=task.plan_file, shelf=task.shelf)
 
 
 def _whatif(task: Task) -> Any:
     """Return the JSON of ``whatif``. Keep what it is about and the unchanged prediction, which
-    every step of a dragged slider needs again.
-    """
+    every step of a dragged slider needs again."""
     request = task.asked(WhatIfRequest)
     unchanged = replace(task, request={**task.request, "change": (), "sweep": None}).to_bytes()
     question = ask(request, about=_about(unchanged, task))
@@ -86,5 +81,7 @@ def _base(unchanged: bytes, question: Question) -> Any:
 
 
 ANSWERS: Final[Mapping[str, Callable[[Task], Any]]] = {
-    "simulate": _simulate, "whatif": _whatif, "check": _check,
-}  # fmt: skip
+    "simulate": _simulate,
+    "whatif": _whatif,
+    "check": lambda task: JOBS[task.kind].check(task),
+}

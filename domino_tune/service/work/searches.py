@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 from domino_tune.requests import (
@@ -22,7 +22,7 @@ from domino_tune.search.layouts import LayoutSearch
 from domino_tune.search.simulated import CasePlans, check_target
 from domino_tune.service.encoding import json_bytes
 from domino_tune.service.work import LastLine, Outcome, Reporter, Step, StopError
-from domino_tune.service.work.task import Task, profile_of, request_of
+from domino_tune.service.work.task import Task, profile_of
 from domino_tune.store.plans import dump_plan
 from domino_tune.store.profiles import dump_profile
 from domino_tune.verbs import layouts as layouts_verb
@@ -137,8 +137,7 @@ def _tuned_so_far(
 
 def _left(cases: Sequence[CasePlans], records: Sequence[Record]) -> int | None:
     """Return the most plans left of exhaustive searches; None before the first trial. A case that
-    has not started counts like the average of the others.
-    """
+    has not started counts like the average of the others."""
     begun = [(one, record) for one, record in zip(cases, records, strict=True) if record.history]
     left = [plans.problem.left(record) for plans, record in begun]
     known = [many for many in left if many is not None]
@@ -412,9 +411,7 @@ class _Counted:
 
 
 def _runs(task: Task) -> list[AskedRun]:
-    return [_run(one) for one in task.request["runs"]]
-
-
-def _run(parsed: Mapping[str, Any]) -> AskedRun:
-    request = request_of(SimulateRequest, parsed["request"])
-    return AskedRun(**{**parsed, "request": request})
+    return [
+        AskedRun(**{**run, "request": SimulateRequest(**run["request"])})
+        for run in task.request["runs"]
+    ]

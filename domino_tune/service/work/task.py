@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from cachetools import LRUCache, cached
 
-from domino_tune.requests import Request
+from domino_tune.requests.options import Request
 from domino_tune.service.encoding import json_bytes, sha256_hex
 from domino_tune.store.plans import PlanFile, plan_from_json
 from domino_tune.store.profiles import parse_profile
@@ -27,8 +27,7 @@ END: Final = b"\n"
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """A request as plain JSON with what it names: the file of its ``profile`` (empty: it names
-    none), its ``models`` before overrides, and its ``plan`` file, not read yet.
-    """
+    none), its ``models`` before overrides, and its ``plan`` file, not read yet."""
 
     kind: str
     request: Mapping[str, Any]
@@ -64,7 +63,7 @@ class Task:
 
     def asked(self, kind: type[Asked]) -> Asked:
         """Return the request."""
-        return request_of(kind, self.request)
+        return kind(**self.request)
 
     @property
     def shelf(self) -> TaskShelf:
@@ -94,11 +93,6 @@ class TaskShelf:
         """Return the model with the overrides. Raise InputError for a bad override."""
         found = self.task.models[name]
         return LoadedModel(spec=override(found.spec, overrides), notes=found.notes)
-
-
-def request_of(kind: type[Asked], parsed: Mapping[str, Any]) -> Asked:
-    """Return the request in plain JSON."""
-    return kind(**parsed)
 
 
 @cached(LRUCache(maxsize=4), key=sha256_hex, lock=Lock())

@@ -65,8 +65,7 @@ def trace_bytes(timelines: Mapping[str, Timeline]) -> bytes:
 
 def event_name(op: Op) -> str:
     """Return the name of an op's event: the op's, after a kernel's name for a collective, which
-    begins as NCCL's do, so that tools find it.
-    """
+    begins as NCCL's do, so that tools find it."""
     if not isinstance(op.signature, Collective):
         return op.name
     kernel = NCCL_NAMES.get(op.signature.op, op.signature.op)

@@ -68,8 +68,7 @@ def deepspeed_notes(plan_file: PlanFile) -> list[str]:
 
 def check_deepspeed(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> None:
     """Raise InfeasiblePlanError (``target``) for features that Domino's example does not
-    implement.
-    """
+    implement."""
     biases = {model.has_bias(name) for name in ("qkv", "proj", "fc1", "fc2")}
     problems = (
         (cluster.pp > 1, "pipeline stages; make the plan with --pp 1"),

@@ -46,8 +46,7 @@ MOST_MARKS: Final = 8
 
 class Line(NamedTuple):
     """A line's number in the file, the mark of the rank that printed it ("" if unmarked), and its
-    text.
-    """
+    text."""
 
     number: int
     mark: str
@@ -79,8 +78,7 @@ def by_rank(lines: Sequence[Line], tells: Callable[[str], object]) -> list[list[
 
 def unknown_mark(lines: Iterable[Line], content: re.Pattern[str]) -> str:
     """Return the most frequent text before a match of ``content`` that does not begin its line: the
-    mark of an unknown launcher, or "".
-    """
+    mark of an unknown launcher, or ""."""
     found = (content.search(line.text) for line in lines)
     before = Counter(
         one.string[: one.start()] for one in found if one and one.string[: one.start()].strip()

@@ -6,7 +6,6 @@ megatron-core 0.16.1 (core/model_parallel_config.py, core/transformer/transforme
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import Final
 
 from domino_tune.store.formats.megatron_options import (
@@ -28,36 +27,32 @@ ROPE_SCALING: Final = (1.0, 4.0, 8192)
 """Low and high frequency factor and original length with which Megatron-LM always scales angles
 (core/models/common/embeddings/rotary_pos_embedding.py).
 """
-_KERNEL_FLAGS: Final = MappingProxyType(
-    {
-        "flash_attention": (False, ["--attention-backend unfused"]),
-        "cross_entropy_loss_fusion": (
-            True,
-            ["--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl te"],
-        ),
-        "rope_fusion": (False, ["--no-rope-fusion"]),
-        "swiglu_fusion": (False, ["--no-bias-swiglu-fusion"]),
-        "bias_dropout_fusion": (False, ["--no-bias-dropout-fusion"]),
-        "gradient_accumulation_fusion": (False, ["--no-gradient-accumulation-fusion"]),
-        "check_for_nan_in_grad": (False, ["--no-check-for-nan-in-loss-and-grad"]),
-        "clip_grad": (False, ["--clip-grad 0"]),
-        "log_params_norm": (True, ["--log-params-norm"]),
-        "log_num_zeros_in_grad": (True, ["--log-num-zeros-in-grad"]),
-    }
-)
+_KERNEL_FLAGS: Final = {
+    "flash_attention": (False, ["--attention-backend unfused"]),
+    "cross_entropy_loss_fusion": (
+        True,
+        ["--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl te"],
+    ),
+    "rope_fusion": (False, ["--no-rope-fusion"]),
+    "swiglu_fusion": (False, ["--no-bias-swiglu-fusion"]),
+    "bias_dropout_fusion": (False, ["--no-bias-dropout-fusion"]),
+    "gradient_accumulation_fusion": (False, ["--no-gradient-accumulation-fusion"]),
+    "check_for_nan_in_grad": (False, ["--no-check-for-nan-in-loss-and-grad"]),
+    "clip_grad": (False, ["--clip-grad 0"]),
+    "log_params_norm": (True, ["--log-params-norm"]),
+    "log_num_zeros_in_grad": (True, ["--log-num-zeros-in-grad"]),
+}
 """Key of an Implementation -> the value that is not Megatron-LM's default, the options
 that set it.
 """
 _ENVIRONMENT_KEYS: Final = ("deterministic_attention", "nccl_algo", "launch_order")
-_SWITCHES: Final = MappingProxyType(
-    {
-        "tp_comm_overlap_ag": "--disable-tp-comm-overlap-ag",
-        "tp_comm_overlap_rs": "--disable-tp-comm-overlap-rs",
-        "tp_comm_overlap_rs_dgrad": "--tp-comm-overlap-rs-dgrad",
-        "tp_comm_bulk_dgrad": "--disable-tp-comm-bulk-dgrad",
-        "tp_comm_bulk_wgrad": "--disable-tp-comm-bulk-wgrad",
-    }
-)
+_SWITCHES: Final = {
+    "tp_comm_overlap_ag": "--disable-tp-comm-overlap-ag",
+    "tp_comm_overlap_rs": "--disable-tp-comm-overlap-rs",
+    "tp_comm_overlap_rs_dgrad": "--tp-comm-overlap-rs-dgrad",
+    "tp_comm_bulk_dgrad": "--disable-tp-comm-bulk-dgrad",
+    "tp_comm_bulk_wgrad": "--disable-tp-comm-bulk-wgrad",
+}
 
 
 def megatron_arguments(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> list[str]:
@@ -95,8 +90,7 @@ def training_arguments(
 ) -> list[str]:
     """Return Megatron-LM's own options, which not all of its forks have: what ranks share, kernels
     and CUDA graphs. Raise InfeasiblePlanError (``target``) for options that exclude each other
-    there.
-    """
+    there."""
     arguments = ["--sequence-parallel"] if sequence_parallel else []
     arguments += _gradients(workload)
     arguments += _replicas(workload, cluster)

@@ -28,7 +28,6 @@ from domino_tune.store.formats.megatron_options import (
 from domino_tune.store.plans import PlanFile
 from simulator.errors import InfeasiblePlanError
 from simulator.implementation import Implementation
-from simulator.plan import SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 Settings = dict[str, object]
@@ -65,8 +64,7 @@ class Code(str):
 
 def bridge_python(plan_file: PlanFile) -> str:
     """Return a module with ``configure``. Raise InfeasiblePlanError (``target``) for features that
-    Megatron-Bridge lacks.
-    """
+    Megatron-Bridge lacks."""
     settings = bridge_settings(plan_file)
     lines = [f"    config.{key} = {_written(value)}\n" for key, value in settings.items()]
     return f"{HEAD}{''.join(lines)}    return config\n"
@@ -92,7 +90,7 @@ def bridge_settings(plan_file: PlanFile) -> Settings:
             **_context(workload, cluster),
             **_recomputation(model, workload),
             **_kernels(workload.implementation),
-            **_userbuffers(plan),
+            **(userbuffers_switches(plan) if plan.strategy == "userbuffers" else {}),
         },
         "train": {
             "micro_batch_size": workload.micro_batch_size,
@@ -128,11 +126,6 @@ def bridge_notes(plan_file: PlanFile) -> list[str]:
             "(--implementation megatron-te)."
         )
     return notes
-
-
-def _userbuffers(plan: SlicePlan) -> dict[str, bool]:
-    """Return the model's switches of userbuffers; {} for another strategy."""
-    return userbuffers_switches(plan) if plan.strategy == "userbuffers" else {}
 
 
 def _check(workload: Workload, cluster: ClusterSpec) -> None:

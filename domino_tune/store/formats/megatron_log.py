@@ -109,8 +109,7 @@ def _elapsed(lines: Sequence[Line]) -> Sequence[tuple[str, str, str]]:
 
 def _arguments(lines: Sequence[Line]) -> dict[str, str]:
     """Return the arguments that the rank of the first line prints. Between start and end, accept
-    even a name so long that no dot is left before its value.
-    """
+    even a name so long that no dot is left before its value."""
     mark = lines[0].mark
     started = bool(_START.search(lines[0].text))
     found = {}
@@ -259,8 +258,7 @@ def _kind(
     arguments: Mapping[str, str], name: str, values: Mapping[str, Mapping[str, str]], source: str
 ) -> Mapping[str, str]:
     """Return the fields that a value implies. Raise InputError for a value that cannot be
-    simulated.
-    """
+    simulated."""
     value = arguments.get(name)
     if value is None:
         return {}
@@ -296,7 +294,7 @@ def _implementation(arguments: Mapping[str, str], source: str) -> dict[str, str]
     flash = str(_has_flash(arguments, source)).lower()
     if flash != str(IMPLEMENTATIONS[name].flash_attention).lower():
         changes["flash_attention"] = flash
-    if _is_zero(arguments, "clip_grad"):
+    if arguments.get("clip_grad", "1") in ("0", "0.0"):
         changes["clip_grad"] = "false"
     told = " ".join(f"{key}={value}" for key, value in changes.items())
     return {"implementation": name, "implementation_set": told}
@@ -304,8 +302,7 @@ def _implementation(arguments: Mapping[str, str], source: str) -> dict[str, str]
 
 def _is_local(arguments: Mapping[str, str]) -> bool:
     """Return whether the layers are Megatron-LM's own. Before it had others, it printed neither
-    their implementation nor the norm.
-    """
+    their implementation nor the norm."""
     usual = "transformer_engine" if "normalization" in arguments else "local"
     return arguments.get("transformer_impl", usual) == "local"
 
@@ -426,8 +423,7 @@ def _virtual_stages(
     arguments: Mapping[str, str], source: str, whole: Callable[[str], int], pp: int
 ) -> int:
     """Return the virtual stages of a rank, from arguments that give their number or the layers of
-    each.
-    """
+    each."""
     for name in ("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank"):
         if arguments.get(name, "None") != "None":
             return whole(name)
@@ -447,10 +443,6 @@ def _cp_comm(arguments: Mapping[str, str], source: str) -> str:
             f"{', '.join(CP_COMM)}."
         )
     return told
-
-
-def _is_zero(arguments: Mapping[str, str], name: str) -> bool:
-    return arguments.get(name, "1") in ("0", "0.0")
 
 
 def _is(arguments: Mapping[str, str], name: str) -> bool:

@@ -7,7 +7,6 @@ export is written in fields; options are those of another spelling.
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import Final
 
 from simulator.errors import InfeasiblePlanError
@@ -142,18 +141,16 @@ CONFIG_FILE: Final = "userbuffers.yaml"
 _FORWARD: Final = gemms_of("forward")
 _BACKWARD: Final = gemms_of("backward")
 _BULK: Final = ("tp_comm_bulk_dgrad", "tp_comm_bulk_wgrad")
-_ATTRIBUTES: Final = MappingProxyType(
-    {
-        "qkv_fprop": "linear_qkv.ub_overlap_ag_fprop",
-        "fc1_fprop": "linear_fc1.ub_overlap_ag_fprop",
-        "proj_dgrad": "linear_proj.ub_overlap_ag_dgrad",
-        "fc2_dgrad": "linear_fc2.ub_overlap_ag_dgrad",
-        "proj_fprop": "linear_proj.ub_overlap_rs_fprop",
-        "fc2_fprop": "linear_fc2.ub_overlap_rs_fprop",
-        "qkv_dgrad": "linear_qkv.ub_bulk_dgrad and ub_bulk_wgrad",
-        "fc1_dgrad": "linear_fc1.ub_bulk_dgrad and ub_bulk_wgrad",
-    }
-)
+_ATTRIBUTES: Final = {
+    "qkv_fprop": "linear_qkv.ub_overlap_ag_fprop",
+    "fc1_fprop": "linear_fc1.ub_overlap_ag_fprop",
+    "proj_dgrad": "linear_proj.ub_overlap_ag_dgrad",
+    "fc2_dgrad": "linear_fc2.ub_overlap_ag_dgrad",
+    "proj_fprop": "linear_proj.ub_overlap_rs_fprop",
+    "fc2_fprop": "linear_fc2.ub_overlap_rs_fprop",
+    "qkv_dgrad": "linear_qkv.ub_bulk_dgrad and ub_bulk_wgrad",
+    "fc1_dgrad": "linear_fc1.ub_bulk_dgrad and ub_bulk_wgrad",
+}
 """GEMM -> what switches it alone, on Megatron-LM's layers (transformer_engine/pytorch/module/
 linear.py and layernorm_linear.py)."""
 

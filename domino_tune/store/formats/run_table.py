@@ -23,8 +23,7 @@ MOST_MS: Final = 1e9
 
 class RunRow(NamedTuple):
     """A run: a name for people, its options as texts, and the median iteration in ms, which was
-    printed rounded, to within ``rounding_ms``. ``note``: what was ignored.
-    """
+    printed rounded, to within ``rounding_ms``. ``note``: what was ignored."""
 
     label: str
     options: dict[str, str]
@@ -92,8 +91,7 @@ def checked_ms(text: str, source: str) -> float:
 
 def _checked_rounding(text: str, measured_ms: float, label: str) -> float:
     """Return the most by which a time was rounded. Raise InputError unless it is from 0
-    to the time.
-    """
+    to the time."""
     try:
         value = float(text)
     except ValueError:

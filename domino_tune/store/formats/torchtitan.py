@@ -30,8 +30,7 @@ _FUSIONS: Final = ("norm_fusion", "rope_fusion", "swiglu_fusion", "bias_dropout_
 
 def torchtitan_toml(plan_file: PlanFile) -> str:
     """Return the file's text. Raise InfeasiblePlanError (``target``) for settings that it cannot
-    express.
-    """
+    express."""
     lines: list[str] = []
     for name, section in torchtitan_sections(plan_file).items():
         # JSON and TOML write values of these types the same way.
@@ -197,8 +196,7 @@ def _training(workload: Workload, cluster: ClusterSpec) -> dict[str, Value]:
 
 def _mixes(workload: Workload, cluster: ClusterSpec) -> bool:
     """Return whether torchtitan shards weights. Otherwise it does not mix precision with tensor
-    parallelism (maybe_enable_amp in distributed/utils.py).
-    """
+    parallelism (maybe_enable_amp in distributed/utils.py)."""
     shards = cluster.dp > 1 and workload.data_parallel != "replicas"
     return shards or cluster.cp > 1 or cluster.tp * cluster.pp == 1
 

@@ -14,12 +14,13 @@ from typing import Any, Final
 import httpx
 
 from domino_tune.requests import TuneRequest, WhatIfRequest
-from domino_tune.service.work import Outcome, Silent
+from domino_tune.service.work import Outcome
 from domino_tune.service.work.kinds import run_job
 from domino_tune.service.work.task import Task
-from domino_tune.store.profiles import bundled_bytes
+from domino_tune.store.files import bundled_bytes
 from domino_tune.store.shelf import load_model
 from tests.support.processes import PATIENCE_S
+from tests.support.tasks import Silent
 
 RETRIED: Final = (429, 503)
 TINY: Final[dict[str, Any]] = {

@@ -18,7 +18,7 @@ from domino_tune.base.errors import RankKilledError
 from domino_tune.requests import ValidateRequest
 from domino_tune.runtime import plan_runs
 from domino_tune.runtime.launch.launch import LaunchSpec
-from domino_tune.runtime.plan_runs import BROKE, KILLED, OUT_OF_MEMORY, Measured, run_plans
+from domino_tune.runtime.plan_runs import BROKE, KILLED, OUT_OF_MEMORY, Measured, Runs
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.validate import validate
 from simulator.case import Case
@@ -154,7 +154,7 @@ def lenient(*plans: SlicePlan) -> list[Measured]:
     """Run the plans in turn, three rounds on two ranks, with ``lenient=True``."""
     case = Case(model=MODEL, workload=WORKLOAD, cluster=CLUSTER, profile=load_profile("h100-dgx"))
     planned = [(plan, order_of(case, plan)) for plan in plans]
-    return run_plans(MODEL, WORKLOAD, CLUSTER, planned, 3, LaunchSpec(tp=2), lenient=True)
+    return Runs(MODEL, WORKLOAD, CLUSTER, planned, 3, lenient=True).run(LaunchSpec(tp=2))
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,8 @@ from jsonschema import Draft202012Validator
 from api.kinds import KINDS
 from api.openapi import EXAMPLES, problem_statuses
 from api.schemas import JOB_BODIES, RESULTS
-from domino_tune.requests import ProfilesImportRequest
+from domino_tune.requests import QUESTIONS, ProfilesImportRequest
 from domino_tune.requests.service import JobKind
-from domino_tune.requests.verbs import QUESTIONS
 from domino_tune.service.work.kinds import JOBS
 from tests.support.asked import fits
 from tests.support.frozen import FILE, document, operations, route_table, text

@@ -12,7 +12,6 @@ import pytest
 from api.parts import (
     MOST_BUCKETS,
     MOST_OF_AN_OWNER,
-    VARIABLE,
     Buckets,
     Quick,
     Settings,
@@ -21,12 +20,13 @@ from api.parts import (
 from api.problems import ProblemError
 from domino_tune.requests.service import is_loopback
 from domino_tune.service.executors import ChildDiedError
+from domino_tune.service.serving import SETTINGS
 from simulator.errors import InputError
 
 
 def test_they_come_back_from_the_environment() -> None:
     settings = Settings(database_url="sqlite:///a.db", workers=3, quick_s=5)
-    assert from_environment({VARIABLE: settings.to_json()}) == settings
+    assert from_environment({SETTINGS: settings.to_json()}) == settings
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_they_come_back_from_the_environment() -> None:
 )  # fmt: skip
 def test_bad_ones_are_refused(text: str) -> None:
     with pytest.raises(InputError):
-        from_environment({VARIABLE: text})
+        from_environment({SETTINGS: text})
 
 
 def test_none_at_all() -> None:

@@ -20,7 +20,8 @@ from api.routes.page import assets
 from domino_tune.base.errors import BUG, MEANINGS, NotFoundError, StorageError
 from domino_tune.requests import TuneRequest
 from domino_tune.requests.problems import plain_problem, type_of
-from domino_tune.store.profiles import bundled_bytes, parse_profile
+from domino_tune.store.files import bundled_bytes
+from domino_tune.store.profiles import parse_profile
 from simulator.errors import DominoTuneError, InfeasiblePlanError, InputError, ProfileError
 
 

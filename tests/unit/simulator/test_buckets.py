@@ -95,9 +95,9 @@ def test_without_overlap_all_is_at_the_end() -> None:
     late = replace(WORKLOAD, overlap_grad_reduce=False, overlap_param_gather=False)
     s = shapes()
     assert on_lane(ops_of(late)) == [
-        ("step.dp.rs", "reduce_scatter", 4 * s.rank_parameters, "fp32"),
+        ("step.dp.rs", "reduce_scatter", 4 * s.held.whole, "fp32"),
         ("step.grad_norm.ar", "all_reduce", 4, "fp32"),
-        ("step.dp.ag", "all_gather", 2 * s.rank_parameters, "bf16"),
+        ("step.dp.ag", "all_gather", 2 * s.held.whole, "bf16"),
     ]
     assert ops_of(late)[-1].reads == ("l0.step.done",)
 
@@ -129,18 +129,18 @@ def test_replicas_all_reduce() -> None:
 def test_gradients_of_two_bytes() -> None:
     small = replace(WORKLOAD, grad_dtype="bf16")
     sizes = [size for _, op, size, dtype in on_lane(ops_of(small)) if op == "reduce_scatter"]
-    assert sum(sizes) == 2 * shapes().rank_parameters
+    assert sum(sizes) == 2 * shapes().held.whole
 
 
 def test_the_step_updates_a_share() -> None:
-    share = -(-shapes().rank_parameters // 2)
+    share = -(-shapes().held.whole // 2)
     adam = next(op.signature for op in ops_of() if op.role == "step.adam")
     assert adam == Pointwise("adam", 16 * share, 14 * share)
 
 
 def test_moments_of_fewer_bytes() -> None:
     """Remainders are read and written beside the parameters; moments in FP8 are fp32 meanwhile."""
-    share = -(-shapes().rank_parameters // 2)
+    share = -(-shapes().held.whole // 2)
     dtypes: tuple[MomentsDtype, ...] = ("bf16", "fp8")
     found = {
         dtype: [op for op in ops_of(replace(WORKLOAD, moments_dtype=dtype)) if op.lane == COMPUTE]
@@ -164,7 +164,7 @@ def case_of(**work: Any) -> Case:
 
 def test_what_is_sharded_in_memory() -> None:
     s = shapes()
-    whole = s.rank_parameters
+    whole = s.held.whole
     share = -(-whole // 2)
     replicas = static_memory(case_of(data_parallel="replicas"), MEGATRON)
     assert replicas[:3] == (2 * whole, 4 * whole, 12 * whole)

@@ -35,11 +35,11 @@ from simulator.lookup import Provenance
 from simulator.lookup.collectives import gathered_us, scattered_us
 from simulator.lookup.expected import TILE_FUSED
 from simulator.ops import Attention, Collective, Fused, Gemm, Pointwise, Signature
-from simulator.pipeline import engine
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import played, played_pipeline, predict
 from simulator.profile import Profile
 from simulator.specs import ClusterSpec, Workload
+from tests.support import pipeline_engine as engine
 from tests.unit.simulator.cases import (
     KINDS,
     hot_profile,

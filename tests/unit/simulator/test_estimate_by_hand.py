@@ -133,7 +133,7 @@ def test_replicas_expose_what_backward_does_not_hide(dp: int, tp: int) -> None:
     plan = plan_of("inter")
     cost = many.cost
     shapes = Shapes(model=MODEL, workload=many.workload, cluster=many.cluster, plan=plan)
-    whole = cost.duration_ns(shapes.dp_reduction(shapes.rank_parameters))
+    whole = cost.duration_ns(shapes.dp_reduction(shapes.held.whole))
     last = cost.duration_ns(shapes.dp_reduction(shapes.edge_parameters))
     more = Estimate(many).prior_ns(plan) - Estimate(alone).prior_ns(plan)
     assert last <= more + 1 <= whole

@@ -87,7 +87,7 @@ def test_one_rank_has_the_models_parameters(name: str) -> None:
     work = Workload(seq_length=128, micro_batch_size=1)
     shapes = Shapes(model=model, workload=work, cluster=ClusterSpec(tp=1), plan=MEGATRON)
     padding = shapes.table_parameters - model.vocab_size * model.hidden_size
-    assert shapes.rank_parameters == model.parameters + padding * shapes.tables
+    assert shapes.held.whole == model.parameters + padding * shapes.tables
 
 
 def test_experts_are_divided_among_ranks_and_replicated_beyond() -> None:

@@ -65,7 +65,7 @@ def test_what_adam_keeps_of_a_parameter(told: dict[str, Any], state: int) -> Non
     """A main parameter, or the 16 bits that its parameter lacks, and two moments."""
     case = gpt_case()
     case = replace(case, workload=replace(case.workload, **told))
-    parameters = case.shapes(MEGATRON).rank_parameters
+    parameters = case.shapes(MEGATRON).held.whole
     assert static_memory(case, MEGATRON).optimizer == state * parameters
 
 

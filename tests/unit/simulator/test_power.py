@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from domino_tune.store.profiles import bundled_names, load_profile
+from domino_tune.store.files import bundled_names
+from domino_tune.store.profiles import load_profile
 from simulator.errors import ProfileError
 from simulator.lookup import Provenance
 from simulator.power import FAMILIES, NUMBERS, STEP_MHZ, FamilyPower, PowerSection, RowClock

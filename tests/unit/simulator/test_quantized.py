@@ -174,7 +174,7 @@ def test_blackwell_takes_operands_as_they_lie_where_a_tensor_has_one_scale() -> 
         assert cast.bytes_written == pytest.approx(copies * element * width)
         assert not any(role.endswith(".transpose") for role in ops)
         kept = held_parameters(case, shapes).parameters
-        kept -= shapes.rank_parameters * case.workload.dtype_bytes
+        kept -= shapes.held.whole * case.workload.dtype_bytes
         assert kept == pytest.approx(copies * element * shapes.quantized_parameters)
 
 
@@ -184,10 +184,10 @@ def test_sharded_parameters_are_cast_a_layer_at_a_time() -> None:
     layers = case.model.num_hidden_layers
     whole = replace(case, workload=replace(case.workload, data_parallel="distributed-optimizer"))
     of_all = held_parameters(whole, whole.shapes(SP)).parameters
-    of_all -= shapes.rank_parameters * case.workload.dtype_bytes
+    of_all -= shapes.held.whole * case.workload.dtype_bytes
     gathered = shapes.edge_parameters + 2 * shapes.layer_parameters
     of_two = held_parameters(case, shapes).parameters
-    of_two -= min(shapes.rank_parameters, gathered) * case.workload.dtype_bytes
+    of_two -= min(shapes.held.whole, gathered) * case.workload.dtype_bytes
     assert of_two * layers == of_all * 2
 
 

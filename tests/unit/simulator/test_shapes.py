@@ -83,5 +83,5 @@ def test_one_rank_has_all_parameters(model: ModelSpec) -> None:
     whole = replace(model, vocab_size=384)
     shapes = shapes_of(whole, MEGATRON, tp=1)
     assert shapes.layer_parameters == whole.layer_parameters
-    assert shapes.rank_parameters == whole.parameters
-    assert shapes.rank_parameters == 3 * shapes.layer_parameters + shapes.edge_parameters
+    assert shapes.held.whole == whole.parameters
+    assert shapes.held.whole == 3 * shapes.layer_parameters + shapes.edge_parameters

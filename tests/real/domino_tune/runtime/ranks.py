@@ -22,11 +22,11 @@ from domino_tune.runtime.executor import FUNCTIONS, PERSISTENT, Executor, StepRe
 from domino_tune.runtime.lanes.lane import ThreadLane
 from domino_tune.runtime.ops import State
 from domino_tune.runtime.parameters import Parameters
-from domino_tune.runtime.plain_torch import PlainModel
 from simulator.build import build_schedule
 from simulator.schedule import COMPUTE, DP, TP, Op
 from simulator.shapes import Shapes
 from tests.real.domino_tune.runtime.jobs import Job, RankResult, Tensors, batch
+from tests.support.plain_torch import PlainModel
 
 WORLD: Final = 4
 SECONDS: Final = 60

@@ -9,8 +9,8 @@ import torch
 
 from domino_tune.runtime.ops.pointwise import keep_mask
 from domino_tune.runtime.parameters import full_tensor, parameter_specs
-from domino_tune.runtime.plain_torch import PlainModel, no_dropout
 from tests.real.domino_tune.runtime.jobs import Job, batch
+from tests.support.plain_torch import PlainModel, no_dropout
 
 Tensors = dict[str, torch.Tensor]
 

@@ -14,7 +14,7 @@ from domino_tune.measure.probe_set import LEAST_ROUNDS, ContentionProbe, ProbeCa
 from domino_tune.measure.profiling import JOB, add_message
 from domino_tune.runtime.lanes.groups import nccl_options
 from domino_tune.runtime.launch.launch import LaunchSpec, run_job
-from domino_tune.runtime.plan_runs import run_plans
+from domino_tune.runtime.plan_runs import Runs
 from simulator.ops import Collective
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.profile import Profile
@@ -94,7 +94,7 @@ def test_plans_are_validated_as_wholes_and_their_ops_apart(cuda_graph: bool) -> 
     cluster = ClusterSpec(tp=1, cuda_graph=cuda_graph)
     plans = [(plan, fixed_order(plan)) for plan in (MEGATRON, TWO)]
     spec = LaunchSpec(tp=1, backend="nccl")
-    for found in run_plans(DRY_GPT, workload, cluster, plans, 4, spec):
+    for found in Runs(DRY_GPT, workload, cluster, plans, 4).run(spec):
         assert found.captured == cuda_graph, found.why_not_captured
         assert found.why_not_captured == ""
         assert len(found.makespans_ns) == 4

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from domino_tune.runtime.parameters import ParameterSpec, parameter_specs
-from domino_tune.runtime.plain_torch import PlainModel
 from tests.real.domino_tune.runtime.conftest import Jobs, Results
 from tests.real.domino_tune.runtime.jobs import Job, RankResult
 from tests.real.domino_tune.runtime.ranks import plain_pass
 from tests.real.domino_tune.runtime.reference import full_weights, trained
+from tests.support.plain_torch import PlainModel
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5, "bf16": 0.03, "fp16": 0.003}
 EXACT_KINDS = (

@@ -42,7 +42,7 @@ def test_the_simulators_count_is_the_buffers_size(seed: int) -> None:
     tp = rng.choice((1, 2, 4))
     model = random_model(rng, tp)
     shapes, parameters = _shapes(model, tp), _parameters(model, tp, rng.randrange(tp))
-    assert parameters.grad.numel() == parameters.main.numel() == shapes.rank_parameters
+    assert parameters.grad.numel() == parameters.main.numel() == shapes.held.whole
     assert parameters.gradient_range(EDGES, EDGES).numel() == shapes.edge_parameters
     for layer in range(model.num_hidden_layers):
         assert parameters.gradient_range(layer, layer).numel() == shapes.layer_parameters
@@ -56,9 +56,7 @@ def test_the_presets_count_is_the_sum_of_their_shards(name: str) -> None:
     for tp in (1, 8):
         cluster = ClusterSpec(tp=tp)
         specs = parameter_specs(model, cluster)
-        assert (
-            sum(math.prod(s.local_shape(tp)) for s in specs) == _shapes(model, tp).rank_parameters
-        )
+        assert sum(math.prod(s.local_shape(tp)) for s in specs) == _shapes(model, tp).held.whole
         tables = 1 if model.tie_word_embeddings else 2
         padding = padded_vocab_size(model, cluster) - model.vocab_size
         whole = model.parameters + tables * padding * model.hidden_size

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from domino_tune.runtime.plain_torch import PlainModel
 from simulator.specs import ModelSpec
 from tests.real.domino_tune.runtime.jobs import GPT, LLAMA, ODD, Job, batch
 from tests.real.domino_tune.runtime.reference import full_weights
+from tests.support.plain_torch import PlainModel
 
 Tensor = torch.Tensor
 

@@ -83,9 +83,9 @@ def test_put_get_delete(library: Library) -> None:
 
 def test_a_newer_profile_is_used_at_once(library: Library) -> None:
     library.put("mine", profile())
-    assert library.shelf().profile("mine").created == "2026-01-01"
+    assert library.profile("mine").created == "2026-01-01"
     library.put("mine", profile(created="2026-02-02"))
-    assert library.shelf().profile("mine").created == "2026-02-02"
+    assert library.profile("mine").created == "2026-02-02"
 
 
 def test_conditions(library: Library) -> None:
@@ -113,13 +113,11 @@ def test_a_profile_calls_itself_as_it_is_named(library: Library) -> None:
 
 
 def test_names_are_slugs(library: Library) -> None:
-    shelf = library.shelf()
     uses: list[Callable[[str], object]] = [
         library.get,
         library.delete,
-        library.get_model,
-        shelf.profile,
-        shelf.model,
+        library.profile,
+        library.model,
         lambda name: library.put(name, profile()),
         lambda name: library.put_model(name, LLAMA),
     ]
@@ -139,10 +137,10 @@ def test_the_shelf_knows_no_files_and_no_user(
     (tmp_path / "file.json").write_bytes(profile_file())
     for name in ("users", "file.json", "file"):
         with pytest.raises(InputError, match="Unknown profile"):
-            library.shelf().profile(name)
+            library.profile(name)
         with pytest.raises(InputError, match="Unknown model"):
-            library.shelf().model(name)
-    assert library.shelf().profile("h100-dgx") == bundled()["h100-dgx"]
+            library.model(name)
+    assert library.profile("h100-dgx") == bundled()["h100-dgx"]
 
 
 def test_models(library: Library) -> None:
@@ -150,13 +148,13 @@ def test_models(library: Library) -> None:
     assert created
     assert (stored.spec.name, stored.spec.hidden_size) == ("tiny", 512)
     assert any("my_own_key" in note for note in stored.notes)
-    assert library.get_model("tiny") == stored
+    assert library.list_models()[-1] == stored
     assert [one.name for one in library.list_models()] == [*MODELS, "tiny"]
-    loaded = library.shelf().model("tiny", ["num_hidden_layers=2"])
+    loaded = library.model("tiny", ["num_hidden_layers=2"])
     assert (loaded.spec.num_hidden_layers, loaded.notes) == (2, stored.notes)
     again, created = library.put_model("tiny", {**LLAMA, "num_hidden_layers": 8})
     assert not created
-    assert library.get_model("tiny") == again
+    assert library.list_models()[-1] == again
 
 
 def test_a_key_is_answered_the_same(library: Library) -> None:
@@ -165,7 +163,7 @@ def test_a_key_is_answered_the_same(library: Library) -> None:
     library.put("mine", profile(created="2026-02-02"))
     again = library.put("mine", profile(created="2026-03-03"), idempotency=import_key)
     assert again == first
-    assert library.shelf().profile("mine").created == "2026-02-02"
+    assert library.profile("mine").created == "2026-02-02"
     with pytest.raises(KeyReuseError):
         library.put("mine", profile(), idempotency=key(route="import", body=b"other"))
     model_key = key(route="models")

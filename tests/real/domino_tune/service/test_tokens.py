@@ -8,12 +8,11 @@ import pytest
 from sqlalchemy import select
 
 from domino_tune.base.errors import ConflictError, NotFoundError
-from domino_tune.requests.service import Scope
 from domino_tune.service.jobs.desk import JobDesk
 from domino_tune.service.jobs.leases import Leases
 from domino_tune.service.sql import tables
 from domino_tune.service.sql.database import Database
-from domino_tune.service.tokens import SCOPES, TokenDesk
+from domino_tune.service.tokens import TokenDesk
 from simulator.errors import InputError
 from tests.real.domino_tune.service.made import submit
 
@@ -76,15 +75,6 @@ def test_names_are_slugs(tokens: TokenDesk, name: str, owner: str) -> None:
 def test_an_unknown_scope(tokens: TokenDesk) -> None:
     with pytest.raises(InputError, match="admin, read, tune"):
         tokens.add("laptop", "ann", "root")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("scope", "may"), [("read", ["read"]), ("tune", ["read", "tune"]), ("admin", list(SCOPES))]
-)
-def test_scopes_include_those_below(tokens: TokenDesk, scope: Scope, may: list[Scope]) -> None:
-    token = tokens.find(tokens.add("laptop", "ann", scope))
-    assert token
-    assert [one for one in SCOPES if token.may(one)] == may
 
 
 def test_an_expired_token_opens_nothing(tokens: TokenDesk) -> None:

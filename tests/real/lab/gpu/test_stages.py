@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from domino_tune.measure.gpu import works
-from domino_tune.measure.profiling import add_message, measured_ops
+from domino_tune.measure.probe_set import timed_ops
+from domino_tune.measure.profiling import add_message
 from domino_tune.store.profiles import load_profile
 from lab.gpu.__main__ import STAGES, Planned, archived, main, run_all
 from lab.gpu.admission import CELLS
@@ -94,7 +95,7 @@ def test_cases_are_played_once_and_leave_a_profile(tmp_path: Path) -> None:
         stage.run(played(stage, some))
     rows = _stage(tmp_path).rows()
     assert [(row["case"], row["complete"]) for row in rows] == [(c.name, True) for c in cases]
-    measured = measured_ops(load_profile(tmp_path / "h200-sxm.json"))
+    measured = set(timed_ops(load_profile(tmp_path / "h200-sxm.json")))
     for case in cases:
         for plan in case.plans:
             assert case.signatures(plan) <= measured
@@ -182,7 +183,7 @@ def test_training_adds_up_weight_gradients(tmp_path: Path) -> None:
     case = RankCase(model=model, workload=workload, tp=2, plans=TRAINING_PLANS)
     stage = _stage(tmp_path)
     stage.run(played(stage, [case]))
-    measured = measured_ops(load_profile(tmp_path / "h200-sxm.json"))
+    measured = set(timed_ops(load_profile(tmp_path / "h200-sxm.json")))
     sums = [op for op in measured if isinstance(op, Gemm) and op.accumulate]
     assert {op.layout for op in sums} == {"wgrad"}
     for plan in TRAINING_PLANS:

@@ -10,11 +10,10 @@ import pytest
 
 from domino_tune.cli.asking import ASKED, NAMES, asked, instead
 from domino_tune.cli.commands import VERBS, Verb, main
-from domino_tune.requests import SimulateRequest
+from domino_tune.requests import QUESTIONS, SimulateRequest
 from domino_tune.requests.options import option_of
 from domino_tune.requests.outputs import Asking
 from domino_tune.requests.problems import in_typed_words
-from domino_tune.requests.verbs import QUESTIONS
 from domino_tune.store.formats.job_file import read_job, write_job
 from simulator.errors import InputError
 from tests.support.runs import Runner

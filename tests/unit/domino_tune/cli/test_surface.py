@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from domino_tune.cli.commands import VERBS, Verb, build_app, main
-from domino_tune.requests.verbs import QUESTIONS
+from domino_tune.requests import QUESTIONS
 from tests.conftest import REPOSITORY
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "cli.txt"

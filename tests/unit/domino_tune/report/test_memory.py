@@ -8,23 +8,20 @@ from dataclasses import replace
 import pytest
 
 from domino_tune.report.breakdown import where_memory_goes
-from domino_tune.report.data import Held, ReportData
-from tests.support.pages import case, report_data, usable
+from domino_tune.report.data import ReportData
+from domino_tune.results.simulate import BASELINE, CHOSEN
+from tests.support.pages import case, report_data, result_of, usable
 
 
 def page(usable_gib: float, chance: float = 0.97) -> ReportData:
-    return replace(
-        report_data(case()),
-        held=(
-            Held(name="Megatron-LM", gib={"parameters": 2.0, "activations": 30.0, "logits": 0.0}),
-            Held(
-                name="Domino", chosen=True,
-                gib={"parameters": 2.0, "activations": 20.0, "logits": 0.0},
-            ),
-        ),
-        usable=usable(usable_gib),
-        fits_chance=chance,
-    )  # fmt: skip
+    held = {"parameters": 2.0, "activations": 30.0, "logits": 0.0}
+    variants = dict(result_of(case()).variants)
+    for name, activations in ((BASELINE, 30.0), (CHOSEN, 20.0)):
+        memory_gib = {**held, "activations": activations}
+        variants[name] = replace(variants[name], memory_gib=memory_gib)
+    return report_data(
+        case(), variants=variants, usable_memory=usable(usable_gib), fits_chance=chance
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,7 +55,3 @@ def test_a_category_that_nobody_has_is_left_out() -> None:
     assert "Activations" in section
     assert "Logits" not in section
     assert section.count("22.00") == 1
-
-
-def test_without_memory_there_is_no_section() -> None:
-    assert not where_memory_goes(report_data(case()))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import replace
 
@@ -21,7 +20,7 @@ from domino_tune.report import (
     text,
 )
 from domino_tune.report.breakdown import NAMES, parts_ns, where_time_goes
-from domino_tune.report.data import Crossover, HeatCell, Numbers, PlanRow, Shown, Sweep
+from domino_tune.report.data import Shown, Sweep
 from domino_tune.report.page import static
 from domino_tune.report.plans import crossover_sentence, heat_map
 from domino_tune.results.shown import ORDER_WORDS, plan_words
@@ -30,7 +29,7 @@ from simulator.errors import InputError
 from simulator.ops import Attention, Collective, Gemm, Pointwise
 from simulator.pipeline.build import PASSES
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
-from tests.support.pages import SLICED, case, report_data, shown
+from tests.support.pages import SLICED, case, cell, crossover, report_data, shown, trial, tuned
 
 
 @pytest.mark.parametrize("plan", [MEGATRON, NO_COMM, SLICED, SlicePlan(row_slices=4)])
@@ -53,24 +52,16 @@ def test_time_section_tells_what_hiding_saves_and_costs() -> None:
 
 
 def test_heat_map_marks_the_best_cell_and_the_holes() -> None:
-    cells = (
-        HeatCell(row_slices=1, col_slices=1, iteration_ms=110.0),
-        HeatCell(row_slices=2, col_slices=1, iteration_ms=80.0, note="a plan"),
-        HeatCell(row_slices=2, col_slices=4, iteration_ms=None, note="out of memory"),
-    )
-    data = report_data(case())
-    numbers = replace(data.numbers, baseline_ms=100.0)
-    page = heat_map(replace(data, heat=cells, numbers=numbers))
+    cells = cell(1, 1, 110.0), cell(2, 1, 80.0, SLICED), cell(2, 4, None)
+    page = heat_map(report_data(case(), search=tuned(cells), baseline_ms=100.0))
     assert page.count('class="good best"') == 1
-    assert '<td class="good best" title="a plan" style="--v:72%">80.00<small>1.25×</small>' in page
+    title = f"{SLICED.label}: {plan_words(SLICED)}".replace("'", "&#x27;")
+    best = f'<td class="good best" title="{title}" style="--v:72%">80.00<small>1.25×</small>'
+    assert best in page
     assert page.count('class="none"') == 2
     assert 'title="out of memory"' in page
     assert "1 of 2 cuts beat Megatron-LM" in page
-    assert heat_map(data) == ""
-
-
-def crossover(factor: float, winner: SlicePlan) -> Crossover:
-    return Crossover(factor=factor, winner=winner, iteration_ms=1.0, baseline_ms=1.0)
+    assert heat_map(report_data(case())) == ""
 
 
 def test_turns_are_said_from_todays_winner_on() -> None:
@@ -86,8 +77,7 @@ def test_turns_are_said_from_todays_winner_on() -> None:
 
 def test_plans_within_a_percent_of_the_fastest_are_marked_as_ties() -> None:
     def plans(*times: float) -> str:
-        rows = tuple(PlanRow(plan=SLICED, iteration_ms=time) for time in times)
-        return heat_map(report_data(case(), plans=rows))
+        return heat_map(report_data(case(), search=tuned(trials=tuple(map(trial, times)))))
 
     assert 100 * TIE == TIE_PERCENT
     assert plans(100.0, 100.9, 101.1).count('class="tie"') == 2
@@ -118,13 +108,6 @@ def test_data_refuses_what_does_not_fit() -> None:
         Shown(plan=item.plan, timeline=item.timeline, alone_ns=(1,))
     with pytest.raises(InputError, match="1 values for 2 points"):
         Sweep(x_label="tp", xs=("1", "2"), series={"a": (1.0,)})
-    with pytest.raises(InputError, match="baseline_ms must be finite"):
-        Numbers(
-            iteration_ms=1.0, baseline_ms=math.nan, no_comm_ms=1.0, peak_memory_gib=1.0,
-            comm_ms=0.0, exposed_ms=0.0, baseline_exposed_ms=0.0,
-            tokens_per_second_per_gpu=1.0, tflops_per_gpu=1.0,
-            low_ms=1.0, high_ms=1.0, confidence="high", shares={},
-        )  # fmt: skip
 
 
 def test_markup_escapes_all_but_markup() -> None:

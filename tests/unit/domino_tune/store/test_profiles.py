@@ -12,21 +12,21 @@ import jsonschema
 import pytest
 
 import profiles
+from domino_tune.store.files import user_profiles_dir
 from domino_tune.store.profiles import (
     check_profile,
     diff_profiles,
     dump_profile,
-    json_schema,
     list_profiles,
     load_profile,
     parse_profile,
     save_profile,
-    user_profiles_dir,
 )
 from simulator.errors import DominoTuneError, InputError, ProfileError
 from simulator.lookup import Provenance
 from simulator.lookup.gemm import GemmRow
 from simulator.profile import GemmSection, Profile
+from tests.support.profile_schema import json_schema
 
 FOLDER = Path(profiles.__file__).parent
 BUNDLED = ("a100-sxm", "b200-sxm", "b300-sxm", "gb200-nvl72", "gb300-nvl72", "h100-dgx", "h200-sxm")

@@ -20,12 +20,13 @@ from domino_tune.base.errors import (
     meaning_of,
 )
 from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest
-from domino_tune.store.shelf import DISK, LoadedModel, Pinned, dump_model, load_model, override
+from domino_tune.store.shelf import DISK, LoadedModel, dump_model, load_model, override
 from domino_tune.verbs.simulate import simulate
 from domino_tune.verbs.tune import tune
 from domino_tune.verbs.whatif import whatif
 from simulator.errors import DominoTuneError, InputError
 from simulator.presets import MODELS
+from tests.support.pinned import Pinned
 
 #  -------------------------------------------------------------------------------------------------
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from domino_tune.requests import SimulateRequest
 from domino_tune.requests.options import request_from_text
-from domino_tune.requests.verbs import SimulateRequest
 from domino_tune.results.simulate import SimulateResult
 from domino_tune.verbs.simulate import LEAST_RISE, simulate
 from tests.support.plans import plan_file

@@ -15,8 +15,9 @@ from domino_tune import CalibrateResult, InputError, calibrate, simulate
 from domino_tune.requests import CalibrateRequest, SimulateRequest
 from domino_tune.requests.options import request_from_text
 from domino_tune.results import to_json
+from domino_tune.store.files import bundled_names
 from domino_tune.store.formats.megatron_log import read_megatron_log
-from domino_tune.store.profiles import bundled_names, load_profile, save_profile
+from domino_tune.store.profiles import load_profile, save_profile
 from domino_tune.verbs.calibrate import calibrate as calibrate_verb
 from domino_tune.verbs.resolve import plan_of, resolve
 from simulator.draws import PARTS, Draw

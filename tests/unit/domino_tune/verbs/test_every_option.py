@@ -7,14 +7,8 @@ from typing import Any, Final
 
 import pytest
 
-from domino_tune.requests import (
-    LayoutRequest,
-    Request,
-    SimulateRequest,
-    TuneRequest,
-    WhatIfRequest,
-)
-from domino_tune.requests.options import choices_of, core_of
+from domino_tune.requests import LayoutRequest, SimulateRequest, TuneRequest, WhatIfRequest
+from domino_tune.requests.options import Request, choices_of, core_of
 from domino_tune.search.simulated import CasePlans
 from domino_tune.store.shelf import DISK
 from domino_tune.verbs.layout_space import base_of, candidates_of

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from domino_tune.requests import SimulateRequest
 from domino_tune.requests.options import request_from_text
-from domino_tune.requests.verbs import SimulateRequest
 from domino_tune.results.simulate import SimulateResult
 from domino_tune.store.profiles import load_profile, save_profile
 from domino_tune.verbs.resolve import Chosen, plan_of, resolve

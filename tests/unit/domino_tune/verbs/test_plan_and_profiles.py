@@ -9,11 +9,11 @@ from typing import Any, get_args
 
 import pytest
 
-from domino_tune.requests.verbs import ExportFormat
+from domino_tune.requests import ExportFormat
 from domino_tune.store.formats.megatron import megatron_arguments, training_arguments
 from domino_tune.store.plans import save_plan
 from domino_tune.store.profiles import load_profile
-from domino_tune.store.shelf import LoadedModel, Pinned
+from domino_tune.store.shelf import LoadedModel
 from domino_tune.verbs.plan import DOCUMENTS, RUNS, export_plan
 from simulator.case import Case
 from simulator.dtypes import MS_PER_NS
@@ -22,6 +22,7 @@ from simulator.plan import SlicePlan
 from simulator.predict import predict
 from simulator.presets import MODELS
 from simulator.specs import ClusterSpec, Workload
+from tests.support.pinned import Pinned
 from tests.support.plans import (
     DOMINO,
     SHARDED,

@@ -9,7 +9,8 @@ import pytest
 
 from domino_tune.requests import ProfilesCheckRequest
 from domino_tune.results.files import Trust
-from domino_tune.store.profiles import bundled_names, load_profile, save_profile
+from domino_tune.store.files import bundled_names
+from domino_tune.store.profiles import load_profile, save_profile
 from domino_tune.verbs.profiles import profiles_check
 from simulator.lookup.expected import EXPECTED
 from tests.conftest import REPOSITORY

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from domino_tune.measure.importers import IMPORTERS
-from domino_tune.store.files import only_user
-from domino_tune.store.profiles import load_profile, save_profile, user_profiles_dir
+from domino_tune.store.files import only_user, user_profiles_dir
+from domino_tune.store.profiles import load_profile, save_profile
 from simulator.lookup import Provenance
 from simulator.profile import LaunchSection, Profile
 from tests.support.runs import Done, Runner

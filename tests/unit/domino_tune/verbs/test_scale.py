@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import domino_tune
-from domino_tune.requests import LayoutRequest, ScaleRequest
-from domino_tune.requests.verbs import MOST_NUMBERS
+from domino_tune.requests import MOST_NUMBERS, LayoutRequest, ScaleRequest
 from domino_tune.results import to_json
 from domino_tune.results.layouts import LayoutResult, ScaleResult
 from domino_tune.verbs.layouts import tune_layouts

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from domino_tune.requests import SimulateRequest
 from domino_tune.requests.options import request_from_text
-from domino_tune.requests.verbs import SimulateRequest
 from domino_tune.results.simulate import SimulateResult
 from domino_tune.verbs.resolve import Chosen, plan_of, resolve
 from domino_tune.verbs.simulate import simulate_plan

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domino_tune.store.profiles import bundled_names, load_profile
+from domino_tune.store.files import bundled_names
+from domino_tune.store.profiles import load_profile
 from simulator.errors import ProfileError
 from simulator.lookup import (
     Estimate,

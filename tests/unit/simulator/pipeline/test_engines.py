@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from simulator.errors import ScheduleError
-from simulator.pipeline import engine
 from simulator.pipeline import program as recurrence
 from simulator.pipeline.orders import Action
 from simulator.pipeline.program import Message, PipelineProgram, Task
+from tests.support import pipeline_engine as engine
 from tests.unit.simulator.pipeline.programs import program, program_of, random_program
 
 

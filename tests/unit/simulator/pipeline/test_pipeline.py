@@ -15,12 +15,12 @@ from simulator.errors import InputError
 from simulator.implementation import IMPLEMENTATIONS
 from simulator.memory import peak_bytes, stage_memory
 from simulator.ops import Pointwise
-from simulator.pipeline import engine
 from simulator.pipeline.build import pieces_of
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.predict import played_pipeline, predict, rank_schedule, scheduled
 from simulator.presets import MODELS
 from simulator.specs import ClusterSpec, Workload
+from tests.support import pipeline_engine as engine
 
 SP = replace(MEGATRON, sequence_parallel=True)
 
@@ -127,7 +127,7 @@ def test_a_v_has_the_table_and_the_head_on_one_rank() -> None:
     assert last.head
     assert case.busiest_rank == 0
     summed = sum(held.whole for number in (0, 1) for held in pieces.bucket_sizes(0, number))
-    assert summed == pieces.step_shapes(0).rank_parameters, "the table once"
+    assert summed == pieces.step_shapes(0).held.whole, "the table once"
     assert [pieces.first_layer(rank, chunk) for rank in range(4) for chunk in (0, 1)] == [
         0, 35, 5, 30, 10, 25, 15, 20,
     ]  # fmt: skip
@@ -163,7 +163,7 @@ def test_each_chunk_clears_its_gradients_once() -> None:
             if t.role == "zero_grads" and isinstance(t.signature, Pointwise)
         ]
         assert len(cleared) == 2
-        assert sum(cleared) == 4 * pieces.step_shapes(rank).rank_parameters
+        assert sum(cleared) == 4 * pieces.step_shapes(rank).held.whole
 
 
 def test_the_first_backward_overwrites_gradients_that_nothing_clears() -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from domino_tune.service.work import Silent, Step, StopReason
+from domino_tune.service.work import Step, StopReason
 from domino_tune.service.work.kinds import JOBS, answer, run_job
 from domino_tune.service.work.task import Task
 from domino_tune.store.plans import plan_from_json
 from simulator.errors import DominoTuneError, InfeasiblePlanError, InputError
-from tests.support.tasks import TASKS, layout_task, sweep_task, tune_task, undisturbed
+from tests.support.tasks import TASKS, Silent, layout_task, sweep_task, tune_task, undisturbed
 
 
 class Heard(Silent):

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from domino_tune.runtime.huggingface.edges import summed_at_once as summed
 from domino_tune.runtime.ops.attention import rotary_speeds
 from simulator.specs import ModelSpec
 
@@ -41,31 +42,11 @@ class _ColumnParallel(torch.autograd.Function):
         return dx.view_as(x), dweight, dbias, None
 
 
-class _AllReduce(torch.autograd.Function):
-    """g: forward a sum over the ranks, in place; backward the identity."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.mark_dirty(x)
-        dist.all_reduce(x, group=group)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
-
-
 def column_parallel(
     x: Tensor, weight: Tensor, bias: Tensor | None, group: dist.ProcessGroup
 ) -> Tensor:
     """Return x·Wᵀ + b, [..., this rank's outputs], of an ``x`` that all ranks have."""
     y: Tensor = _ColumnParallel.apply(x, weight, bias, group)  # type: ignore[no-untyped-call]
-    return y
-
-
-def summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return the sum of ``x`` over the ranks, in place."""
-    y: Tensor = _AllReduce.apply(x, group)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -87,8 +68,7 @@ def no_dropout(x: Tensor, site: str) -> Tensor:
 @dataclass(frozen=True, kw_only=True)
 class PlainModel:
     """The model. ``weights`` are leaves of autograd under the runtime's names: full matrices, or
-    this rank's shards with a ``group``. ``dropout`` is called with a tensor and its site.
-    """
+    this rank's shards with a ``group``. ``dropout`` is called with a tensor and its site."""
 
     model: ModelSpec
     weights: Mapping[str, Tensor]

@@ -1,6 +1,6 @@
 """The engine of record of pipelines: SimPy plays the tasks, one process per rank.
 
-It has the rules of ``program``, and agrees with ``recurrence`` to the nanosecond.
+It has the rules of ``simulator.pipeline.program``, and agrees with it to the nanosecond.
 """
 
 from __future__ import annotations
