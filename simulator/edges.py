@@ -230,7 +230,7 @@ class Edges:
         """Return sum and target logit of all slices, after the whole of forward: another slice's
         work hides the small all-reduces."""
         rows = range(self.shapes.plan.row_slices) if self.shapes.head else ()
-        ops = [op for row in rows for op in self._loss_sum(row)]
+        ops = [op for row in rows for op in self._loss_sum(row, row == rows[-1])]
         if not self.shapes.model.num_nextn_predict_layers:
             return ops
         key = "mtp", "loss_sums", *map(id, ops)
@@ -262,12 +262,12 @@ class Edges:
         return Ref(0, f"s{row}.fp32.logits" if self._own_logits else f"s{row}.logits")
 
     @_once
-    def _loss_sum(self, row: int) -> list[OpTemplate]:
+    def _loss_sum(self, row: int, is_last: bool) -> list[OpTemplate]:
         s, f, tokens = self.shapes, self.templates, self.shapes.tokens(row)
         sums_bytes = 2 * tokens * LOSS_BYTES
         logits_bytes = tokens * self._vocab() * s.element
         signature = self._loss("cross_entropy_sum", row, logits_bytes, sums_bytes)
-        if s.workload.implementation.check_for_nan_in_grad and row == s.plan.row_slices - 1:
+        if s.workload.implementation.check_for_nan_in_grad and is_last:
             signature = signature._replace(awaited=True)
         reads = (self._loss_input(row), f.reduced_ref(0, f"s{row}.loss.max"))
         sums = f.op("loss.sum", row, signature, reads, f"s{row}.loss.sum", sums_bytes)

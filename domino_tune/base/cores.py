@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain, count
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
@@ -52,21 +52,20 @@ def in_turn(
 
 
 def on_all_cores(
-    function: Callable[[Item], Result], items: Iterable[Item]
-) -> Iterator[tuple[Item, Callable[[], Result]]]:
+    function: Callable[[Item], Result], items: Iterable[Item], *, most: int = MOST_WORKERS
+) -> Generator[tuple[Item, Callable[[], Result]], None, None]:
     """Compute results ahead in copies of this process, one a core, where it may be copied.
 
     ``function`` must be pure; items and results must be picklable. Copies end with this process.
     """
-    cores = min(MOST_WORKERS, _cores())
-    if cores < 2 or not (sys.platform == "linux" and threading.active_count() == 1):
+    if not _may_copy():
         yield from in_turn(function, items)
         return
     with warnings.catch_warnings():
         # Python 3.12 warns of native threads; the only ones here are BLAS's, which handle a fork.
         warnings.simplefilter("ignore", DeprecationWarning)
         workers: list[_Worker[Item, Result]] = []
-        for _ in range(cores):
+        for _ in range(min(most, _cores())):
             workers.append(_Worker(function, [one.connection for one in workers]))
     try:
         yield from _in_order(workers, items)
@@ -104,6 +103,42 @@ def where_long(
             yield from on_all_cores(function, chain((item,), coming))
             return
         yield item, lambda item=item: timed(item)  # type: ignore[misc]
+
+
+class Beside(Protocol):
+    """Give what returns a function's result, or raises what computing it raised."""
+
+    def __call__(self, function: Callable[[], Result]) -> Callable[[], Result]:
+        """Have the result ready when it is asked for."""
+        ...
+
+
+def later(function: Callable[[], Result]) -> Callable[[], Result]:
+    """Compute the result when it is asked for."""
+    return function
+
+
+def in_a_copy(function: Callable[[], Result]) -> Callable[[], Result]:
+    """Compute the result in a copy of this process, which goes on, where it may be copied and has
+    another core."""
+    if not _may_copy():
+        return function
+    coming = on_all_cores(lambda _: function(), (None,), most=1)
+    _, result = next(coming)
+
+    def ended() -> Result:
+        try:
+            return result()
+        finally:
+            coming.close()
+
+    return ended
+
+
+def _may_copy() -> bool:
+    """Return whether there is another core, and no thread holds a lock that a copy would wait
+    for."""
+    return _cores() > 1 and sys.platform == "linux" and threading.active_count() == 1
 
 
 def _cores() -> int:

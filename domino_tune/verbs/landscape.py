@@ -45,7 +45,6 @@ def plan_grid(
     problem: SimulatedPlans,
     known_peak_bytes: int,
     trials: Sequence[Trial] = (),
-    ahead: Ahead = in_turn,
 ) -> tuple[GridCell, ...]:
     """Return one cell per cut. ``known_peak_bytes``: the peak memory of any plan of the case;
     ``trials``: plans with known times.
@@ -57,8 +56,7 @@ def plan_grid(
     known_ns = {trial.plan: trial.iteration_ns for trial in trials}
     fastest = _Fastest(problem, known_ns)
     cuts = [(rows, columns) for rows in ROWS if any(_slicings(case, rows)) for columns in COLUMNS]
-    cells = ahead(lambda cut: _cell(fastest, *cut, near_full=near_full), cuts)
-    return tuple(cell() for _, cell in cells)
+    return tuple(_cell(fastest, *cut, near_full=near_full) for cut in cuts)
 
 
 def _slicings(case: Case, rows: int) -> Iterator[Slicing]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from domino_tune.base.cores import Ahead, in_turn, where_long
+from domino_tune.base.cores import Ahead, Beside, in_a_copy, in_turn, later, where_long
 from domino_tune.base.progress import Pace, Progress, no_progress
 from domino_tune.requests import TuneRequest
 from domino_tune.results.simulate import SimulateResult
@@ -209,7 +209,7 @@ def tune_cases(
     began = time.perf_counter()
     plans = [CasePlans(case=case, target=request.target) for case in cases]
     found = search_all(plans, request, progress, ahead=where_long)
-    result = conclude(found, request, progress, ahead=where_long)
+    result = conclude(found, request, progress, ahead=where_long, beside=in_a_copy)
     return replace(result, seconds=time.perf_counter() - began)
 
 
@@ -254,9 +254,11 @@ def conclude(
     progress: Progress = no_progress,
     *,
     ahead: Ahead = in_turn,
+    beside: Beside = later,
     stopped_by: str | None = None,
 ) -> TuneResult:
-    """Simulate the best plan of all, its rivals and the grid of cuts; ``seconds`` is 0.
+    """Simulate the best plan of all, its rivals and, beside these, the grid of cuts; ``seconds`` is
+    0.
 
     ``stopped_by``: why the searches ended early; nothing is proven then.
     """
@@ -264,11 +266,10 @@ def conclude(
     best_trial = choose_best([one.found.best for one in made])
     best = next(one for one in made if one.found.best is best_trial)
     chosen = Chosen(plan=best_trial.plan, order=best.problem.order(best_trial.plan))
-    progress("the search is done; comparing strategies")
+    progress("the search is done; comparing strategies and simulating the grid of cuts")
+    grid = beside(lambda: plan_grid(best.problem, best_trial.peak_bytes, best.found.trials))
     simulated = simulate_plan(best.case, chosen, judged=ahead)
     sensitivity = contention_sensitivity(best.case, chosen, best.found.trials, ahead)
-    progress("simulating the grid of cuts")
-    grid = plan_grid(best.problem, best_trial.peak_bytes, best.found.trials, ahead)
     infeasible: Counter[str] = Counter()
     for one in made:
         infeasible.update(one.found.infeasible)
@@ -289,7 +290,7 @@ def conclude(
         pruned=sum(one.found.pruned for one in made),
         infeasible=dict(sorted(infeasible.items())),
         trials=tuple(_trial(one.case, trial) for one in made for trial in one.found.trials),
-        grid=grid,
+        grid=grid(),
         contention=sensitivity,
         seconds=0.0,
         stopped_by=stopped_by,

@@ -100,6 +100,23 @@ def test_a_process_with_threads_is_not_copied() -> None:
     assert printed.split() == ["True"]
 
 
+def test_a_result_is_computed_in_a_copy_while_this_process_goes_on() -> None:
+    printed = _script(
+        "import psutil\n"
+        "result, failed = cores.in_a_copy(lambda: square(5)), cores.in_a_copy(lambda: square(7))\n"
+        "value, pid = result()\n"
+        "print(value, pid == os.getpid())\n"
+        "try:\n"
+        "    failed()\n"
+        "except InfeasiblePlanError as error:\n"
+        "    print(error.reason)\n"
+        "print(len(psutil.Process().children()))\n"
+        "cores._cores = lambda: 1\n"
+        "print(cores.in_a_copy(lambda: square(6))()[1] == os.getpid())\n"
+    )
+    assert printed.splitlines() == ["25 False", "memory", "0", "True"]
+
+
 def test_few_results_are_computed_where_the_caches_are() -> None:
     printed = _script(
         "for count in (6, cores.FEW, cores.FEW + 1):\n"
