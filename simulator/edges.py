@@ -229,8 +229,8 @@ class Edges:
     def loss_sums(self) -> Sequence[OpTemplate]:
         """Return sum and target logit of all slices, after the whole of forward: another slice's
         work hides the small all-reduces."""
-        rows = range(self.shapes.plan.row_slices) if self.shapes.head else ()
-        ops = [op for row in rows for op in self._loss_sum(row, row == rows[-1])]
+        count = self.shapes.plan.row_slices if self.shapes.head else 0
+        ops = [op for row in range(count) for op in self._loss_sum(row, row == count - 1)]
         if not self.shapes.model.num_nextn_predict_layers:
             return ops
         key = "mtp", "loss_sums", *map(id, ops)
