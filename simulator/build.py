@@ -225,7 +225,8 @@ class Builder:
     ) -> list[Segment]:
         """Return the segments of a pass, laid out once for all plans that share it."""
         t = self._templates
-        whole = Builder, *key, fragments.accumulate_first, self.in_pipeline, *t.rank
+        told = self.shapes.plan.tp_comm_overlap
+        whole = Builder, *key, told, fragments.accumulate_first, self.in_pipeline, *t.rank
         found: list[Segment] | None = t.shared.get(whole)
         if found is None:
             found = t.shared[whole] = make()

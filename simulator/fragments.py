@@ -45,7 +45,7 @@ from simulator.issue_order import (
 from simulator.modules import GRAPH_COPY, graph_entry
 from simulator.op_table import Ops, table_of
 from simulator.ops import Gemm
-from simulator.overlap import NONE, Overlap, overlap_of
+from simulator.overlap import NONE, Overlap, overlap_of, told_of
 from simulator.overlapped import Linear, gather_gemm, reserved, sum_gemm
 from simulator.quantized import ROWS, Quantized, operand_bytes
 from simulator.recomputation import RECOMPUTED_PREFIX, Recomputation
@@ -56,8 +56,8 @@ SEES: Final = {
     **dict.fromkeys(("proj", "fc2", "residual", "residual_bwd"), "col"),
     **dict.fromkeys(("qkv_dgrad", "fc1_dgrad", "norm_bwd"), "dgrad"),
 }
-"""Fragments whose templates depend on the pieces of a GEMM of their block: of the row-parallel one,
-or of the column-parallel dgrad; wgrads wait for these only where nothing is sliced."""
+"""Fragments whose templates depend on a GEMM's pieces: of the row-parallel one of their block, or of
+the column-parallel dgrad; wgrads wait for these only where nothing is sliced."""
 
 
 @dataclass(kw_only=True)
@@ -67,21 +67,21 @@ class Fragments(Quantized):
     chains: dict[Token, Token | None] = field(default_factory=dict)
 
     def templates(self, token: Token) -> Ops:
-        """Return the op templates of ``token``, in issue order; plans with the same slice and
-        pieces share them."""
+        """Return the op templates of a token, in issue order; plans with its slice share them."""
         return self.listed((token,))[0]
 
     def listed(self, tokens: Iterable[Token]) -> list[Ops]:
         """Return ``templates`` of each token."""
         chains, counts, rows = self.chains, self._counts, dict[int, dict[object, Ops]]()
-        found = []
+        told, found = told_of(self.shapes.plan.tp_comm_overlap), []
         for token in tokens:
             known = rows.get(token.slice)
             if known is None:
                 key = Fragments, token.slice, self.accumulate_first, *self.cut(token.slice)
                 known = rows[token.slice] = self.shared.setdefault(key, {})
             before, count = chains.get(token), counts.get(token[:2])
-            what = token if before is None and count is None else (token, before, count)
+            own = before, count, told.get(token.block)
+            what = (token, own) if any(own) else token
             ops = known.get(what)
             if ops is None:
                 made = (op.shifted(token.offset) for op in self.made(token, before))

@@ -370,10 +370,8 @@ class KeptBytes:
     of other micro-batches of the same model."""
 
     def __init__(self, like: KeptBytes | None = None) -> None:
-        self._kinds: dict[tuple[object, ...], tuple[dict[LayerKind, int], int]] = (
-            like._kinds if like else {}
-        )
-        self._left: dict[tuple[object, ...], int] = {}
+        own: dict[tuple[object, ...], tuple[dict[LayerKind, int], int]] = {}
+        self._kinds, self._left = like._kinds if like else own, dict[tuple[object, ...], int]()
         self._of_chunks: dict[tuple[object, ...], int] = {}
         self._static: dict[tuple[object, ...], int] = {}
 

@@ -124,6 +124,16 @@ def overlap_of(strategy: str, told: tuple[str, ...], gemm: str) -> Overlap:
     return _overlaps(strategy, told)[gemm] if strategy in RIVALS else NONE
 
 
+@lru_cache(maxsize=256)
+def told_of(texts: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """Return what a plan tells of the GEMMs of each block of a layer; nothing of most."""
+    found: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        block = "attn" if text.startswith(("qkv", "proj")) else "mlp"
+        found[block] = (*found.get(block, ()), text)
+    return found
+
+
 class Buffers(NamedTuple):
     """What a strategy registers for its collectives beside the values of the schedule: buffers of a
     micro-batch's tokens × hidden (``whole``), and of a rank's share of them (``shares``)."""

@@ -31,7 +31,7 @@ def shared_by(shapes: Shapes) -> dict[object, Any]:
     kept under ``Templates.rank``.
     """
     plan = shapes.plan
-    mode = plan.strategy, plan.comm_ctas, plan.sequence_parallel, plan.tp_comm_overlap
+    mode = plan.strategy, plan.comm_ctas, plan.sequence_parallel
     slicing = plan.slice_dim, plan.slice_balance, plan.slices_sequences
     layer = _layer_of(shapes.model, shapes.workload, shapes.cluster)
     return _shared_by((*layer, *mode, *slicing, shapes.fp8_any_layout))
