@@ -56,8 +56,8 @@ SEES: Final = {
     **dict.fromkeys(("proj", "fc2", "residual", "residual_bwd"), "col"),
     **dict.fromkeys(("qkv_dgrad", "fc1_dgrad", "norm_bwd"), "dgrad"),
 }
-"""Fragments whose templates depend on a GEMM's pieces: of the row-parallel one of their block, or of
-the column-parallel dgrad; wgrads wait for these only where nothing is sliced."""
+"""Fragments whose templates depend on pieces: of the row-parallel GEMM of their block, or of the
+column-parallel dgrad; wgrads wait for these only where nothing is sliced."""
 
 
 @dataclass(kw_only=True)

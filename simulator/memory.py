@@ -260,6 +260,7 @@ def _phases(schedule: Schedule) -> list[Phase]:
 # them.
 
 KINDS: Final = {part: kind for kind, part in PASSES.items()}
+Counts = dict[LayerKind, int]
 Phases = dict[str, Phase]
 """Live values of a chunk's passes: of ``F`` and ``B``, and of ``I`` and ``W``
 where these are apart."""
@@ -358,8 +359,7 @@ def _more(phase: Phase, at_peak: int, at_end: int) -> Phase:
 
 
 class _Rank(NamedTuple):
-    """What a rank always holds, and how many passes of each of its chunks when its first backward
-    begins."""
+    """What a rank always holds, and passes of each chunk when its first backward begins."""
 
     static_bytes: int
     held: tuple[tuple[Chunk, int], ...]
@@ -370,8 +370,8 @@ class KeptBytes:
     of other micro-batches of the same model."""
 
     def __init__(self, like: KeptBytes | None = None) -> None:
-        own: dict[tuple[object, ...], tuple[dict[LayerKind, int], int]] = {}
-        self._kinds, self._left = like._kinds if like else own, dict[tuple[object, ...], int]()
+        self._kinds: dict[tuple[object, ...], tuple[Counts, int]] = like._kinds if like else {}
+        self._left: dict[tuple[object, ...], int] = {}
         self._of_chunks: dict[tuple[object, ...], int] = {}
         self._static: dict[tuple[object, ...], int] = {}
 
