@@ -264,9 +264,10 @@ class Bounds:
             ]
         else:
             passes = [self._critical.passes(plans, which) for plans, which in both]
-        drawn_j = [one.drawn_j for one in passes]
+        drawing = passes
         if self.busiest is not self._critical:
-            drawn_j = [self.busiest.passes(plans, which).drawn_j for plans, which in both]
+            drawing = [self.busiest.passes(plans, which) for plans, which in both]
+        drawn_j = [self._micros * one.drawn_j for one in drawing]
         own = [self._critical.edges(plan) for plan in edges]
         most = [self.busiest.edges(plan) for plan in edges]
         floors_ns: Sequence[Floats] = ()
@@ -280,10 +281,11 @@ class Bounds:
         return _Curves(
             passes, floors_ns, fills_ns, drawn_j,
             (
-                np.array([one.micro_ns for one in own]), np.array([one.step_ns for one in own]),
-                np.array([one.drawn_j for one in most]),
+                np.array([one.micro_ns(self._micros) for one in own]),
+                np.array([one.step.compute_ns for one in own]),
+                np.array([one.drawn_j(self._micros) for one in most]),
             ),
-            np.array([one.step_ns[0] for one in most]),
+            np.array([one.step.compute_ns[0] for one in most]),
         )  # fmt: skip
 
     def _kept(self, plan: SlicePlan, which: Pass, *, ordered: bool) -> PassCurves:
@@ -293,7 +295,7 @@ class Bounds:
         if found is None:
             knows = ordered and plan.strategy == "domino"
             exposed_ns = self._exposed_ns(plan, which) if knows else 0.0
-            found = self._known[key] = self._critical.passes([plan], which, exposed_ns)
+            found = self._known[key] = self._critical.ordered([plan], which, exposed_ns)
         return found
 
     def _key(self, plan: SlicePlan, which: Pass, ordered: bool) -> tuple[object, ...]:

@@ -57,7 +57,7 @@ class Estimate:
             passes += layers * both_ns
             behind += layers * backward_ns
         edges, micros = rank.edges(plan), work.grad_accumulation
-        alone_ns = micros * passes + edges.micro_ns[clock] + edges.step_ns[clock]
+        alone_ns = micros * passes + edges.micro_ns(micros)[clock] + edges.step.compute_ns[clock]
         alone_ns += self._exposed_buckets_ns(rank, plan, behind, clock)
         bubble = (cluster.pp - 1) / (cluster.vpp * micros)
         if work.pp_schedule in WGRADS_APART:

@@ -47,6 +47,7 @@ class Layers:
         self._ranks: dict[tuple[object, ...], Rank] = {}
         self._slow: dict[tuple[object, ...], list[float]] = {}
         self._several: dict[tuple[object, ...], Floats] = {}
+        self.passes: dict[tuple[object, ...], PassCurves] = {}
 
     def prices(self, case: Case) -> Prices:
         """Return the prices of the machine."""
@@ -81,7 +82,7 @@ class Layers:
         """Return a rank of a case; None: the only one of a case without a pipeline."""
         work = case.workload
         key: tuple[object, ...] = work.micro_batch_size, work.recompute
-        key += work.grad_accumulation, case.cluster.dp
+        key += (case.cluster.dp,)
         key += (work.recompute_layers,) if rank is None else case.rank_load(rank)
         if key not in self._ranks:
             self._ranks[key] = Rank(case if rank is None else case.of_rank(rank), self)
@@ -143,8 +144,8 @@ class Layers:
 
 
 class PassCurves(NamedTuple):
-    """Of a pass of all layers of a rank, for several plans: the least ns and J at each clock, and
-    the host's ns."""
+    """Of a micro-batch's pass of all layers of a rank, for several plans: the least ns and J at
+    each clock, and the host's ns."""
 
     least_ns: Floats
     drawn_j: Floats
@@ -165,13 +166,25 @@ def joined(several: Sequence[PassCurves]) -> PassCurves:
 
 
 class EdgeCurves(NamedTuple):
-    """Compute outside the layers of a rank, at each clock: ns of the micro-batches and of the
-    optimizer's step, J of the first, and ns of one micro-batch by family."""
+    """Compute outside the layers of a rank: of its first micro-batch, and of a later one; what
+    clears the gradients; and the optimizer's step."""
 
-    micro_ns: Floats
-    step_ns: Floats
-    drawn_j: Floats
-    family_ns: Floats
+    first: Work
+    later: Work
+    clears: Work
+    step: Work
+
+    def micro_ns(self, micros: int) -> Floats:
+        """Return the ns of all micro-batches at each clock."""
+        more = (micros - 1) * self.later.compute_ns
+        found: Floats = self.clears.compute_ns + self.first.compute_ns + more
+        return found
+
+    def drawn_j(self, micros: int) -> Floats:
+        """Return the J that they draw above idle."""
+        more = (micros - 1) * self.later.rows[DRAWN]
+        found: Floats = self.clears.rows[DRAWN] + self.first.rows[DRAWN] + more
+        return found
 
 
 class Rank:
@@ -180,41 +193,48 @@ class Rank:
     def __init__(self, case: Case, layers: Layers) -> None:
         self.case, self.layers = case, layers
         self.prices = layers.prices(case)
-        self.micros = case.workload.grad_accumulation
         self.counts = kinds(case.model, case.workload)
         self.stack = tuple(self.counts)
         self._recipes = layers.recipes(case)
         self._edges: dict[tuple[object, ...], EdgeCurves] = {}
+        ends = (case.chunk.embedding, case.chunk.head) if case.chunk else (True, True)
+        self._alike = case.workload.micro_batch_size, tuple(self.counts.items()), ends
 
     def edges(self, plan: SlicePlan) -> EdgeCurves:
         """Return the compute outside the layers."""
         key = edge_key(plan)
         found = self._edges.get(key)
         if found is None:
-            first, later, clears, step = (
-                self.layers.work(one, self.prices)
-                for one in (*self._recipes.micros(plan), *self._recipes.once(plan))
-            )
-            more = self.micros - 1
-            found = self._edges[key] = EdgeCurves(
-                clears.compute_ns + first.compute_ns + more * later.compute_ns,
-                step.compute_ns,
-                clears.rows[DRAWN] + first.rows[DRAWN] + more * later.rows[DRAWN],
-                np.maximum(first.rows[:COUNT], later.rows[:COUNT]),
-            )
+            recipes = *self._recipes.micros(plan), *self._recipes.once(plan)
+            works = (self.layers.work(one, self.prices) for one in recipes)
+            found = self._edges[key] = EdgeCurves(*works)
         return found
 
-    def passes(
-        self, plans: Sequence[SlicePlan], which: Pass, exposed_ns: Floats | float = 0.0
+    def passes(self, plans: Sequence[SlicePlan], which: Pass) -> PassCurves:
+        """Return a pass of each plan; of few plans, as layouts share them, those of ranks that are
+        alike are computed once."""
+        key = *self._alike, which, tuple(plans)
+        found = self.layers.passes.get(key)
+        if found is None:
+            found = self.ordered(plans, which, 0.0)
+            if len(plans) <= MOST_KEPT:
+                self.layers.passes[key] = found
+        return found
+
+    def ordered(
+        self, plans: Sequence[SlicePlan], which: Pass, exposed_ns: Floats | float
     ) -> PassCurves:
-        """Return a pass of each plan, or of one whose order exposes collectives of
-        ``exposed_ns``."""
+        """Return a pass of each plan whose order exposes collectives of ``exposed_ns``."""
         case, clocks = self.case, len(self.prices.mhz)
         slow = self.slow(plans, which)
         edges_ns = np.zeros((len(plans), COUNT, clocks))
         for number, plan in enumerate(plans):
             if joins_edges(plan):
-                edges_ns[number] = self.edges(plan).family_ns
+                first, later = (
+                    self.layers.work(one, self.prices).rows[:COUNT]
+                    for one in self._recipes.micros(plan)
+                )
+                edges_ns[number] = np.maximum(first, later)
         waits = self._waits(plans)
         least_ns, compute_ns, drawn_j = np.zeros((3, len(plans), clocks))
         launch_ns = np.zeros(len(plans))
@@ -225,7 +245,7 @@ class Rank:
             drawn_j += layers * found.rows[:, DRAWN]
             launch_ns += layers * found.launch_ns
         least_ns = np.maximum(least_ns, compute_ns + exposed_ns)
-        return PassCurves(least_ns, self.micros * drawn_j, launch_ns)
+        return PassCurves(least_ns, drawn_j, launch_ns)
 
     def least_of(
         self, plans: Sequence[SlicePlan], which: Pass, among: Iterable[LayerKind]

@@ -153,6 +153,13 @@ class Candidate:
         bounds = zip(self.plans, Bounds(self.case, self.layers).of(self.plans), strict=True)
         return dict(sorted(bounds, key=lambda item: item[1]))
 
+    def within(self, limit_ns: int) -> Iterator[SlicePlan]:
+        """Yield the plans whose bounds do not exceed the limit."""
+        for plan, bound_ns in self.bounds_ns.items():
+            if bound_ns > limit_ns:
+                return
+            yield plan
+
     def best(self, plans: Iterable[SlicePlan] | None = None) -> Timed | None:
         """Return the fastest of the evaluated ``plans``, or of all."""
         found = (self.timed.get(plan) for plan in (self.timed if plans is None else plans))
@@ -380,7 +387,7 @@ class LayoutSearch:
     @property
     def evaluations(self) -> int:
         """Number of plans that were simulated."""
-        return sum(len(one.timed) for one in self.candidates)
+        return sum(len(self.candidates[number].timed) for number in self._best_ns)
 
     @property
     def left(self) -> int | None:
@@ -391,8 +398,7 @@ class LayoutSearch:
         if limit_ns == FOREVER_NS:
             return None
         return sum(
-            bound_ns <= min(limit_ns, one.best_ns())
-            for one in self.candidates
-            for plan, bound_ns in one.bounds_ns.items()
-            if plan not in one.timed
+            plan not in one.timed
+            for number, one in enumerate(self.candidates)
+            for plan in one.within(min(limit_ns, self._best_ns.get(number, FOREVER_NS)))
         )
