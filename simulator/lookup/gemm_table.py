@@ -197,12 +197,16 @@ class GemmPoints:
     def _left_out(self, shapes: Floats, inverse: Floats) -> tuple[Floats, Floats]:
         """Return each row's error with its shape left out (closed form), and the expected one."""
         _, owner = np.unique(shapes, axis=0, return_inverse=True)
+        owner = owner.reshape(-1)
         errors, deviations = np.empty(len(owner)), np.empty(len(owner))
-        for shape in range(int(owner.max()) + 1):
-            rows = np.flatnonzero(owner.reshape(-1) == shape)
-            variance = np.linalg.inv(inverse[np.ix_(rows, rows)])
-            errors[rows] = variance @ self._weights[rows]
-            deviations[rows] = np.sqrt(np.diag(variance))
+        order, counts = np.argsort(owner, kind="stable"), np.bincount(owner)
+        ends = np.cumsum(counts)
+        for count in np.unique(counts):  # shapes with equally many rows at once
+            begins = (ends - counts)[counts == count]
+            rows = order[begins[:, None] + np.arange(count)]
+            variance = np.linalg.inv(inverse[rows[:, :, None], rows[:, None, :]])
+            errors[rows] = (variance @ self._weights[rows][..., None])[..., 0]
+            deviations[rows] = np.sqrt(np.diagonal(variance, axis1=1, axis2=2))
         return errors, deviations
 
     def predict(self, m: int, n: int, k: int, wanted: int) -> tuple[float, float]:
