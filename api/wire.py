@@ -272,9 +272,9 @@ Me = Annotated[Caller, Depends(_admitted)]
 """Parameter type: the caller of a route that has a scope."""
 
 
-def body_of(kind: type[Kind], *, upload: bool = False) -> Any:
+def body_of(kind: type[Kind]) -> Any:
     """Return a parameter default: the JSON body as ``kind``. ``body_bytes`` has its bytes."""
-    return _read(lambda data: parse(kind, data), BodySpec(kind=kind, upload=upload))
+    return _read(lambda data: parse(kind, data), BodySpec(kind=kind))
 
 
 def object_body() -> Any:

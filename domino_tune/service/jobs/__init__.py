@@ -24,7 +24,7 @@ from simulator.errors import InputError
 
 ENDED: Final[frozenset[JobState]] = frozenset({"done", "failed"})
 OPEN: Final[frozenset[JobState]] = frozenset({"queued", "running"})
-_ID: Final = re.compile(r"[a-z]+_[0-9a-f]{32}")
+_ID: Final = re.compile(r"job_[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,14 +123,14 @@ class Point:
     body: bytes
 
 
-def new_id(prefix: str) -> str:
+def new_id() -> str:
     """Return an id that sorts by creation: nanoseconds since 1970, then random bits, in hex."""
-    return f"{prefix}_{time.time_ns():016x}{secrets.token_hex(8)}"
+    return f"job_{time.time_ns():016x}{secrets.token_hex(8)}"
 
 
-def check_id(identity: str, prefix: str) -> str:
+def check_id(identity: str) -> str:
     """Return ``identity``. Raise NotFoundError if it cannot be an id."""
-    if not (_ID.fullmatch(identity) and identity.startswith(f"{prefix}_")):
+    if not _ID.fullmatch(identity):
         raise no_such_job(identity)
     return identity
 
