@@ -392,10 +392,7 @@ async def _stream(
                 yield b": still here\n\n"
             if now - valid > TOKEN_S:
                 valid = now
-                await authenticate(
-                    request, parts.tokens, parts.lookups, parts.buckets,
-                    required=parts.settings.tokens_required,
-                )  # fmt: skip
+                await authenticate(request)
             await pause(parts.draining, pause_s)
             pause_s = min(1.5 * pause_s, LONGEST_POLL_S)
             job = await in_thread(parts.jobs.get, job.id, job.owner)
