@@ -56,10 +56,7 @@ _LLAMA: Final = Family(
     },
 )
 FAMILIES: Final[dict[str, Family]] = {
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "qwen2": _LLAMA,
-    "qwen3": _LLAMA,
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA),
     "gpt2": Family(
         stack="transformer.h",
         embedding="transformer.wte",
