@@ -168,11 +168,6 @@ class Declared:
         called = (item.dependency for item in defaults if isinstance(item, params.Depends))
         return next((_BODIES[one] for one in called if one in _BODIES), None)
 
-    @property
-    def dependencies(self) -> list[params.Depends]:
-        """Return the checks before the function is called, in this order."""
-        return [] if self.scope is None else [Depends(caller(self.scope))]
-
 
 class Routes:
     """The routes of one noun in the order of their declaration."""

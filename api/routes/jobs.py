@@ -20,11 +20,11 @@ from api.answers import (
     IfMatch,
     Limit,
     Prefer,
+    etag,
     idempotency,
     job_head,
     job_path,
     job_response,
-    job_tag,
     json_response,
     page,
     tags,
@@ -260,7 +260,7 @@ async def label_job(
             raise PreconditionError("The job has changed; get it anew, then decide again.")
         version = now.version
     job = await in_thread(jobs.set_label, job_id, caller.owner, body.label, version)
-    headers = {"ETag": job_tag(job)}
+    headers = {"ETag": etag(job.version)}
     return json_response(json_bytes(job_head(request, job)), headers=headers)
 
 
