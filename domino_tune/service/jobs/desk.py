@@ -85,12 +85,14 @@ class JobDesk:
         A cursor is the last job's id, so that new jobs do not shift pages. Raise InputError for a
         bad cursor or limit.
         """
+        if not 1 <= limit <= MAX_LIMIT:
+            raise InputError(f"limit must be 1 to {MAX_LIMIT}, got {limit}.")
         asked = select(jobs).where(*wanted.conditions())
         if owner is not None:
             asked = asked.where(jobs.c.owner == owner)
         if cursor is not None:
             asked = asked.where(jobs.c.id < _job_cursor(cursor))
-        asked = asked.order_by(jobs.c.id.desc()).limit(_checked(limit) + 1)
+        asked = asked.order_by(jobs.c.id.desc()).limit(limit + 1)
         with self._database.read() as connection:
             found = tuple(Job.of(row) for row in connection.execute(asked))
         return found[:limit], found[limit - 1].id if len(found) > limit else None
@@ -225,9 +227,3 @@ def _job_cursor(cursor: str) -> str:
         return check_id(cursor)
     except NotFoundError:
         raise InputError(f"{cursor[:64]!r} is no cursor; take `next` of the page before.") from None
-
-
-def _checked(limit: int) -> int:
-    if not 1 <= limit <= MAX_LIMIT:
-        raise InputError(f"limit must be 1 to {MAX_LIMIT}, got {limit}.")
-    return limit
