@@ -68,9 +68,9 @@ def wait_of(prefer: str | None) -> int:
     return min(int(found[1]), LONGEST_WAIT_S) if found else 0
 
 
-def etag(content_id: str) -> str:
-    """Return a content id as a strong ETag."""
-    return f'"{content_id}"'
+def etag(version: str | int) -> str:
+    """Return a content's id, or a job's version, which every change raises, as a strong ETag."""
+    return f'"{version}"'
 
 
 def tags(header: str | None) -> list[str]:
@@ -145,12 +145,8 @@ async def job_response(
         result = await in_thread(parts_of(request).jobs.result, job.id)
     head = json_bytes(job_head(request, job))
     body = head[:-1] + b',"result":' + result + b"}"
-    return json_response(body, status=status, headers={"ETag": job_tag(job), **(headers or {})})
-
-
-def job_tag(job: Job) -> str:
-    """Return the ETag of a job: its version, which every change raises."""
-    return f'"{job.version}"'
+    tagged = {"ETag": etag(job.version), **(headers or {})}
+    return json_response(body, status=status, headers=tagged)
 
 
 def job_head(request: Request, job: Job) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from api.body import JSON_TYPES
 from api.problems import MEDIA_TYPE, Problem, phrase
-from api.wire import BodySpec, Declared, only_query
+from api.wire import BodySpec, Declared, caller, only_query
 
 # An example of each operation that takes more than a job's id; tests run them all -----------------
 # The API's documentation shows each as a call of curl.
@@ -123,10 +123,11 @@ def add_route(app: FastAPI, declared: Declared) -> None:
 
 
 def _dependencies(declared: Declared) -> list[params.Depends]:
+    """Return the checks before the function is called, in this order."""
     if declared.scope is None:
-        return declared.dependencies
+        return []
     known = query_names(get_dependant(path=declared.path, call=declared.endpoint))
-    return [*declared.dependencies, Depends(only_query(known))]
+    return [Depends(caller(declared.scope)), Depends(only_query(known))]
 
 
 def query_names(dependant: Dependant) -> frozenset[str]:

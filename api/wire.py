@@ -27,10 +27,9 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from api.body import JSON_TYPES, MOST_VALUES, TABLE_TYPES, parse, parsed, read_body, read_object
-from api.parts import Buckets
 from api.problems import LONGEST_NAME, Fault, ProblemError
 from domino_tune.requests.service import Scope
-from domino_tune.service.tokens import SCOPES, TokenDesk
+from domino_tune.service.tokens import SCOPES
 
 if TYPE_CHECKING:
     from api.parts import Parts
@@ -56,23 +55,15 @@ LOCAL: Final = Caller(owner="local", scope="admin", key="local")
 """Any caller on this machine, where no token is required."""
 
 
-async def authenticate(
-    request: Request,
-    tokens: TokenDesk,
-    turn: anyio.CapacityLimiter,
-    buckets: Buckets,
-    *,
-    required: bool,
-) -> Caller:
-    """Return the caller that the request's token belongs to; it is looked up when it is its
-    ``turn``.
+async def authenticate(request: Request) -> Caller:
+    """Return the caller that the request's token belongs to.
 
-    A token that is sent must be valid, even if none is ``required``. Raise ProblemError 401 for a
+    A token that is sent must be valid, even if none is required. Raise ProblemError 401 for a
     missing or invalid token, and 429 after too many invalid ones from one address. These never lock
     out a valid token, which is looked up first.
     """
-    given = request.headers.getlist("authorization")
-    if not given and not required:
+    parts, given = parts_of(request), request.headers.getlist("authorization")
+    if not given and not parts.settings.tokens_required:
         return LOCAL
     if not given:
         raise _unknown("A token is needed: send `Authorization: Bearer dt_…`.", _REALM)
@@ -81,9 +72,9 @@ async def authenticate(
         raise _unknown("Send one header, `Authorization: Bearer dt_…`.", _REALM)
     secret = secret.strip()
     key = f"token {hashlib.sha256(secret.encode()).hexdigest()}"
-    token = await anyio.to_thread.run_sync(tokens.find, secret, limiter=turn)
+    token = await anyio.to_thread.run_sync(parts.tokens.find, secret, limiter=parts.lookups)
     if token is None:
-        buckets.take(f"unknown {request.client.host if request.client else ''}")
+        parts.buckets.take(f"unknown {request.client.host if request.client else ''}")
         raise _unknown(
             "The token is not known, has expired, or was revoked.",
             f'{_REALM}, error="invalid_token"',
@@ -177,11 +168,6 @@ class Declared:
         called = (item.dependency for item in defaults if isinstance(item, params.Depends))
         return next((_BODIES[one] for one in called if one in _BODIES), None)
 
-    @property
-    def dependencies(self) -> list[params.Depends]:
-        """Return the checks before the function is called, in this order."""
-        return [] if self.scope is None else [Depends(caller(self.scope))]
-
 
 class Routes:
     """The routes of one noun in the order of their declaration."""
@@ -232,15 +218,8 @@ def caller(scope: Scope) -> Callable[[Request], Awaitable[Caller]]:
     """Return a dependency that gives the caller, after checking token, rate and ``scope``."""
 
     async def admit(request: Request) -> Caller:
-        parts = parts_of(request)
-        found = await authenticate(
-            request,
-            parts.tokens,
-            parts.lookups,
-            parts.buckets,
-            required=parts.settings.tokens_required,
-        )
-        parts.buckets.take(found.key)
+        found = await authenticate(request)
+        parts_of(request).buckets.take(found.key)
         check_scope(found, scope)
         request.state.caller = found
         return found
@@ -272,9 +251,9 @@ Me = Annotated[Caller, Depends(_admitted)]
 """Parameter type: the caller of a route that has a scope."""
 
 
-def body_of(kind: type[Kind], *, upload: bool = False) -> Any:
+def body_of(kind: type[Kind]) -> Any:
     """Return a parameter default: the JSON body as ``kind``. ``body_bytes`` has its bytes."""
-    return _read(lambda data: parse(kind, data), BodySpec(kind=kind, upload=upload))
+    return _read(lambda data: parse(kind, data), BodySpec(kind=kind))
 
 
 def object_body() -> Any:

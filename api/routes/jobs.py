@@ -20,11 +20,11 @@ from api.answers import (
     IfMatch,
     Limit,
     Prefer,
+    etag,
     idempotency,
     job_head,
     job_path,
     job_response,
-    job_tag,
     json_response,
     page,
     tags,
@@ -260,7 +260,7 @@ async def label_job(
             raise PreconditionError("The job has changed; get it anew, then decide again.")
         version = now.version
     job = await in_thread(jobs.set_label, job_id, caller.owner, body.label, version)
-    headers = {"ETag": job_tag(job)}
+    headers = {"ETag": etag(job.version)}
     return json_response(json_bytes(job_head(request, job)), headers=headers)
 
 
@@ -392,10 +392,7 @@ async def _stream(
                 yield b": still here\n\n"
             if now - valid > TOKEN_S:
                 valid = now
-                await authenticate(
-                    request, parts.tokens, parts.lookups, parts.buckets,
-                    required=parts.settings.tokens_required,
-                )  # fmt: skip
+                await authenticate(request)
             await pause(parts.draining, pause_s)
             pause_s = min(1.5 * pause_s, LONGEST_POLL_S)
             job = await in_thread(parts.jobs.get, job.id, job.owner)

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any, Final
@@ -182,7 +183,7 @@ class Client:
                 self._send("DELETE", _path(job.id), pauses_s=())
             raise
         job.result()
-        return job.waited(perf_counter() - start_s)
+        return replace(job, elapsed_s=perf_counter() - start_s)
 
     def wait(self, job: Job, progress: Progress = no_progress) -> Job:
         """Wait until the job is done or failed and return it."""

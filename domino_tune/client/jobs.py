@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
 from domino_tune.base.errors import ServiceError
@@ -41,8 +41,7 @@ class Listing(dict[str, Any]):
 
 def rows_frame(items: Iterable[Mapping[str, Any]]) -> DataFrame:
     """Return one row an item, with the columns of all."""
-    rows = [_row(one) for one in items]
-    return frame(rows, list(dict.fromkeys(name for row in rows for name in row)))
+    return frame(map(_row, items))
 
 
 def _row(item: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,10 +140,6 @@ class Job:
             raise ServiceError(
                 f"The server's result cannot be read; it may be of another version. {error}"
             ) from None
-
-    def waited(self, seconds: float) -> Job:
-        """Return the job with the time for which its caller waited."""
-        return replace(self, elapsed_s=seconds)
 
     def to_frame(self) -> DataFrame:
         """Return the points of a finished sweep, one row each, the unchanged case first.

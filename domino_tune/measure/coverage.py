@@ -63,7 +63,6 @@ def coverage(
     cluster: ClusterSpec,
     *,
     memory_bytes: int,
-    spec: SpaceSpec | None = None,
     ctas: tuple[int, ...] = (),
 ) -> ProbeSet:
     """Return cases that contain all signatures of the space's plans, most useful first.
@@ -72,7 +71,7 @@ def coverage(
     out. ``memory_bytes`` is the memory of a rank. ``ctas`` are the CTA counts to measure besides
     the backend's choice. Raise InputError where the model does not shard.
     """
-    spec = spec or usual_space(workload, cluster)
+    spec = usual_space(workload, cluster)
     cuts = list(_cuts(spec, model, workload, cluster))
     target = _target(model, workload, cluster, cuts)
     lacking = set(compute_only(target))

@@ -161,14 +161,9 @@ def _add_plan(profile: Profile, message: Message, before: Profile | None) -> Pro
 def _add_collective(profile: Profile, message: Message, before: Profile | None) -> Profile:
     collective = Collective(*message["signature"])
     row = CollectiveRow(
-        op=collective.op,
-        nodes=collective.nodes,
-        per_node=collective.per_node,
-        ctas=collective.ctas,
+        **{name: getattr(collective, name) for name in ("op", "nodes", "per_node", "ctas")},
         bytes=collective.size_bytes,
-        median_us=message["median_us"],
-        spread_us=message["spread_us"],
-        samples=message["samples"],
+        **{name: message[name] for name in TIMING},
         behind_us=message.get("behind_us", 0.0),
     )
     known, earlier = (

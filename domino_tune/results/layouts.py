@@ -112,10 +112,11 @@ class Layouts(Shown):
         """Return the best one's simulation, what frameworks run of it, the frontier, layouts that
         may not fit, and the best layouts."""
         shown = (frameworks_table(self.frameworks),) if self.frameworks else ()
-        unsure = (_unsure(self),) if self.unsure_layouts else ()
+        frontier = _table(LESS_MEMORY, self.frontier, marked=(0,))
+        unsure = (_table(UNSURE, self.unsure_layouts),) if self.unsure_layouts else ()
         first, *others = self.best.tables()
         first = replace(first, title=f"{_headline(self.layouts[0])} {first.title}")
-        return (first, *others, *shown, _frontier(self), *unsure, _layouts(self))
+        return (first, *others, *shown, frontier, *unsure, _layouts(self))
 
     def to_frame(self) -> DataFrame:
         """Return one row a layout, fastest first."""
@@ -186,15 +187,18 @@ COLUMNS: Final = (
 )  # fmt: skip
 NARROW: Final = ("plan", "MFU", "gain here", "cp", "ep", "iteration", "vpp", "gain")
 """Columns that are left out where there is no room, first to last."""
+LESS_MEMORY: Final = (
+    "Less memory for more time: layouts that no other examined layout beats in both"
+)
+UNSURE: Final = "Faster, but not recommended: layouts that fit with a chance below 80 %"
 
 
 def _layouts(result: Layouts) -> Table:
     infeasible = ", ".join(f"{count:,} {reason}" for reason, count in result.infeasible.items())
-    return Table(
-        title=f"The best layouts of {result.best.model.name} on {result.gpus} GPUs, "
+    return _table(
+        f"The best layouts of {result.best.model.name} on {result.gpus} GPUs, "
         f"{result.global_batch_size} sequences an iteration",
-        columns=COLUMNS,
-        rows=_rows(result.layouts),
+        result.layouts,
         marked=(0,),
         notes=(
             _rival(result),
@@ -209,9 +213,7 @@ def _layouts(result: Layouts) -> Table:
                 else []
             ),
         ),
-        narrow=NARROW,
-        below="plan",
-    )  # fmt: skip
+    )
 
 
 def _sure(result: Layouts) -> str:
@@ -231,24 +233,9 @@ def _rival(result: Layouts) -> str:
     )
 
 
-def _unsure(result: Layouts) -> Table:
+def _table(title: str, layouts: Sequence[LayoutResult], **more: Any) -> Table:
     return Table(
-        title="Faster, but not recommended: layouts that fit with a chance below 80 %",
-        columns=COLUMNS,
-        rows=_rows(result.unsure_layouts),
-        narrow=NARROW,
-        below="plan",
-    )  # fmt: skip
-
-
-def _frontier(result: Layouts) -> Table:
-    return Table(
-        title="Less memory for more time: layouts that no other examined layout beats in both",
-        columns=COLUMNS,
-        rows=_rows(result.frontier),
-        marked=(0,),
-        narrow=NARROW,
-        below="plan",
+        title=title, columns=COLUMNS, rows=_rows(layouts), narrow=NARROW, below="plan", **more
     )
 
 

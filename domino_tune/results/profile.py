@@ -188,5 +188,4 @@ class CalibrateResult(Shown):
 
     def to_frame(self) -> DataFrame:
         """Return one row per run."""
-        return frame([asdict(one) for one in self.runs],
-                     [item.name for item in fields(CalibratedRun)])  # fmt: skip
+        return frame(map(asdict, self.runs))

@@ -158,11 +158,12 @@ class Shown(ABC):
         return "".join(parts)
 
 
-def frame(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> DataFrame:
-    """Return a DataFrame of ``rows`` with ``columns``, which an empty frame has, too."""
+def frame(rows: Iterable[Mapping[str, Any]], columns: list[str] | None = None) -> DataFrame:
+    """Return a DataFrame of ``rows`` with ``columns``, which an empty frame has, too; by default
+    those of the rows."""
     from pandas import DataFrame  # late: the import takes half a second
 
-    return DataFrame(list(rows), columns=list(columns))
+    return DataFrame(list(rows), columns=columns)
 
 
 def _html(table: Table) -> str:

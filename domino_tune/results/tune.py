@@ -10,7 +10,6 @@ from domino_tune.base.tables import Table
 from domino_tune.results import LabelledPlan, to_json
 from domino_tune.results.shown import Shown, frame, ms
 from domino_tune.results.simulate import Simulated, SimulateResult
-from simulator.plan import SlicePlan
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -156,21 +155,17 @@ class Tuned(Shown):
 
     def to_frame(self) -> DataFrame:
         """Return one row per trial, fastest first; ``chosen`` marks the best plan."""
-        columns = [
-            "chosen", "plan", *(item.name for item in fields(SlicePlan)), "micro_batch_size",
-            "iteration_ms", "speedup", "peak_memory_gib", "fits_chance",
-        ]  # fmt: skip
         ranked = sorted(self.trials, key=lambda trial: trial.iteration_ms)
         rows = [
             {
-                "chosen": _is_best(trial, self), **asdict(trial.plan), "plan": trial.plan.label,
+                "chosen": _is_best(trial, self), "plan": trial.plan.label, **asdict(trial.plan),
                 "micro_batch_size": trial.micro_batch_size, "iteration_ms": trial.iteration_ms,
                 "speedup": self.best.baseline_ms / trial.iteration_ms,
                 "peak_memory_gib": trial.peak_memory_gib, "fits_chance": trial.fits_chance,
             }
             for trial in ranked
         ]  # fmt: skip
-        return frame(rows, columns)
+        return frame(rows)
 
     def to_json(self) -> Any:
         """Return the JSON form, with the best plan first and the trials, which are long, last."""

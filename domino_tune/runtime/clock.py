@@ -166,11 +166,11 @@ def empty_ns(device: torch.device) -> int:
     return round(empty_span_ns()) if device.type == "cuda" else 0
 
 
-def empty_span_ns(pairs: int = 200) -> float:
+def empty_span_ns() -> float:
     """Return the median ns between two events with nothing between: part of every span."""
     torch.cuda.synchronize()
     HeadStart().give()
-    events = [timed_event() for _ in range(pairs + 1)]
+    events = [timed_event() for _ in range(201)]
     for event in events:
         event.record()
     torch.cuda.synchronize()
@@ -195,9 +195,8 @@ LONGEST_NS: Final = 60_000_000
 class HeadStart:
     """Spins that grow until the host issues a whole chunk of ops before the device begins it."""
 
-    def __init__(self, spin_ns: int = 3_000_000, chunk_ops: int = CHUNK_OPS) -> None:
+    def __init__(self, spin_ns: int = 3_000_000) -> None:
         self.spin_ns = spin_ns
-        self.chunk_ops = chunk_ops
         self._spun = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._from_op = 0
 
@@ -208,14 +207,14 @@ class HeadStart:
         self._from_op = 0
 
     def is_spent(self, op: int) -> bool:
-        """Return whether the device's queue may be full: ``chunk_ops`` were issued."""
-        return op - self._from_op >= self.chunk_ops
+        """Return whether the device's queue may be full: CHUNK_OPS were issued."""
+        return op - self._from_op >= CHUNK_OPS
 
     def renew(self) -> bool:
         """Wait for the device and give a new head start. Return whether the last was too short."""
         was_late = self.check()
         torch.cuda.synchronize()
-        issued = self._from_op + self.chunk_ops
+        issued = self._from_op + CHUNK_OPS
         self.give()
         self._from_op = issued
         return was_late

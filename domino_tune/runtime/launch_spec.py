@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
@@ -132,6 +132,11 @@ def check_plain(workload: Workload, remedy: str) -> None:
         != "replicas",
         "multimem collectives (--tp-collectives nccl)": workload.tp_collectives != "nccl",
     }
+    refuse_unplayed(missing, remedy)
+
+
+def refuse_unplayed(missing: Mapping[str, bool], remedy: str) -> None:
+    """Raise InputError for features, with their options, that are asked for and not played."""
     found = [name for name, asked in missing.items() if asked]
     if found:
         raise InputError(

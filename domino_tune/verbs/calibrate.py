@@ -281,13 +281,13 @@ def planned(run: AskedRun, shelf: Shelf) -> MeasuredRun:
     )  # fmt: skip
 
 
-def check_predictable(run: MeasuredRun) -> None:
+def check_predictable(run: MeasuredRun, *, whole: bool = False) -> None:
     """Raise InputError, which names the run, if it is impossible or cannot be predicted. To take
-    only milliseconds, check one layer and micro-batch: ``planned`` has checked how layers are
-    divided."""
+    only milliseconds, check one layer and micro-batch unless ``whole``: ``planned`` has checked how
+    layers are divided."""
     check_possible(run)
     try:
-        predict(_one_layer(run.case), run.plan)
+        predict(run.case if whole else _one_layer(run.case), run.plan)
     except DominoTuneError as error:
         raise InputError(f"{run.label}: {error}") from None
 
@@ -307,11 +307,7 @@ def _one_layer(case: Case) -> Case:
 def measured(run: AskedRun, shelf: Shelf) -> MeasuredRun:
     """Return the run as ``planned`` does. Raise InputError also if it cannot be predicted."""
     made = planned(run, shelf)
-    check_possible(made)
-    try:
-        predict(made.case, made.plan)
-    except DominoTuneError as error:
-        raise InputError(f"{run.label}: {error}") from None
+    check_predictable(made, whole=True)
     return made
 
 

@@ -19,6 +19,7 @@ from domino_tune.measure.probe_set import ProbeSet, lacks_waits
 from domino_tune.measure.profiling import measure_profile, outliers_of
 from domino_tune.requests import ProfileRequest
 from domino_tune.requests.command_line import command_line
+from domino_tune.requests.options import flag_of
 from domino_tune.results.profile import MeasuredSection, ProfilingResult
 from domino_tune.runtime.launch import find_launcher
 from domino_tune.runtime.launch.launch import check_ready
@@ -225,7 +226,7 @@ def _words_of(asked: Workload, fits: Workload | None) -> str:
     if fits is None:
         return ""
     changed = [
-        f"{_flag(name)} {getattr(fits, name)}"
+        f"{flag_of(ProfileRequest, name)} {getattr(fits, name)}"
         for name in FOR_MODEL
         if getattr(fits, name) != getattr(asked, name)
     ]
@@ -233,20 +234,16 @@ def _words_of(asked: Workload, fits: Workload | None) -> str:
 
 
 def _check_options(request: ProfileRequest) -> None:
-    given = [name for name in FOR_MODEL if getattr(request, name) is not None]
-    if request.for_model is None and (given or request.overrides):
-        flags = [_flag(name) for name in given] + ["--set"] * bool(request.overrides)
+    given = [name for name in (*FOR_MODEL, "overrides") if getattr(request, name)]
+    if request.for_model is None and given:
+        flags = [flag_of(ProfileRequest, name) for name in given]
         raise InputError(
             f"{', '.join(flags)} cannot be used without --for-model; give that too, or leave this "
             "out for a general grid."
         )
-    missing = [_flag(name) for name in FOR_MODEL if name not in given]
+    missing = [flag_of(ProfileRequest, name) for name in FOR_MODEL if name not in given]
     if request.for_model is not None and missing:
         raise InputError(f"--for-model needs {' and '.join(missing)} too; give them.")
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _existing(path: Path, fresh: Profile, *, force: bool) -> Profile:

@@ -20,6 +20,7 @@ from domino_tune.runtime.launch_spec import (
     check_plain,
     check_recomputation,
     check_unquantized,
+    refuse_unplayed,
 )
 from simulator.case import Case
 from simulator.errors import InputError
@@ -105,12 +106,7 @@ def check_played(case: Case, remedy: str) -> None:
             workload.implementation != DOMINO_TUNE
         ),
     }
-    found = [name for name, asked in missing.items() if asked]
-    if found:
-        raise InputError(
-            f"The runtime does not play {', '.join(found)} yet, so real ranks cannot run this. "
-            f"{remedy} with the options in brackets."
-        )
+    refuse_unplayed(missing, remedy)
 
 
 def with_own_kernels(workload: Workload) -> Workload:

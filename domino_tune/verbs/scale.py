@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.requests import LayoutRequest, ScaleRequest
@@ -17,6 +17,7 @@ from domino_tune.verbs.layouts import tune_layouts
 from simulator.case import Case
 from simulator.errors import DominoTuneError, InfeasiblePlanError, InputError
 
+T = TypeVar("T")
 DRAWN: Final = "Trace and page show"
 """How warnings about drawings begin; a sweep has no drawings."""
 
@@ -30,23 +31,30 @@ def tune_scale(
     error of the last number if none has a layout.
     """
     began = time.perf_counter()
-    points: list[ScalePoint] = []
+    points = points_of(
+        request, lambda asked: tune_layouts(asked, _told(progress, asked.gpus or 0), shelf=shelf)
+    )
+    made = result_of(tuple(points), scale_base(request, shelf), request)
+    return replace(made, seconds=time.perf_counter() - began)
+
+
+def points_of(
+    request: ScaleRequest, search: Callable[[LayoutRequest], LayoutsResult]
+) -> Iterator[ScalePoint]:
+    """Yield the point of each number, as ``search`` finds it. Raise as ``tune_scale`` does."""
     errors: dict[str, DominoTuneError] = {}
     first: float | None = None
     for asked in requests_of(request):
-        gpus = asked.gpus or 0
         try:
-            answer = tune_layouts(asked, _told(progress, gpus), shelf=shelf)
+            answer = search(asked)
         except DominoTuneError as error:
             errors[str(error)] = error
-            points.append(ScalePoint(gpus=gpus, error=str(error)))
+            yield ScalePoint(gpus=asked.gpus or 0, error=str(error))
         else:
+            yield _point_of(answer, first)
             first = first or answer.layouts[0].tokens_per_second_per_gpu
-            points.append(point_of(answer, first))
     if first is None:
-        raise no_layout(errors)
-    made = result_of(points, scale_base(request, shelf), request)
-    return replace(made, seconds=time.perf_counter() - began)
+        raise _no_layout(errors)
 
 
 def result_of(
@@ -71,13 +79,19 @@ def result_of(
 def scale_base(request: ScaleRequest, shelf: Shelf = DISK) -> Case:
     """Return the case that the layouts divide, at the first number that can have some. Raise as
     ``tune_scale`` does, and the last number's InputError if no number can."""
+    return at_first(request, lambda asked: base_of(asked, shelf))
+
+
+def at_first(request: ScaleRequest, ask: Callable[[LayoutRequest], T]) -> T:
+    """Return what ``ask`` does at the first number that can have layouts. Raise the last number's
+    error if no number can."""
     errors: dict[str, DominoTuneError] = {}
     for asked in requests_of(request):
         try:
-            return base_of(asked, shelf)
+            return ask(asked)
         except DominoTuneError as error:
             errors[str(error)] = error
-    raise no_layout(errors)
+    raise _no_layout(errors)
 
 
 def requests_of(request: ScaleRequest) -> tuple[LayoutRequest, ...]:
@@ -90,7 +104,7 @@ def _told(progress: Progress, gpus: int) -> Progress:
     return lambda message: progress(f"{gpus:,} GPUs: {message}")
 
 
-def point_of(answer: LayoutsResult, first: float | None = None) -> ScalePoint:
+def _point_of(answer: LayoutsResult, first: float | None) -> ScalePoint:
     """Return the point of one number. ``first``: tokens/s/GPU at the first number with a layout,
     None if this is the first."""
     layout, gpus = answer.layouts[0], answer.gpus
@@ -106,7 +120,7 @@ def point_of(answer: LayoutsResult, first: float | None = None) -> ScalePoint:
     )
 
 
-def no_layout(errors: Mapping[str, DominoTuneError]) -> DominoTuneError:
+def _no_layout(errors: Mapping[str, DominoTuneError]) -> DominoTuneError:
     """Return the error of a sweep without a layout: the last number's."""
     text, last = list(errors.items())[-1]
     if len(errors) == 1:

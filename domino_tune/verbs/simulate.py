@@ -24,7 +24,7 @@ from domino_tune.results.simulate import (
     Variant,
     Verdict,
 )
-from domino_tune.store.plans import PlanFile, Predicted, ProfileRef
+from domino_tune.store.plans import PlanFile, ProfileRef
 from domino_tune.store.shelf import DISK, Shelf
 from domino_tune.verbs.resolve import (
     Chosen,
@@ -459,18 +459,7 @@ def plan_file_of(result: SimulateResult, strategy: str) -> PlanFile:
         return result.plan_file
     assert result.verdict is not None
     one = next(one for one in result.verdict.contestants if one.strategy == strategy)
-    order = order_of(result.case, one.plan)
-    return PlanFile(
-        model=result.model,
-        workload=result.workload,
-        cluster=result.cluster,
-        profile=result.profile,
-        plan=one.plan,
-        order=order,
-        predicted=Predicted(
-            iteration_ms=one.iteration_ms,
-            baseline_ms=result.baseline_ms,
-            no_comm_ms=result.no_comm_ms,
-            peak_memory_gib=peak_bytes(result.case, one.plan, order) / GIB,
-        ),
-    )
+    order, file = order_of(result.case, one.plan), result.plan_file
+    peak_gib = peak_bytes(result.case, one.plan, order) / GIB
+    told = replace(file.predicted, iteration_ms=one.iteration_ms, peak_memory_gib=peak_gib)
+    return replace(file, plan=one.plan, order=order, predicted=told)

@@ -263,14 +263,6 @@ def _norm(t: int, tp: int, h: int, ffn: int) -> tuple[int, int]:
     return t * h, t * h
 
 
-def _add(t: int, tp: int, h: int, ffn: int) -> tuple[int, int]:
-    return 2 * t * h, t * h
-
-
-def _swiglu(t: int, tp: int, h: int, ffn: int) -> tuple[int, int]:
-    return 2 * t * ffn // tp, t * ffn // tp
-
-
 def _rope(t: int, tp: int, h: int, ffn: int) -> tuple[int, int]:
     kv = h if h == 4096 else h // 8  # 7B has as many kv heads as heads, 70B one for eight
     return t * (h + kv) // tp, t * (h + kv) // tp
@@ -279,8 +271,8 @@ def _rope(t: int, tp: int, h: int, ffn: int) -> tuple[int, int]:
 POINTWISE_ELEMENTS: dict[str, tuple[str, Callable[[int, int, int, int], tuple[int, int]]]] = {
     "input_layernorm": ("rmsnorm", _norm),
     "post_attention_layernorm": ("rmsnorm", _norm),
-    "add": ("add", _add),
-    "mlp_act": ("swiglu", _swiglu),
+    "add": ("add", lambda t, tp, h, ffn: (2 * t * h, t * h)),
+    "mlp_act": ("swiglu", lambda t, tp, h, ffn: (2 * t * ffn // tp, t * ffn // tp)),
     "attn_rope": ("rope", _rope),
     "emb": ("embedding", _norm),
 }

@@ -56,10 +56,7 @@ _LLAMA: Final = Family(
     },
 )
 FAMILIES: Final[dict[str, Family]] = {
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "qwen2": _LLAMA,
-    "qwen3": _LLAMA,
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA),
     "gpt2": Family(
         stack="transformer.h",
         embedding="transformer.wte",
@@ -102,11 +99,12 @@ def places(family: Family, model: nn.Module) -> list[Place]:
     """Return the parameters of the stack, layer by layer."""
     found = []
     for number, layer in enumerate(model.get_submodule(family.stack).children()):
+        inside = dict(layer.named_modules(remove_duplicate=False))
         for weight, modules in family.modules.items():
             for part, path in enumerate(modules):
-                if not _has(layer, path):
+                if path not in inside:
                     continue
-                for name, parameter in layer.get_submodule(path).named_parameters(recurse=False):
+                for name, parameter in inside[path].named_parameters(recurse=False):
                     suffix = ".bias" if name == "bias" else ""
                     found.append(
                         Place(
@@ -124,14 +122,6 @@ def replace_at(model: nn.Module, path: str, part: object) -> None:
     """Replace the module or parameter at ``path``."""
     parent, _, last = path.rpartition(".")
     setattr(model.get_submodule(parent), last, part)
-
-
-def _has(layer: nn.Module, path: str) -> bool:
-    try:
-        layer.get_submodule(path)
-    except AttributeError:
-        return False
-    return True
 
 
 # GPT-2's fused c_attn as three parameters ---------------------------------------------------------

@@ -222,12 +222,10 @@ class Wire:
 class EmulatedStreamLane:
     """Emulated collectives on their own stream; each waits for all compute issued before it."""
 
-    def __init__(
-        self, pace_of: PaceOf, wire: Wire | None = None, priority: int = HIGH_PRIORITY
-    ) -> None:
+    def __init__(self, pace_of: PaceOf, wire: Wire | None = None) -> None:
         self.pace_of = pace_of
         self.wire = wire or Wire()
-        self.queue = StreamQueue(priority)
+        self.queue = StreamQueue()
 
     def untimed(self) -> Self:
         """Return the same lane, whose collectives have no times."""

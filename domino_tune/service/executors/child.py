@@ -51,12 +51,6 @@ class Call(NamedTuple):
     reports: bool = False
 
 
-class Told(NamedTuple):
-    """A step of the call that is running."""
-
-    step: Step
-
-
 class Answer(NamedTuple):
     """The end of a call: what it returned or raised."""
 
@@ -91,12 +85,13 @@ class Child:
         except OSError:
             raise self._died() from None
 
-    def receive(self, seconds: float) -> Told | Answer | None:
-        """Return the next message, or None if none comes within that time. Raise ChildDiedError."""
+    def receive(self, seconds: float) -> Step | Answer | None:
+        """Return the next step, or the answer; None if none comes within that time. Raise
+        ChildDiedError."""
         try:
             if not self._pipe.poll(max(0.0, seconds)):
                 return None
-            found: Told | Answer = self._pipe.recv()
+            found: Step | Answer = self._pipe.recv()
         except (EOFError, OSError):
             raise self._died() from None
         return found
@@ -125,8 +120,8 @@ def run_in_child(
         child.send(Call(function, (task,), reports=True))
         while True:
             message = child.receive(LOOK_S)
-            if isinstance(message, Told):
-                tell(message.step)
+            if isinstance(message, Step):
+                tell(message)
             elif message is not None:
                 if message.error is not None:
                     raise message.error
@@ -167,7 +162,7 @@ def serve(pipe: Connection, parent: int, memory_bytes: int, niceness: int) -> No
 
 
 def _answer(pipe: Connection, call: Call, memory_bytes: int) -> Answer:
-    reporter = Telling(lambda step: pipe.send(Told(step)), _Heard(pipe))
+    reporter = Telling(pipe.send, _Heard(pipe))
     try:
         more = (reporter,) if call.reports else ()
         return Answer(call.function(*call.arguments, *more))

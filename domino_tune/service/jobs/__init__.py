@@ -7,8 +7,8 @@ import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final, cast, get_args
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Final, get_args
 
 from sqlalchemy import ColumnElement, Row, or_
 
@@ -24,7 +24,7 @@ from simulator.errors import InputError
 
 ENDED: Final[frozenset[JobState]] = frozenset({"done", "failed"})
 OPEN: Final[frozenset[JobState]] = frozenset({"queued", "running"})
-_ID: Final = re.compile(r"[a-z]+_[0-9a-f]{32}")
+_ID: Final = re.compile(r"job_[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,25 +109,10 @@ class Job:
     @classmethod
     def of(cls, row: Row[Any]) -> Job:
         """Return the job in a row of ``tables.jobs``."""
-        return cls(
-            id=row.id,
-            kind=cast(JobKind, row.kind),
-            owner=row.owner,
-            state=cast(JobState, row.state),
-            request=json.loads(row.request),
-            task_digest=row.task_digest,
-            attempts=row.attempts,
-            fence=row.fence,
-            progress=JobProgress(**json.loads(row.progress)) if row.progress else JobProgress(),
-            best=json.loads(row.best) if row.best else None,
-            error=json.loads(row.error) if row.error else None,
-            created_s=row.created_s,
-            started_s=row.started_s,
-            finished_s=row.finished_s,
-            stopped_by=cast("StopReason | None", row.stopped_by),
-            label=row.label,
-            version=row.version,
-        )
+        plain = {item.name: getattr(row, item.name) for item in fields(cls)}
+        for name in ("request", "progress", "best", "error"):
+            plain[name] = json.loads(plain[name]) if plain[name] else None
+        return cls(**{**plain, "progress": JobProgress(**(plain["progress"] or {}))})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,14 +123,14 @@ class Point:
     body: bytes
 
 
-def new_id(prefix: str) -> str:
+def new_id() -> str:
     """Return an id that sorts by creation: nanoseconds since 1970, then random bits, in hex."""
-    return f"{prefix}_{time.time_ns():016x}{secrets.token_hex(8)}"
+    return f"job_{time.time_ns():016x}{secrets.token_hex(8)}"
 
 
-def check_id(identity: str, prefix: str) -> str:
+def check_id(identity: str) -> str:
     """Return ``identity``. Raise NotFoundError if it cannot be an id."""
-    if not (_ID.fullmatch(identity) and identity.startswith(f"{prefix}_")):
+    if not _ID.fullmatch(identity):
         raise no_such_job(identity)
     return identity
 

@@ -27,7 +27,6 @@ from domino_tune.service.sql.database import Database
 from domino_tune.service.sql.tables import artifacts, hold, jobs, now_s, points, tasks
 from simulator.errors import InputError
 
-PREFIX: Final = "job"
 RESULT: Final = "result"
 MAX_LIMIT: Final = 200
 """Most entries of a page."""
@@ -58,7 +57,7 @@ class JobDesk:
         jobs of the owner wait or run, QuotaError if the owner's unfinished jobs, profiles and
         models leave no room for it. The oldest finished jobs are deleted to make room.
         """
-        identity = new_id(PREFIX)
+        identity = new_id()
         with self._database.write() as connection:
             earlier = claim_key(connection, idempotency, identity)
             if earlier is None:
@@ -86,12 +85,14 @@ class JobDesk:
         A cursor is the last job's id, so that new jobs do not shift pages. Raise InputError for a
         bad cursor or limit.
         """
+        if not 1 <= limit <= MAX_LIMIT:
+            raise InputError(f"limit must be 1 to {MAX_LIMIT}, got {limit}.")
         asked = select(jobs).where(*wanted.conditions())
         if owner is not None:
             asked = asked.where(jobs.c.owner == owner)
         if cursor is not None:
             asked = asked.where(jobs.c.id < _job_cursor(cursor))
-        asked = asked.order_by(jobs.c.id.desc()).limit(_checked(limit) + 1)
+        asked = asked.order_by(jobs.c.id.desc()).limit(limit + 1)
         with self._database.read() as connection:
             found = tuple(Job.of(row) for row in connection.execute(asked))
         return found[:limit], found[limit - 1].id if len(found) > limit else None
@@ -146,7 +147,7 @@ class JobDesk:
         """Return an artifact, such as the plan file. Raise NotFoundError if the job does not have
         it."""
         asked = select(artifacts.c.body).where(
-            artifacts.c.job_id == check_id(identity, PREFIX), artifacts.c.name == name
+            artifacts.c.job_id == check_id(identity), artifacts.c.name == name
         )
         with self._database.read() as connection:
             body: bytes | None = connection.scalar(asked)
@@ -157,7 +158,7 @@ class JobDesk:
 
     def points(self, identity: str) -> tuple[Point, ...]:
         """Return the points of a sweep so far, by index."""
-        asked = select(points).where(points.c.job_id == check_id(identity, PREFIX))
+        asked = select(points).where(points.c.job_id == check_id(identity))
         with self._database.read() as connection:
             rows = connection.execute(asked.order_by(points.c.number))
             return tuple(Point(index=row.number, body=row.body) for row in rows)
@@ -212,7 +213,7 @@ def _insert(connection: Connection, identity: str, new: NewJob) -> None:
 
 
 def _get(connection: Connection, identity: str, owner: str | None, *, lock: bool = False) -> Job:
-    asked = select(jobs).where(jobs.c.id == check_id(identity, PREFIX))
+    asked = select(jobs).where(jobs.c.id == check_id(identity))
     if owner is not None:
         asked = asked.where(jobs.c.owner == owner)
     row = connection.execute(asked.with_for_update() if lock else asked).one_or_none()
@@ -223,12 +224,6 @@ def _get(connection: Connection, identity: str, owner: str | None, *, lock: bool
 
 def _job_cursor(cursor: str) -> str:
     try:
-        return check_id(cursor, PREFIX)
+        return check_id(cursor)
     except NotFoundError:
         raise InputError(f"{cursor[:64]!r} is no cursor; take `next` of the page before.") from None
-
-
-def _checked(limit: int) -> int:
-    if not 1 <= limit <= MAX_LIMIT:
-        raise InputError(f"limit must be 1 to {MAX_LIMIT}, got {limit}.")
-    return limit

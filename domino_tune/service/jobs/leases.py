@@ -56,7 +56,7 @@ class Leases:
         self._database = database
         self._shelve = shelve
         self._worker = worker_name
-        self._lease_s = lease_s
+        self.lease_s = lease_s
 
     def claim(self) -> Claimed | None:
         """Claim a job that waits or whose lease of another expired; return None if there is none.
@@ -98,7 +98,7 @@ class Leases:
                 worker=self._worker,
                 attempts=jobs.c.attempts + 1,
                 fence=jobs.c.fence + 1,
-                lease_until_s=now_s() + self._lease_s,
+                lease_until_s=now_s() + self.lease_s,
                 started_s=func.coalesce(jobs.c.started_s, now_s()),
                 version=jobs.c.version + 1,
             )
@@ -125,9 +125,7 @@ class Leases:
         """Renew the lease for ``lease_s`` from now."""
         with self._database.write() as connection:
             renewed = connection.execute(
-                update(jobs)
-                .where(self._ours(claimed))
-                .values(lease_until_s=now_s() + self._lease_s)
+                update(jobs).where(self._ours(claimed)).values(lease_until_s=now_s() + self.lease_s)
             )
         if renewed.rowcount != 1:
             raise _lost(claimed)

@@ -66,11 +66,8 @@ def lock_owner(connection: Connection, owner: str) -> None:
 def stored_bytes(connection: Connection, owner: str) -> int:
     """Return the bytes that are stored of an owner."""
     in_jobs = select(func.sum(jobs.c.stored_bytes)).where(jobs.c.owner == owner)
-    in_profiles = (
-        select(func.sum(func.length(profile_bodies.c.body)))
-        .join(profiles, profiles.c.content_id == profile_bodies.c.content_id)
-        .where(profiles.c.owner == owner)
-    )
+    in_bodies = select(func.sum(func.length(profile_bodies.c.body))).join(profiles)
+    in_profiles = in_bodies.where(profiles.c.owner == owner)
     in_models = select(func.sum(func.length(models.c.body))).where(models.c.owner == owner)
     return sum(int(connection.scalar(one) or 0) for one in (in_jobs, in_profiles, in_models))
 
@@ -131,7 +128,8 @@ class Retention:
 
     def collect(self) -> Collected:
         """Delete the jobs that exceed ``keep``, then unused tasks and profile bodies."""
-        gone = self._delete_jobs(select(jobs.c.id).where(_ended(), _old(self._keep)))
+        old = jobs.c.finished_s < now_s() - self._keep.seconds
+        gone = self._delete_jobs(select(jobs.c.id).where(_ended(), old))
         gone += self._delete_jobs(_beyond(self._keep))
         bodies = self._delete_unused(tasks, tasks.c.digest, jobs.c.task_digest)
         bodies += self._delete_unused(
@@ -209,10 +207,6 @@ def make_room(connection: Connection, owner: str, more_bytes: int, keep: Keep) -
 
 def _ended() -> ColumnElement[bool]:
     return jobs.c.state.in_(ENDED)
-
-
-def _old(keep: Keep) -> ColumnElement[bool]:
-    return jobs.c.finished_s < now_s() - keep.seconds
 
 
 def _beyond(keep: Keep) -> Select[Any]:

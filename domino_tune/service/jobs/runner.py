@@ -61,9 +61,8 @@ class _Held:
 
 
 class Runner:
-    """Runs jobs of ``leases``, ``slots`` at once. ``lease_s`` is that of ``leases``. ``retention``
-    collects from time to time. Call ``start``, then ``wake`` whenever there may be work, and
-    ``close`` at the end."""
+    """Runs jobs of ``leases``, ``slots`` at once; ``retention`` collects from time to time. Call
+    ``start``, then ``wake`` whenever there may be work, and ``close`` at the end."""
 
     def __init__(
         self,
@@ -72,14 +71,12 @@ class Runner:
         slots: int,
         *,
         limits: Limits | None = None,
-        lease_s: float = 15.0,
         retention: Retention | None = None,
     ) -> None:
         self._leases = leases
         self._executor = executor
         self._slots = slots
         self._limits = limits or Limits()
-        self._lease_s = lease_s
         self._retention = retention
         self._held: dict[str, _Held] = {}
         self._lock = threading.Lock()
@@ -157,7 +154,7 @@ class Runner:
         renewed_s, lacking = time.monotonic(), ""
         while not self._stopping.wait(POLL_S) or self._held:
             held = self._all()
-            renews = time.monotonic() - renewed_s > self._lease_s / 3
+            renews = time.monotonic() - renewed_s > self._leases.lease_s / 3
             try:
                 if held:
                     self._hear(held)

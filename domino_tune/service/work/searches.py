@@ -38,7 +38,7 @@ from domino_tune.verbs.calibrate import (
 from domino_tune.verbs.layout_space import base_of
 from domino_tune.verbs.layouts import LayoutSpace
 from domino_tune.verbs.resolve import Chosen, resolve
-from domino_tune.verbs.scale import no_layout, point_of, requests_of, result_of, scale_base
+from domino_tune.verbs.scale import at_first, points_of, result_of, scale_base
 from domino_tune.verbs.simulate import plan_file_of, strategies_of
 from domino_tune.verbs.tune import (
     cases_to_tune,
@@ -211,46 +211,30 @@ def _search_layouts(
 
 def check_scale(task: Task) -> None:
     """Raise the error of the last number of GPUs where no number may have a layout."""
-    errors: dict[str, DominoTuneError] = {}
-    for asked in requests_of(task.asked(ScaleRequest)):
-        try:
-            _check_layout(task, asked)
-            return
-        except DominoTuneError as error:
-            errors[str(error)] = error
-    raise no_layout(errors)
+    at_first(task.asked(ScaleRequest), lambda asked: _check_layout(task, asked))
 
 
 def scale(task: Task, reporter: Reporter) -> Outcome:
     """Search layouts at each number of GPUs; after a stop, return the points so far, if one has a
     layout."""
     request = task.asked(ScaleRequest)
-    numbers = requests_of(request)
-    points: list[ScalePoint] = []
-    errors: dict[str, DominoTuneError] = {}
-    first: float | None = None
-    for asked in numbers:
-        if reporter.stop and first is not None:
+    total, points = len(request.gpus), list[ScalePoint]()
+
+    def search(asked: LayoutRequest) -> LayoutsResult:
+        def tell(_: LayoutSearch, text: str) -> None:
+            reporter.tell(_numbers(points, total, f"{asked.gpus:,} GPUs: {text}"))
+
+        return _search_layouts(layouts_verb.space_of(asked, task.shelf), reporter, tell)[0]
+
+    for point in points_of(request, search):
+        points.append(point)
+        reporter.tell(_numbers(points, total, f"{point.gpus:,} GPUs", new=True))
+        if reporter.stop and any(one.layout for one in points):
             break
-
-        def tell(search: LayoutSearch, text: str, gpus: int = asked.gpus or 0) -> None:
-            reporter.tell(_numbers(points, len(numbers), f"{gpus:,} GPUs: {text}"))
-
-        try:
-            answer, _ = _search_layouts(layouts_verb.space_of(asked, task.shelf), reporter, tell)
-        except DominoTuneError as error:
-            errors[str(error)] = error
-            points.append(ScalePoint(gpus=asked.gpus or 0, error=str(error)))
-        else:
-            points.append(point_of(answer, first))
-            first = first or answer.layouts[0].tokens_per_second_per_gpu
-        reporter.tell(_numbers(points, len(numbers), f"{asked.gpus:,} GPUs", new=True))
-    if first is None:
-        raise no_layout(errors)
-    cut = len(points) < len(numbers) or any(one.optimality == "best_found" for one in points)
+    cut = len(points) < total or any(one.optimality == "best_found" for one in points)
     stopped_by = reporter.stop if cut else None
     result = result_of(points, scale_base(request, task.shelf), request, stopped_by=stopped_by)
-    return _listed(to_json(result), _numbers(points, len(numbers), "done"), reporter, cut=cut)
+    return _listed(to_json(result), _numbers(points, total, "done"), reporter, cut=cut)
 
 
 def _numbers(points: Sequence[ScalePoint], total: int, text: str, *, new: bool = False) -> Step:

@@ -41,7 +41,7 @@ def test_an_unknown_kind() -> None:
 
 
 def test_ids_sort_by_time() -> None:
-    ids = [new_id("job") for _ in range(1000)]
+    ids = [new_id() for _ in range(1000)]
     assert ids == sorted(ids)
     assert len(set(ids)) == 1000
 
