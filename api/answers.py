@@ -18,7 +18,7 @@ from api.problems import ProblemError
 from api.wire import Caller, body_bytes, in_thread, parts_of
 from domino_tune.service.encoding import json_bytes
 from domino_tune.service.idempotency import Idempotency
-from domino_tune.service.jobs import Job
+from domino_tune.service.jobs import JobRecord
 from domino_tune.service.jobs.desk import MAX_LIMIT
 from domino_tune.service.library import ANY
 from simulator.errors import InputError
@@ -137,7 +137,7 @@ def sliced(
 
 
 async def job_response(
-    request: Request, job: Job, *, status: int = 200, headers: Mapping[str, str] | None = None
+    request: Request, job: JobRecord, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
     """Answer with the job and its result, if any; the bytes of the result stay as stored."""
     result = b"null"
@@ -149,7 +149,7 @@ async def job_response(
     return json_response(body, status=status, headers=tagged)
 
 
-def job_head(request: Request, job: Job) -> dict[str, Any]:
+def job_head(request: Request, job: JobRecord) -> dict[str, Any]:
     """Return the JSON of a job without its result."""
     path = job_path(request, job)
     return {
@@ -170,7 +170,7 @@ def job_head(request: Request, job: Job) -> dict[str, Any]:
     }
 
 
-def _progress(request: Request, job: Job) -> dict[str, Any]:
+def _progress(request: Request, job: JobRecord) -> dict[str, Any]:
     """Return how far a job is, with an estimate of the computing time left, within its limit."""
     found, limit_s = job.progress, parts_of(request).settings.job_s
     ended_s = job.finished_s or time.time()
@@ -183,7 +183,7 @@ def _progress(request: Request, job: Job) -> dict[str, Any]:
     }
 
 
-def job_path(request: Request, job: Job) -> str:
+def job_path(request: Request, job: JobRecord) -> str:
     """Return the path of a job."""
     return f"{request.scope.get('root_path', '')}/v1/jobs/{job.id}"
 

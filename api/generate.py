@@ -33,7 +33,7 @@ SPECIAL: Final[dict[str, Any]] = {"model": Slug, "profile": Slug, "plan": PlanOb
 """Fields that name files on the command line; on the wire they are names, or the file itself."""
 
 
-class Wire(BaseModel):
+class WireModel(BaseModel):
     """Base of wire types: no unknown fields, no coercion, every number finite."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
@@ -47,7 +47,7 @@ class WithPlan(Request):
     )
 
 
-class Told(Wire):
+class AnswerModel(WireModel):
     """Base of answers, whose fields are all present in every answer."""
 
     model_config = ConfigDict(json_schema_serialization_defaults_required=True)
@@ -72,12 +72,12 @@ def wire_body(
 
 
 @functools.cache
-def shown(kind: type) -> type[Wire]:
+def shown(kind: type) -> type[WireModel]:
     """Return the wire type of the JSON that ``results.to_json`` makes of the dataclass ``kind``."""
     made = shown_fields(kind)
     if kind is SlicePlan:
         made = {"label": (str, ...), **made}
-    return create_model(kind.__name__, __base__=Told, __doc__=inspect.getdoc(kind), **made)
+    return create_model(kind.__name__, __base__=AnswerModel, __doc__=inspect.getdoc(kind), **made)
 
 
 def shown_fields(

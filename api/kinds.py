@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from starlette.requests import Request
 
 from api.body import read_object, validated
-from api.generate import Wire
+from api.generate import WireModel
 from api.parts import Parts
 from api.problems import ProblemError, bad_body, pointer
 from api.schemas import JOB_BODIES
@@ -60,7 +60,7 @@ def task_of(kind: str, body: Any, library: Library) -> Task:
     )
 
 
-async def answer_at_once(request: Request, caller: Caller, kind: str, body: Wire) -> bytes:
+async def answer_at_once(request: Request, caller: Caller, kind: str, body: WireModel) -> bytes:
     """Return the result's JSON, computed or stored. Raise as the verbs do, and ProblemError."""
     parts = parts_of(request)
     task = await in_thread(task_of, kind, body, parts.library)
@@ -105,7 +105,7 @@ def _runs(body: Any) -> list[AskedRun]:
         return [asked_in(row, body.profile) for row in rows]
 
 
-def _asked(run: Wire, number: int, profile: str) -> AskedRun:
+def _asked(run: WireModel, number: int, profile: str) -> AskedRun:
     told = run.model_dump(include=set(TOLD))
     with _placed("runs", number):
         request = SimulateRequest(**run.model_dump(exclude={*TOLD}))
@@ -225,7 +225,7 @@ class Kind:
 def _verb(kind: JobKind) -> Kind:
     """Return the kind of a job that does what a verb does."""
 
-    def new(body: Wire, parts: Parts, owner: str) -> NewJob:
+    def new(body: WireModel, parts: Parts, owner: str) -> NewJob:
         return _job(kind, owner, _shown(body), task_of(kind, body, parts.library))
 
     return Kind(new=new)
@@ -241,7 +241,7 @@ def _job(kind: JobKind, owner: str, shown: Mapping[str, Any], task: Task) -> New
     return NewJob(kind=kind, owner=owner, request=shown, task=task.to_bytes())
 
 
-def _shown(body: Wire) -> dict[str, Any]:
+def _shown(body: WireModel) -> dict[str, Any]:
     """Return the request as the job shows it: what was given, a plan file by its checksum and what
     it was made for."""
     given = body.model_dump(exclude_defaults=True, exclude={"kind"})
@@ -265,7 +265,7 @@ KINDS: Final[Mapping[JobKind, Kind]] = {
 }
 
 
-def read_job(data: bytes) -> Wire:
+def read_job(data: bytes) -> WireModel:
     """Return what asks for a job of the kind that the body names. Raise ProblemError."""
     plain = read_object(data)
     kind = plain.get("kind")

@@ -23,7 +23,7 @@ from cachetools import LRUCache
 from api.problems import ProblemError
 from domino_tune.requests.service import is_loopback
 from domino_tune.service.executors import ChildDiedError, Limits, NoWorkerError
-from domino_tune.service.executors.registry import Pool, open_executor
+from domino_tune.service.executors.registry import ProcessPool, open_executor
 from domino_tune.service.jobs.desk import JobDesk
 from domino_tune.service.jobs.leases import Leases
 from domino_tune.service.jobs.retention import Keep, Retention
@@ -198,7 +198,7 @@ class Quick:
     begin in time to end within ``deadline_s`` is refused: at once where that can be foreseen.
     """
 
-    def __init__(self, pool: Pool, compute: Compute, deadline_s: float) -> None:
+    def __init__(self, pool: ProcessPool, compute: Compute, deadline_s: float) -> None:
         self._pool = pool
         self._compute = compute
         self._deadline_s = deadline_s
@@ -353,7 +353,7 @@ class Parts:
     jobs: JobDesk
     tokens: TokenDesk
     library: Library
-    pool: Pool
+    pool: ProcessPool
     quick: Quick
     buckets: Buckets
     runner: Runner | None
@@ -385,7 +385,7 @@ def open_parts(settings: Settings) -> Parts:
     Raise InputError, StorageError and UnavailableError where that fails.
     """
     database = open_database(settings.database_url)
-    pool = Pool(settings.quick_workers, settings.job_bytes)
+    pool = ProcessPool(settings.quick_workers, settings.job_bytes)
     library = Library(database, settings.keep)
     bundled_summaries()
     pool.warm()

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, Union
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, create_model
 
-from api.generate import JOB_ID, Slug, Told, Wire, shown, shown_fields, wire_body
+from api.generate import JOB_ID, AnswerModel, Slug, WireModel, shown, shown_fields, wire_body
 from api.problems import Problem
 from domino_tune.requests import (
     LayoutRequest,
@@ -54,7 +54,7 @@ WhatIfBody = wire_body(
 """What takes longer is a job."""
 
 
-class ValidationBody(Wire):
+class ValidationBody(WireModel):
     """What `validate --json` printed of a tune's plan."""
 
     of: Annotated[str, Field(pattern=JOB_ID, description="The tune.")]
@@ -87,7 +87,7 @@ MeasuredRunBody = create_model(
 )
 
 
-class CalibrationBody(Wire):
+class CalibrationBody(WireModel):
     """Fit few physical factors of a profile to measured iterations of your own jobs."""
 
     profile: Slug = Field(description="Profile to start from, by name.")
@@ -109,7 +109,7 @@ def _label(text: str) -> str:
     return text
 
 
-BODIES: Final[dict[JobKind, type[Wire]]] = {
+BODIES: Final[dict[JobKind, type[WireModel]]] = {
     "tune": TuneBody,
     "layout": LayoutBody,
     "scale": ScaleBody,
@@ -120,14 +120,14 @@ BODIES: Final[dict[JobKind, type[Wire]]] = {
 """What asks for a job of each kind, beside its ``kind``."""
 
 
-def _job_body(kind: JobKind, body: type[Wire]) -> type[Wire]:
+def _job_body(kind: JobKind, body: type[WireModel]) -> type[WireModel]:
     """Return the body with its kind."""
     named: Any = Literal[kind]
     name = body.__name__.replace("Body", "Job")
     return create_model(name, __base__=body, __doc__=body.__doc__, kind=(named, ...))
 
 
-JOB_BODIES: Final[dict[JobKind, type[Wire]]] = {
+JOB_BODIES: Final[dict[JobKind, type[WireModel]]] = {
     kind: _job_body(kind, body) for kind, body in BODIES.items()
 }
 _Any: Any = Annotated[Union[tuple(JOB_BODIES.values())], Field(discriminator="kind")]  # noqa: UP007
@@ -137,7 +137,7 @@ class JobBody(RootModel[_Any]):
     """What asks for a job: its kind, and the fields of that kind."""
 
 
-class LabelBody(Wire):
+class LabelBody(WireModel):
     """What a job is called; null: nothing any more."""
 
     label: (
@@ -158,13 +158,13 @@ _POINT: Final[dict[str, Any]] = {
 }
 WhatIfPointShown = create_model(
     "WhatIfPoint",
-    __base__=Wire,
+    __base__=WireModel,
     __doc__="One changed machine or workload: its prediction, or in `error` why there is none.",
     **_POINT,
 )
 WhatIfResultShown = create_model(
     "WhatIfResult",
-    __base__=Told,
+    __base__=AnswerModel,
     __doc__=WhatIfResult.__doc__,
     **shown_fields(WhatIfResult, ("sweep", "retuned", "notes", "stopped_by")),
     base=(WhatIfPointShown, ...),
@@ -172,7 +172,7 @@ WhatIfResultShown = create_model(
 )
 BestPlan = create_model(
     "BestPlan",
-    __base__=Told,
+    __base__=AnswerModel,
     __doc__="The plan to use, its numbers, and the batch that it is for.",
     plan=(shown(SlicePlan), ...),
     **shown_fields(SimulateResult, BEST),
@@ -181,7 +181,7 @@ BestPlan = create_model(
 )
 TuneResultShown = create_model(
     "TuneResult",
-    __base__=Told,
+    __base__=AnswerModel,
     __doc__=TuneAnswer.__doc__,
     best=(BestPlan, ...),
     **shown_fields(SimulateResult, SPEEDUPS),
@@ -192,26 +192,26 @@ TuneResultShown = create_model(
 )
 ScaleResultShown = create_model(
     "ScaleResult",
-    __base__=Told,
+    __base__=AnswerModel,
     __doc__=ScaleResult.__doc__,
     **shown_fields(ScaleResult, but=("seconds",)),
 )
 LayoutsResultShown = create_model(
     "LayoutsResult",
-    __base__=Told,
+    __base__=AnswerModel,
     __doc__=Layouts.__doc__,
     **shown_fields(Layouts, but=("best", "seconds")),
     simulation=(SimulateResultShown, ...),
 )
 CalibrateResultShown = create_model(
     "CalibrateResult",
-    __base__=Told,
+    __base__=AnswerModel,
     __doc__=CalibrateResult.__doc__,
     **shown_fields(CalibrateResult, but=("path",)),
 )
 PlanFileShown = create_model(
     "PlanFile",
-    __base__=Told,
+    __base__=AnswerModel,
     __doc__="A plan with all that it was made for; give it back as `plan`, or save it to a file.",
     schema_=(Literal[4], Field(alias="schema")),
     checksum=(str, ...),
@@ -230,7 +230,7 @@ PlanFileShown = create_model(
 Summary = shown(ProfileSummary)
 
 
-class ProfilePage(Wire):
+class ProfilePage(WireModel):
     """Profiles by name, those that come with the program included."""
 
     items: list[Summary]  # type: ignore[valid-type]
@@ -247,7 +247,7 @@ class ProfileFile(BaseModel):
     machine: dict[str, Any]
 
 
-class Imported(Wire):
+class Imported(WireModel):
     """The profile that an import made, what was added to which section, and remarks; `replaced`
     rows took the place of one of the same signature."""
 
@@ -259,7 +259,7 @@ class Imported(Wire):
     warnings: list[str]
 
 
-class Model(Wire):
+class Model(WireModel):
     """A model's shape under its name; ``notes`` say how a config was read."""
 
     name: Slug
@@ -269,7 +269,7 @@ class Model(Wire):
     notes: list[str]
 
 
-class ModelPage(Wire):
+class ModelPage(WireModel):
     """Models by name, presets first."""
 
     items: list[Model]
@@ -279,7 +279,7 @@ class ModelPage(Wire):
 # Jobs ------------------------------------------------------------------------------------------
 
 
-class Progress(Wire):
+class Progress(WireModel):
     """How far a job is: ``done`` of ``total`` steps (null: unknown yet), and its present step.
 
     ``left``: most steps that are left. ``elapsed_s``: time since the job started; ``computed_s``:
@@ -297,7 +297,7 @@ class Progress(Wire):
     limit_s: float
 
 
-class JobHead(Wire):
+class JobHead(WireModel):
     """A job as lists and events show it; times are RFC 3339, UTC. ``label``: its owner's name for
     it.
 
@@ -321,7 +321,7 @@ class JobHead(Wire):
     links: dict[str, str]
 
 
-class Compared(Wire):
+class Compared(WireModel):
     """One plan, predicted and measured; ``error`` is predicted over measured, less 1."""
 
     name: str
@@ -332,7 +332,7 @@ class Compared(Wire):
     error: float | None
 
 
-class ValidationShown(Wire):
+class ValidationShown(WireModel):
     """A tune's plan as a cluster measured it, next to the prediction."""
 
     plans: list[Compared]
@@ -355,7 +355,7 @@ class Job(JobHead):
     result: Union[(*RESULTS.values(), type(None))]  # type: ignore[valid-type]
 
 
-class JobPage(Wire):
+class JobPage(WireModel):
     """Jobs, newest first; ``next`` is the cursor of the next page, null on the last."""
 
     items: list[JobHead]
@@ -366,14 +366,14 @@ class JobPage(Wire):
 
 Export = create_model(
     "Export",
-    __base__=Told,
+    __base__=AnswerModel,
     __doc__="What makes a framework run a plan; `text` is a file for a shell to source.",
     **shown_fields(ExportResult),
     text=(str, ...),
 )
 
 
-class PointPage(Wire):
+class PointPage(WireModel):
     """Points of a job so far, by index."""
 
     items: list[dict[str, Any]]

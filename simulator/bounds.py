@@ -53,7 +53,7 @@ from simulator.dtypes import S_PER_NS
 from simulator.greedy import order_of
 from simulator.kernels import lives, windows
 from simulator.kernels.load import call
-from simulator.op_table import Played, list_ops, rows_of, table_of
+from simulator.op_table import PlayedSignature, list_ops, rows_of, table_of
 from simulator.ops import Gemm, Signature
 from simulator.overlap import EP_OVERLAP
 from simulator.pipeline.program import hosts_lead
@@ -379,7 +379,7 @@ class Bounds:
         call("exposed_at", found, count, rows[:, 0].copy(), rows[:, 1:].copy(), law, exposed_ns)
         return exposed_ns
 
-    def _most(self, one: Played) -> tuple[float, ...]:
+    def _most(self, one: PlayedSignature) -> tuple[float, ...]:
         """Return the family of an op, and the most ns that it takes at each clock: a gradient of
         weights overwrites or adds."""
         signature, kind = one.signature, one.signature.kind

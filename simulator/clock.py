@@ -31,8 +31,7 @@ from simulator.cost import CostModel
 from simulator.dtypes import S_PER_NS
 from simulator.kernels import clocks as clock_kernels
 from simulator.kernels.load import call
-from simulator.op_table import Played as PlayedOp
-from simulator.op_table import listing_of, timed_row, timed_rows
+from simulator.op_table import PlayedSignature, listing_of, timed_row, timed_rows
 from simulator.ops import Signature
 from simulator.power import FAMILIES, PowerSection
 from simulator.program import Program
@@ -126,7 +125,7 @@ class Burden:
     """Compute and energy of ops, at any clock. ``played``: what is played, in the order in which it
     is played first; ``times``: how often; ``timed``: the same as ``kernels.clocks`` takes it."""
 
-    played: Sequence[PlayedOp]
+    played: Sequence[PlayedSignature]
     times: NDArray[np.int64]
     timed: NDArray[np.float64]
     cost: CostModel
@@ -230,7 +229,9 @@ def burden_of(schedule: Schedule, cost: CostModel, law: PowerSection) -> Burden:
     return Burden(listing.played, listing.times, timed, cost, law)
 
 
-def summed_burden(counts: Mapping[PlayedOp, int], cost: CostModel, law: PowerSection) -> Burden:
+def summed_burden(
+    counts: Mapping[PlayedSignature, int], cost: CostModel, law: PowerSection
+) -> Burden:
     """Return the burden of ops, each with how often it is played."""
     at_boost, times = cost.at_clock(law.boost_mhz), np.array([*counts.values()], np.int64)
     timed = np.array([timed_row(at_boost, one) for one in counts], np.float64)

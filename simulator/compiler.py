@@ -29,9 +29,9 @@ from simulator.errors import ScheduleError
 from simulator.kernels import clocks, compiler, lives, player
 from simulator.kernels.load import call
 from simulator.kernels.program_arrays import (
+    PlayerState,
     Pricing,
     ProgramArrays,
-    State,
     curve_of,
     machine_of,
     priced,
@@ -220,7 +220,7 @@ class Totals(NamedTuple):
     lane_ns: tuple[int, ...]
 
     @classmethod
-    def of(cls, state: State) -> Totals:
+    def of(cls, state: PlayerState) -> Totals:
         """Return the sums of a play that ended in ``state``."""
         return cls(*state.sums, state.lane_ns)
 

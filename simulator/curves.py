@@ -58,7 +58,7 @@ WAITED: Final = frozenset({"norm", "residual_bwd"})
 # Prices -------------------------------------------------------------------------------------------
 
 
-class Price(NamedTuple):
+class OpPrice(NamedTuple):
     """The least ns of an op and the least energy that it draws above idle, J, at each clock; and
     the host's ns for its launch."""
 
@@ -75,14 +75,14 @@ class Prices:
         self.cost, self.law = cost, law
         self.clocks = law.clocks(highest_mhz) if law else range(1)
         self.mhz = np.array(self.clocks, np.float64)
-        self._known: dict[tuple[tuple[Signature, ...], bool], Price] = {}
+        self._known: dict[tuple[tuple[Signature, ...], bool], OpPrice] = {}
 
     @staticmethod
     def of(case: Case) -> Prices:
         """Return those of a case's machine."""
         return Prices(case.cost, case.power, case.cluster.clock_mhz)
 
-    def __getitem__(self, asked: tuple[tuple[Signature, ...], bool]) -> Price:
+    def __getitem__(self, asked: tuple[tuple[Signature, ...], bool]) -> OpPrice:
         """Return the price of an op that has one of ``ways`` as its signature, and whether it is
         replayed by a graph of a part of the layer."""
         found = self._known.get(asked)
@@ -90,7 +90,7 @@ class Prices:
             ways, replayed = asked
             spent, drawn = zip(*map(self._at_clocks, ways), strict=True)
             launch_ns = self.cost.launch.of(ways[0], replayed=replayed)
-            found = Price(np.minimum.reduce(spent), np.minimum.reduce(drawn), launch_ns)
+            found = OpPrice(np.minimum.reduce(spent), np.minimum.reduce(drawn), launch_ns)
             self._known[asked] = found
         return found
 

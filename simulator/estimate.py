@@ -37,7 +37,7 @@ class _Block(NamedTuple):
     last_ns: float
 
 
-class Estimate:
+class Estimates:
     """Estimates for the plans of one case. ``bounds``: of the same."""
 
     def __init__(self, case: Case, bounds: Bounds | None = None) -> None:

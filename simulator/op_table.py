@@ -36,7 +36,7 @@ LOGITS: Final = (".logits", ".uncapped")
 """Ends of the names of logits."""
 
 
-class Played(NamedTuple):
+class PlayedSignature(NamedTuple):
     """A signature where it is played: on a lane, whether in the optimizer's step, and whether by a
     graph of a part of a layer."""
 
@@ -59,12 +59,12 @@ class OpTable:
     signatures' numbers; ``families``: of the contention families'."""
 
     def __init__(self) -> None:
-        self.played: list[Played] = []
-        self._played: dict[Played, int] = {}
+        self.played: list[PlayedSignature] = []
+        self._played: dict[PlayedSignature, int] = {}
         self._values: dict[str, _Value] = {}
         self._rows: dict[int, int] = {}
         self._entered: list[OpTemplate] = []  # which keeps their ids
-        self._ops, self._refs = _Lines(lives.OP_COLUMNS), _Lines(lives.REF_COLUMNS)
+        self._ops, self._refs = _RowStore(lives.OP_COLUMNS), _RowStore(lives.REF_COLUMNS)
         self._entering = Lock()
         self.families: list[Family] = []
         self._families: dict[Family, int] = {}
@@ -105,7 +105,9 @@ class OpTable:
 
     def _enter(self, template: OpTemplate) -> None:
         role = template.role
-        played = Played(template.signature, template.lane, role.startswith(STEP), template.replayed)
+        played = PlayedSignature(
+            template.signature, template.lane, role.startswith(STEP), template.replayed
+        )
         number = self._played.setdefault(played, len(self.played))
         if number == len(self.played):
             self.played.append(played)
@@ -140,7 +142,7 @@ class OpTable:
         return found
 
 
-class _Lines:
+class _RowStore:
     """Rows of numbers that are added one by one, and the array of all."""
 
     def __init__(self, columns: int) -> None:
@@ -214,12 +216,12 @@ class Listing:
     times: Ints
 
     @cached_property
-    def played(self) -> tuple[Played, ...]:
+    def played(self) -> tuple[PlayedSignature, ...]:
         """The signatures, in the order in which they are played first."""
         return tuple(map(self.table.played.__getitem__, self.numbers.tolist()))
 
     @property
-    def counts(self) -> dict[Played, int]:
+    def counts(self) -> dict[PlayedSignature, int]:
         """How often each signature is played."""
         return dict(zip(self.played, self.times.tolist(), strict=True))
 
@@ -318,7 +320,7 @@ def _table(rows: Sequence[tuple[int, ...]], columns: int) -> Ints:
 # Plans of a case have some hundred signatures together. So a row of numbers is made once for all
 # schedules whose ops are in the same table, and a schedule picks its rows.
 
-Make = Callable[[Played], Sequence[float]]
+Make = Callable[[PlayedSignature], Sequence[float]]
 
 
 class Rows:
@@ -358,13 +360,13 @@ def rows_of(
 def durations_of(cost: CostModel, table: OpTable, numbers: Ints) -> Ints:
     """Return the ns of signatures, by their numbers in a table."""
 
-    def made(one: Played) -> tuple[int, ...]:
+    def made(one: PlayedSignature) -> tuple[int, ...]:
         return (cost.duration_ns(one.signature),)
 
     return rows_of(cost, durations_of, table, made, 1).of(numbers).ravel()
 
 
-def timed_row(cost: AtClock, one: Played) -> tuple[float, ...]:
+def timed_row(cost: AtClock, one: PlayedSignature) -> tuple[float, ...]:
     """Return a signature as ``kernels.clocks`` takes it: what determines its time and power at any
     clock, and its kind."""
     if isinstance(one.signature, Fused):
@@ -383,7 +385,7 @@ def families_of(cost: CostModel, listing: Listing) -> Ints:
     """Return the numbers of the contention families of a schedule's signatures in its table."""
     table = listing.table
 
-    def made(one: Played) -> tuple[int, ...]:
+    def made(one: PlayedSignature) -> tuple[int, ...]:
         return (table.family(cost.family(one.signature)),)
 
     return rows_of(cost, families_of, table, made, 1).of(listing.numbers).ravel()
@@ -397,7 +399,7 @@ def compiled_rows(cost: CostModel, listing: Listing) -> Ints:
     # Only an op whose last wave has room for one of these collectives is two steps.
     least = int(min(needed[needed > 0], default=OPEN))
 
-    def made(one: Played) -> tuple[int, ...]:
+    def made(one: PlayedSignature) -> tuple[int, ...]:
         return _compiled(cost, one, least)
 
     columns = compiler.SIGNATURE_COLUMNS
@@ -406,13 +408,13 @@ def compiled_rows(cost: CostModel, listing: Listing) -> Ints:
     return rows
 
 
-def _needs(cost: CostModel, one: Played) -> int:
+def _needs(cost: CostModel, one: PlayedSignature) -> int:
     if not isinstance(one.signature, Collective) or one.signature.needs_no_room:
         return 0
     return cost.contention.sms_of(cost.family(one.signature))
 
 
-def _compiled(cost: CostModel, one: Played, least: int) -> tuple[int, ...]:
+def _compiled(cost: CostModel, one: PlayedSignature, least: int) -> tuple[int, ...]:
     """Return the row of a signature without its family. ``least``: the fewest SMs that a collective
     of the schedule needs."""
     launch, signature = cost.launch, one.signature

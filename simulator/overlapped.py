@@ -187,7 +187,7 @@ SHARE_OF_LAYER: Final = 2
 freed: a layer's, and as much again while it is computed (assumed)."""
 
 
-class _Pass(NamedTuple):
+class _PassEnds(NamedTuple):
     """What a pass plays before its layers, in each, and after them."""
 
     before: list[Segment]
@@ -240,8 +240,8 @@ def _turned(ref: Ref) -> Ref:
     return Ref(-ref.layer, f"{PREFIX}{ref.name}")
 
 
-def _split(segments: Sequence[Segment], layers: int) -> _Pass:
-    found = _Pass([], [], [])
+def _split(segments: Sequence[Segment], layers: int) -> _PassEnds:
+    found = _PassEnds([], [], [])
     for segment in segments:
         for repetition in range(segment.count):
             position = segment.first + repetition * segment.stride

@@ -15,8 +15,7 @@ from simulator.compiler import Repriced, Totals, repriced
 from simulator.cost import CostModel
 from simulator.greedy import order_of
 from simulator.issue_order import LayerOrder
-from simulator.op_table import Played as PlayedOp
-from simulator.op_table import listing_of
+from simulator.op_table import PlayedSignature, listing_of
 from simulator.pipeline.build import Pieces, PipelineBuilder, pieces_of
 from simulator.pipeline.orders import Action
 from simulator.pipeline.program import PipelineProgram, PipelineRun, makespan_ns
@@ -153,10 +152,10 @@ def rank_schedule(pieces: Pieces, rank: int) -> Schedule:
     return Schedule(parts=tuple(parts), launch_order=launch_order)
 
 
-def rank_counts(pieces: Pieces, rank: int) -> dict[PlayedOp, int]:
+def rank_counts(pieces: Pieces, rank: int) -> dict[PlayedSignature, int]:
     """Return how often each op of ``rank_schedule`` is played, in the order in which they are
     played first."""
-    found: dict[PlayedOp, int] = {}
+    found: dict[PlayedSignature, int] = {}
     for schedule, times in _of_rank(pieces, rank):
         for op, count in listing_of(schedule).counts.items():
             found[op] = found.get(op, 0) + times * count

@@ -37,7 +37,7 @@ PREDICTED_SD: Final = 0.0075
 layouts (``scripts/bench published``)."""
 
 
-class Fragments(NamedTuple):
+class Fragmentation(NamedTuple):
     """Mean and standard deviation of the logarithm of reserved over allocated bytes."""
 
     mean: float
@@ -46,8 +46,8 @@ class Fragments(NamedTuple):
 
 
 _SEEN: Final = "jobs of {} in public threads (data/published/reserved_memory.csv)"
-_MEGATRON: Final = Fragments(0.085, 0.056, f"measured: 4 {_SEEN.format('Megatron-LM')}")
-_TORCH: Final = Fragments(0.075, 0.048, f"measured: 6 {_SEEN.format('PyTorch')}")
+_MEGATRON: Final = Fragmentation(0.085, 0.056, f"measured: 4 {_SEEN.format('Megatron-LM')}")
+_TORCH: Final = Fragmentation(0.075, 0.048, f"measured: 6 {_SEEN.format('PyTorch')}")
 FRAGMENTS: Final = {
     "megatron-te": _MEGATRON,
     "megatron-2022": _MEGATRON,
@@ -55,7 +55,7 @@ FRAGMENTS: Final = {
     "domino-tune": _TORCH._replace(source=_TORCH.source.replace("measured", "assumed as")),
 }
 """Implementation -> how much more than its peak its allocator reserves."""
-NO_ALLOCATOR: Final = Fragments(0.0, 0.0, "counted: the system's memory has no such fragments")
+NO_ALLOCATOR: Final = Fragmentation(0.0, 0.0, "counted: the system's memory has no such fragments")
 
 
 class Taken(NamedTuple):
@@ -86,7 +86,7 @@ class Usable:
     total: int
     total_source: str
     taken: tuple[Taken, ...]
-    fragments: Fragments
+    fragments: Fragmentation
 
     @property
     def usable_bytes(self) -> int:

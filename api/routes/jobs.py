@@ -66,7 +66,7 @@ from domino_tune.requests.service import JobKind, JobState
 from domino_tune.results import to_json
 from domino_tune.service.encoding import json_bytes
 from domino_tune.service.idempotency import Idempotency
-from domino_tune.service.jobs import Job, JobFilter
+from domino_tune.service.jobs import JobFilter, JobRecord
 from domino_tune.service.library import ANY
 from domino_tune.store.plans import plan_from_json
 from domino_tune.store.shelf import Shelf
@@ -145,7 +145,9 @@ async def submit_job(
     return await job_response(request, job, status=202, headers=headers)
 
 
-async def _queued(request: Request, caller: Caller, body: Any, given: Idempotency | None) -> Job:
+async def _queued(
+    request: Request, caller: Caller, body: Any, given: Idempotency | None
+) -> JobRecord:
     """Return a new job, or the job that the key created earlier, without checking anything else."""
     parts = parts_of(request)
     earlier = None if given is None else await in_thread(parts.jobs.replayed, given)
@@ -160,7 +162,7 @@ async def _queued(request: Request, caller: Caller, body: Any, given: Idempotenc
     return job
 
 
-async def _ended(parts: Parts, job: Job, wait_s: float) -> Job:
+async def _ended(parts: Parts, job: JobRecord, wait_s: float) -> JobRecord:
     """Return the job once it ends, ``wait_s`` has passed, or the service stops."""
     end, pause_s = time.monotonic() + wait_s, FIRST_POLL_S
     while not job.ended and time.monotonic() < end and not parts.draining.is_set():
@@ -300,7 +302,7 @@ async def get_file(
     return json_response(data)
 
 
-def _points(parts: Parts, job: Job) -> bytes:
+def _points(parts: Parts, job: JobRecord) -> bytes:
     if job.kind not in ("whatif", "scale"):
         raise NotFoundError(f"Job {job.id!r} has no points; it is a {job.kind}.")
     found = parts.jobs.points(job.id)
@@ -371,7 +373,7 @@ class _Counted(StreamingResponse):
 
 
 async def _stream(
-    request: Request, parts: Parts, job: Job, seen: str | None
+    request: Request, parts: Parts, job: JobRecord, seen: str | None
 ) -> AsyncIterator[bytes]:
     """Yield events, and comments where nothing happens, so that no proxy closes the connection."""
     began = sent = valid = time.monotonic()
@@ -398,7 +400,7 @@ async def _stream(
             job = await in_thread(parts.jobs.get, job.id, job.owner)
 
 
-def _event(request: Request, job: Job) -> bytes:
+def _event(request: Request, job: JobRecord) -> bytes:
     head = f"id: {job.version}\nevent: {job.state}\ndata: ".encode()
     return head + json_bytes(job_head(request, job)) + b"\n\n"
 

@@ -20,7 +20,7 @@ LONG_S: Final = 60.0
 """The remaining time is shown if it is at least this long, in seconds."""
 
 
-class Pace:
+class SearchPace:
     """Describes how far a search is: steps done, most steps left, and the time that they take.
 
     The caller counts what is left at the steps for which ``recounts`` is true.

@@ -17,6 +17,6 @@ from domino_tune.base.errors import needed_for
 
 with needed_for("domino_tune.client"):
     from domino_tune.client.client import Client
-    from domino_tune.client.jobs import Job, JobPage, Listing
+    from domino_tune.client.jobs import Job, JobPage, ListPage
 
-__all__ = ["Client", "Job", "JobPage", "Listing"]
+__all__ = ["Client", "Job", "JobPage", "ListPage"]

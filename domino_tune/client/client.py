@@ -20,14 +20,14 @@ from domino_tune import requests
 from domino_tune.base.errors import ServiceError
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.client import transport
-from domino_tune.client.jobs import Asked, Job, JobPage, Listing, job_of, page_of
+from domino_tune.client.jobs import Asked, Job, JobPage, ListPage, job_of, page_of
 from domino_tune.client.transport import (
     BUSY,
     JSON_HEADERS,
     PAUSES_S,
     EventReader,
     Json,
-    Token,
+    SecretToken,
     check,
     json_of,
     new_key,
@@ -146,7 +146,7 @@ class Client:
     tries bring no answer. ``progress`` is called with the job's text at each change.
     """
 
-    def __init__(self, server: str, *, token: str | Token | None = None) -> None:
+    def __init__(self, server: str, *, token: str | SecretToken | None = None) -> None:
         self._http = httpx.Client(**transport.options(server, token))
 
     def __enter__(self) -> Client:
@@ -244,9 +244,9 @@ class Client:
         """Predict a plan with one thing changed. Return what `whatif --json` prints."""
         return self._post("/v1/what-ifs", whatif_body(request))
 
-    def profiles(self, cursor: str | None = None, limit: int | None = None) -> Listing:
+    def profiles(self, cursor: str | None = None, limit: int | None = None) -> ListPage:
         """Return a page of the profiles that the server knows."""
-        return Listing(self._get("/v1/profiles", cursor=cursor, limit=limit))
+        return ListPage(self._get("/v1/profiles", cursor=cursor, limit=limit))
 
     def get_profile(self, name: str) -> tuple[bytes, str]:
         """Return a profile's file and its ETag."""
@@ -286,9 +286,9 @@ class Client:
         headers = {"If-Match": if_match} if if_match else {}
         self._send("DELETE", f"/v1/profiles/{segment(name)}", headers=headers)
 
-    def models(self, cursor: str | None = None, limit: int | None = None) -> Listing:
+    def models(self, cursor: str | None = None, limit: int | None = None) -> ListPage:
         """Return a page of the models that the server knows."""
-        return Listing(self._get("/v1/models", cursor=cursor, limit=limit))
+        return ListPage(self._get("/v1/models", cursor=cursor, limit=limit))
 
     def add_model(self, name: str, config: bytes) -> Json:
         """Store the model that a Hugging Face config.json describes."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-class Listing(dict[str, Any]):
+class ListPage(dict[str, Any]):
     """A page of a list, as the server's JSON: ``items``, and ``next``, the cursor of the page
     after."""
 

@@ -26,7 +26,7 @@ MAX_CHARACTERS: Final = 200
 _PRINTABLE: Final = re.compile(r"[!-~]+")
 
 
-class Token:
+class SecretToken:
     """A secret that no repr, log or traceback shows; only ``header`` returns it."""
 
     __slots__ = ("_secret",)
@@ -45,7 +45,7 @@ class Token:
         return f"Bearer {self._secret}"
 
 
-def find_token(file: str | None = None) -> Token | None:
+def find_token(file: str | None = None) -> SecretToken | None:
     """Return the token in ``file``, else the one in $DOMINO_TUNE_TOKEN, else None.
 
     Raise InputError for a file that cannot be read, AccessError for one that holds no token.
@@ -59,9 +59,9 @@ def find_token(file: str | None = None) -> Token | None:
             raise InputError(
                 f"The token file {file!r} cannot be read: {reason}; give another --token-file."
             ) from None
-        return Token(text.strip(), f"The token file {file!r}")
+        return SecretToken(text.strip(), f"The token file {file!r}")
     secret = os.environ.get(VARIABLE, "")
-    return Token(secret.strip(), f"${VARIABLE}") if secret.strip() else None
+    return SecretToken(secret.strip(), f"${VARIABLE}") if secret.strip() else None
 
 
 # URLs ---------------------------------------------------------------------------------------------
@@ -131,13 +131,13 @@ MAX_POLL_PAUSE_S: Final = 5.0
 JSON_HEADERS: Final = {"Content-Type": "application/json"}
 
 
-def options(server: str, token: str | Token | None) -> dict[str, Any]:
+def options(server: str, token: str | SecretToken | None) -> dict[str, Any]:
     """Return the arguments of httpx's clients.
 
     Raise InputError for a bad URL, AccessError for a bad token.
     """
     url = base_url(server)
-    held = Token(token, "`token`") if isinstance(token, str) else token or find_token()
+    held = SecretToken(token, "`token`") if isinstance(token, str) else token or find_token()
     return {
         "base_url": url,
         "auth": _bearer(held) if held else None,
@@ -157,7 +157,7 @@ def unreachable(url: httpx.URL, error: httpx.RequestError) -> ServiceError:
     return ServiceError(f"{url} cannot be reached: {reason}. Is it running, and is the URL right?")
 
 
-def _bearer(token: Token) -> Callable[[httpx.Request], httpx.Request]:
+def _bearer(token: SecretToken) -> Callable[[httpx.Request], httpx.Request]:
     """Return a function that adds the token to a request just before httpx sends it."""
 
     def add(request: httpx.Request) -> httpx.Request:

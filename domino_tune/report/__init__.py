@@ -313,7 +313,7 @@ LABELLED: Final = 0.06
 
 
 @dataclass(frozen=True)
-class Stack:
+class StackedBar:
     """One variant's bar: values by part, in one unit."""
 
     name: str
@@ -334,13 +334,13 @@ class Legend:
     written: Callable[[float], str]
 
 
-def stacked(stacks: Sequence[Stack], legend: Legend, longest: float, *extra: Html) -> Html:
+def stacked(stacks: Sequence[StackedBar], legend: Legend, longest: float, *extra: Html) -> Html:
     """Return the bars; ``longest`` is the value at full width, ``extra`` is drawn over each bar."""
     bars = [_bar(stack, legend, longest, extra) for stack in stacks]
     return tag("div", *bars, class_="stacks", aria_hidden="true")
 
 
-def _bar(stack: Stack, legend: Legend, longest: float, extra: tuple[Html, ...]) -> Html:
+def _bar(stack: StackedBar, legend: Legend, longest: float, extra: tuple[Html, ...]) -> Html:
     pieces = [
         tag(
             "i",
@@ -357,7 +357,7 @@ def _bar(stack: Stack, legend: Legend, longest: float, extra: tuple[Html, ...]) 
                class_="stack chosen" if stack.chosen else "stack")  # fmt: skip
 
 
-def stack_rows(stacks: Sequence[Stack], legend: Legend) -> list[tuple[str, ...]]:
+def stack_rows(stacks: Sequence[StackedBar], legend: Legend) -> list[tuple[str, ...]]:
     """Return a row a part that any variant has, with its swatch, and a row of sums."""
     rows: list[tuple[str, ...]] = []
     for part, name in legend.names.items():

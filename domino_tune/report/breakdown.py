@@ -9,7 +9,7 @@ from domino_tune.report import (
     STRATEGY_NAMES,
     Html,
     Legend,
-    Stack,
+    StackedBar,
     gib_text,
     ms_text,
     ns_as_ms,
@@ -21,7 +21,7 @@ from domino_tune.report import (
     table,
     tag,
 )
-from domino_tune.report.data import Pass, PipelinePicture, ReportData, Shown
+from domino_tune.report.data import Pass, PipelinePicture, ReportData, ShownTimeline
 from domino_tune.results.simulate import BASELINE, CHOSEN, UsableMemory
 from simulator.schedule import COMPUTE, is_layer_role
 from simulator.usable import SURE, percent
@@ -42,7 +42,7 @@ LEAST: Final = 0.005
 """Roles below this share of the longest iteration are left out of the table."""
 
 
-def parts_ns(shown: Shown) -> dict[str, int]:
+def parts_ns(shown: ShownTimeline) -> dict[str, int]:
     """Return the parts of an iteration by the keys of PARTS, in ns; their sum is the makespan.
 
     The time that a compute op takes longer than alone counts as ``slowed``.
@@ -69,7 +69,7 @@ def where_time_goes(data: ReportData) -> Html:
     found = [parts_ns(item) for item in shown]
     longest = max(1, *(sum(parts.values()) for parts in found))
     stacks = [
-        Stack(name, parts, chosen=index == 1)
+        StackedBar(name, parts, chosen=index == 1)
         for index, (name, parts) in enumerate(zip(names, found, strict=True))
     ]
     return section(
@@ -100,7 +100,7 @@ def _lead(data: ReportData, found: list[dict[str, int]]) -> str:
     return f"{gain}; smaller pieces and slower operations cost {ns_as_ms(paid)} ms{slowed}."
 
 
-def _role_rows(shown: tuple[Shown, ...], longest: int) -> list[tuple[str, ...]]:
+def _role_rows(shown: tuple[ShownTimeline, ...], longest: int) -> list[tuple[str, ...]]:
     roles = [item.timeline.by_role for item in shown]
     largest = {role: max(by.get(role, 0) for by in roles) for by in roles for role in by}
     longest_roles = sorted(
@@ -127,7 +127,9 @@ def where_memory_goes(data: ReportData) -> Html:
     usable_gib = usable.usable_gib
     held = {BASELINE: data.baseline, CHOSEN: data.chosen}
     stacks = [
-        Stack(STRATEGY_NAMES[shown.plan.strategy], result.variants[name].memory_gib, chosen=at > 0)
+        StackedBar(
+            STRATEGY_NAMES[shown.plan.strategy], result.variants[name].memory_gib, chosen=at > 0
+        )
         for at, (name, shown) in enumerate(held.items())
     ]
     longest = max(usable_gib, *(sum(stack.parts.values()) for stack in stacks))

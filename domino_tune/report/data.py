@@ -25,7 +25,7 @@ from simulator.schedule import LANES, Op, Timeline, is_layer_role
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class ShownTimeline:
     """One timeline of the page.
 
     ``alone_ns[i]`` is the i-th op's time alone (``CostModel.duration_ns``), from which the page
@@ -77,7 +77,7 @@ class Sensitivity:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep:
+class SweepPlot:
     """One plot of ``whatif --sweep``: ``series`` maps a name to one time in ms per point."""
 
     x_label: str
@@ -105,9 +105,9 @@ class ReportData:
 
     title: str
     workload: tuple[tuple[str, str], ...]
-    baseline: Shown
-    chosen: Shown
-    bound: Shown
+    baseline: ShownTimeline
+    chosen: ShownTimeline
+    bound: ShownTimeline
     result: Simulated
     layouts: Layouts | None = None
     pipelines: tuple[PipelinePicture, ...] = ()
@@ -115,7 +115,7 @@ class ReportData:
     heat_note: str = ""
     tie: str = ""
     sensitivity: tuple[Sensitivity, ...] = ()
-    sweeps: tuple[Sweep, ...] = ()
+    sweeps: tuple[SweepPlot, ...] = ()
     sources: Mapping[str, Provenance] = field(default_factory=dict)
     commands: tuple[tuple[str, str], ...] = ()
 
@@ -178,7 +178,7 @@ def cut_spans(timeline: Timeline, drawn: list[int]) -> Spans:
     return merged
 
 
-def _timeline(shown: Shown) -> dict[str, Any]:
+def _timeline(shown: ShownTimeline) -> dict[str, Any]:
     timeline, plan = shown.timeline, shown.plan
     drawn = drawn_ops(timeline)
     templates: dict[tuple[Any, ...], int] = {}
@@ -219,7 +219,7 @@ def _template(op: Op, alone_ns: int) -> list[Any]:
     ]  # fmt: skip
 
 
-def views(shown: Iterable[Shown]) -> list[dict[str, Any]]:
+def views(shown: Iterable[ShownTimeline]) -> list[dict[str, Any]]:
     """Return the views: a middle layer forward and backward, and the whole iteration.
 
     ``origins``: each timeline's time at x = 0, in ns; ``window``: the span shown first, from there.

@@ -19,9 +19,9 @@ from domino_tune.search.problem import (
     DEFAULT_TRIALS,
     Evaluation,
     Optimality,
-    Problem,
     Record,
     SearchOptions,
+    SearchProblem,
     SearchResult,
     Trial,
     choose_best,
@@ -41,8 +41,9 @@ from domino_tune.search.space import (
 from simulator.errors import InfeasiblePlanError, InputError
 
 __all__ = [
-    "DEFAULT_TRIALS", "SEARCHES", "Evaluation", "Problem", "Record", "SearchOptions",
-    "SearchResult", "Space", "SpaceSpec", "Trial", "choose_best", "enumerate_plans", "slicings_of",
+    "DEFAULT_TRIALS", "SEARCHES", "Evaluation", "Record", "SearchOptions",
+    "SearchProblem", "SearchResult", "Space", "SpaceSpec", "Trial", "choose_best",
+    "enumerate_plans", "slicings_of",
 ]  # fmt: skip
 
 
@@ -57,7 +58,9 @@ class Ledger:
     is no plan to search.
     """
 
-    def __init__(self, problem: Problem, options: SearchOptions, *, trials: int | None) -> None:
+    def __init__(
+        self, problem: SearchProblem, options: SearchOptions, *, trials: int | None
+    ) -> None:
         self.plans = problem.plans
         if not len(self.plans):
             raise InputError(
@@ -143,7 +146,7 @@ class Ledger:
 # Find the fastest plan, evaluate only what a lower bound does not rule out.
 
 
-def search_exhaustive(problem: Problem, options: SearchOptions) -> SearchResult:
+def search_exhaustive(problem: SearchProblem, options: SearchOptions) -> SearchResult:
     """Evaluate in ascending order of bound; stop when the next bound is above the tie band.
 
     No other order needs fewer evaluations with these bounds: a plan is evaluated before the
@@ -170,25 +173,25 @@ FEW_BOUNDS: Final = 8
 """Exact bounds that are computed together at first; later as many as an eighth of those before."""
 
 
-class Look(NamedTuple):
+class BoundedPlan(NamedTuple):
     """A plan's exact lower bound (ns), and the plan's number."""
 
     bound_ns: int
     number: int
 
 
-def by_bound(problem: Problem) -> Iterator[Look]:
+def by_bound(problem: SearchProblem) -> Iterator[BoundedPlan]:
     """Yield the plans in ascending order of their exact bounds, which are computed when quick ones
     are not enough to tell, more and more at a time."""
     quick_ns = np.asarray(problem.quick_bounds_ns)
     order, done = np.argsort(quick_ns, kind="stable").tolist(), 0
-    looks: list[Look] = []
+    looks: list[BoundedPlan] = []
     while done < len(order):
         next_ = order[done : done + max(FEW_BOUNDS, done // FEW_BOUNDS)]
         while looks and looks[0].bound_ns < quick_ns[next_[0]]:
             yield heappop(looks)
         bounds_ns = problem.lower_bounds_ns([problem.plans[number] for number in next_])
-        for look in map(Look, bounds_ns, next_):
+        for look in map(BoundedPlan, bounds_ns, next_):
             heappush(looks, look)
         done += len(next_)
     while looks:
@@ -199,7 +202,7 @@ def by_bound(problem: Problem) -> Iterator[Look]:
 # A seeded sample of plans without replacement. The reference for others.
 
 
-def search_random(problem: Problem, options: SearchOptions) -> SearchResult:
+def search_random(problem: SearchProblem, options: SearchOptions) -> SearchResult:
     """Evaluate ``trials`` plans drawn at random. Raise InfeasiblePlanError when none can run."""
     ledger = Ledger(problem, options, trials=options.trials or DEFAULT_TRIALS)
     drawn = random.Random(options.seed)
@@ -224,7 +227,7 @@ ERROR: Final = 1e-3
 """Standard error of a simulated log time. It is exact, but a fit to exact times is unstable."""
 
 
-def search_bayes(problem: Problem, options: SearchOptions) -> SearchResult:
+def search_bayes(problem: SearchProblem, options: SearchOptions) -> SearchResult:
     """Evaluate what ``rank`` puts first until the budget is spent or bounds rule out the rest.
 
     Nothing is drawn, so ``options.seed`` has no effect. Raise InfeasiblePlanError when none of the
@@ -243,7 +246,7 @@ def search_bayes(problem: Problem, options: SearchOptions) -> SearchResult:
     return ledger.result(pruned=len(record.pruned))
 
 
-def _pool_of(problem: Problem) -> Pool:
+def _pool_of(problem: SearchProblem) -> Pool:
     """Return all plans with closed-form estimates, which may all be wrong by one factor."""
     plans = tuple(problem.plans)
     prior_ns = np.array([problem.prior_ns(plan) for plan in plans], dtype=np.float64)
@@ -298,7 +301,7 @@ def by_improvement(
 
 # Searches for the best plan -----------------------------------------------------------------------
 
-Search = Callable[[Problem, SearchOptions], SearchResult]
+Search = Callable[[SearchProblem, SearchOptions], SearchResult]
 SEARCHES: Final[dict[str, Search]] = {
     "exhaustive": search_exhaustive,
     "bayes": search_bayes,

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 from domino_tune.base.cores import Ahead, in_turn
-from domino_tune.base.progress import Pace, Progress, no_progress
+from domino_tune.base.progress import Progress, SearchPace, no_progress
 from domino_tune.search.problem import go_on
 from simulator.bounds import Bounds
 from simulator.case import Case
@@ -36,7 +36,7 @@ NO_CHOICE: Final = range(1)
 """``Candidate.again`` of a layout that recomputes what its case says."""
 
 
-class Held(NamedTuple):
+class HeldBytes(NamedTuple):
     """The bytes of a plan's fullest rank with ``again`` recomputed layers a virtual stage."""
 
     peak_bytes: int
@@ -68,7 +68,7 @@ class Found(NamedTuple):
     """
 
     timed: Timed | None = None
-    unsure: Held | None = None
+    unsure: HeldBytes | None = None
 
 
 def recomputing(case: Case, choices: range, again: int) -> Case:
@@ -124,7 +124,7 @@ class Candidate:
     layers: Layers
     least_bytes: Mapping[bool, int]
     timed: dict[SlicePlan, Timed | None] = field(default_factory=dict)
-    unsure: dict[SlicePlan, Held] = field(default_factory=dict)
+    unsure: dict[SlicePlan, HeldBytes] = field(default_factory=dict)
     _orders: dict[tuple[SlicePlan, Recompute], LayerOrder] = field(default_factory=dict)
     _peaks: dict[tuple[SlicePlan, int], int] = field(default_factory=dict)
 
@@ -189,12 +189,12 @@ class Candidate:
             unsure if memory.sure_bytes < unsure.peak_bytes <= memory.usable_bytes else None,
         )
 
-    def _fewest(self, plan: SlicePlan, limit_bytes: int) -> Held:
+    def _fewest(self, plan: SlicePlan, limit_bytes: int) -> HeldBytes:
         """Return what ``plan`` holds with the fewest recomputed layers that keep the limit; EP
         overlap recomputes none."""
         choices = self.again[:1] if plan.strategy == EP_OVERLAP else self.again
         again = fewest(choices, lambda again: self._peak_bytes(plan, again), limit_bytes)
-        return Held(self._peak_bytes(plan, again), again)
+        return HeldBytes(self._peak_bytes(plan, again), again)
 
     def _peak_bytes(self, plan: SlicePlan, again: int) -> int:
         key = plan, again
@@ -203,7 +203,7 @@ class Candidate:
             self._peaks[key] = peak_bytes(case, plan, self._order(plan, again))
         return self._peaks[key]
 
-    def _timed(self, plan: SlicePlan, held: Held) -> Timed:
+    def _timed(self, plan: SlicePlan, held: HeldBytes) -> Timed:
         case, order = self.recomputing(held.again), self._order(plan, held.again)
         return Timed(plan, iteration_ns(case, plan, order), *held)
 
@@ -262,7 +262,7 @@ class LayoutSearch:
         self._progress = progress
         self._ahead = ahead
         self._pause = pause
-        self._pace = Pace()
+        self._pace = SearchPace()
         self._best_ns = {
             number: one.best_ns() for number, one in enumerate(candidates) if one.timed
         }

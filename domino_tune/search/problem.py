@@ -33,7 +33,7 @@ class Evaluation:
             raise InputError(f"evaluation.peak_bytes must be ≥ 0, got {self.peak_bytes}.")
 
 
-class Problem(Protocol):
+class SearchProblem(Protocol):
     """Plans, and four functions of a plan, the most expensive first.
 
     All four are pure: the same plan always gives the same value.
@@ -66,7 +66,7 @@ class Problem(Protocol):
         ...
 
 
-def outcome(problem: Problem, plan: SlicePlan) -> Evaluation | InfeasiblePlanError:
+def outcome(problem: SearchProblem, plan: SlicePlan) -> Evaluation | InfeasiblePlanError:
     """Return time and memory of ``plan``, or why it cannot run."""
     try:
         return problem.evaluate(plan)
@@ -76,7 +76,7 @@ def outcome(problem: Problem, plan: SlicePlan) -> Evaluation | InfeasiblePlanErr
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """An evaluated plan that can run; ``index`` is its index in ``Problem.plans``."""
+    """An evaluated plan that can run; ``index`` is its index in ``SearchProblem.plans``."""
 
     plan: SlicePlan
     iteration_ns: int
@@ -149,9 +149,9 @@ class SearchResult:
     """The best trial, and all trials in order of evaluation.
 
     ``optimality`` is ``proven`` if every plan was evaluated or has a lower bound above the tie band
-    of the best. ``evaluations`` counts calls of ``Problem.evaluate``; ``infeasible`` counts plans
-    that cannot run, by reason; ``pruned`` counts plans that a bound ruled out. ``space_size`` is
-    the number of plans, or the size of the whole space after ``within``.
+    of the best. ``evaluations`` counts calls of ``SearchProblem.evaluate``; ``infeasible`` counts
+    plans that cannot run, by reason; ``pruned`` counts plans that a bound ruled out.
+    ``space_size`` is the number of plans, or the size of the whole space after ``within``.
     """
 
     best: Trial

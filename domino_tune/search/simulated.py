@@ -17,7 +17,7 @@ from simulator.build import Builder
 from simulator.case import Case
 from simulator.clock import settle
 from simulator.errors import InfeasiblePlanError
-from simulator.estimate import Estimate
+from simulator.estimate import Estimates
 from simulator.greedy import order_of
 from simulator.issue_order import LayerOrder
 from simulator.memory import live_peaks, peak_bytes, static_memory
@@ -51,7 +51,7 @@ class SimulatedPlans:
     def __post_init__(self) -> None:
         self._bounds = Bounds(self.case)
         self._bounds_ns: dict[SlicePlan, int] = {}
-        self._prior_ns = cache(Estimate(self.case, self._bounds).prior_ns)
+        self._prior_ns = cache(Estimates(self.case, self._bounds).prior_ns)
         self._static: dict[tuple[object, ...], int] = {}
 
     def order(self, plan: SlicePlan) -> LayerOrder:

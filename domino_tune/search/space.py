@@ -81,10 +81,10 @@ class SpaceSpec:
         along = row_slices in self.sequence_row_slices
         return [one for one in self.slicings if along or one[0] == "batch"]
 
-    def variants(self, row_slices: int) -> list[Variant]:
+    def variants(self, row_slices: int) -> list[PlanChoices]:
         """Return all combinations of the choices that are not the cut."""
         return [
-            Variant(order, wgrad, merge, ctas, sharded, slicing)
+            PlanChoices(order, wgrad, merge, ctas, sharded, slicing)
             for slicing, sharded, order, wgrad, merge, ctas in product(
                 self.slicings_for(row_slices),
                 self.sequence_parallels,
@@ -96,7 +96,7 @@ class SpaceSpec:
         ]
 
 
-class Variant(NamedTuple):
+class PlanChoices(NamedTuple):
     """The choices of a plan that are not its cut."""
 
     order: Order
@@ -115,7 +115,7 @@ class Space(Sequence[SlicePlan]):
     """
 
     def __init__(
-        self, pool: Sequence[tuple[Cut, Variant]] = (), infeasible: Counter[str] | None = None
+        self, pool: Sequence[tuple[Cut, PlanChoices]] = (), infeasible: Counter[str] | None = None
     ) -> None:
         self._pool = pool
         self._built: dict[int, SlicePlan] = {}
@@ -182,9 +182,9 @@ def enumerate_plans(
     spec = restrict(spec or SpaceSpec(), model, workload, target)
     if not workload.merges_wgrads or model.num_experts:
         spec = replace(spec, merge_wgrads=(False,))
-    pool: list[tuple[Cut, Variant]] = []
+    pool: list[tuple[Cut, PlanChoices]] = []
     infeasible: Counter[str] = Counter()
-    splits: dict[tuple[Cut, bool], tuple[list[Variant], Counter[str]]] = {}
+    splits: dict[tuple[Cut, bool], tuple[list[PlanChoices], Counter[str]]] = {}
     for cut in spec.cuts:
         kind = _kind(cut), cut[0] in spec.sequence_row_slices
         if kind not in splits:
@@ -258,9 +258,9 @@ def _kind(cut: Cut) -> Cut:
     return (cut[0] if cut[0] == 1 else 3, 2, 2, 2, 2)
 
 
-def _split(cut: Cut, variants: list[Variant]) -> tuple[list[Variant], Counter[str]]:
+def _split(cut: Cut, variants: list[PlanChoices]) -> tuple[list[PlanChoices], Counter[str]]:
     """Return the variants that exist for this kind of cut, and count the others by reason."""
-    feasible: list[Variant] = []
+    feasible: list[PlanChoices] = []
     left_out: Counter[str] = Counter()
     for variant in variants:
         reason = _variant_reason(cut, variant, variants)
@@ -271,7 +271,7 @@ def _split(cut: Cut, variants: list[Variant]) -> tuple[list[Variant], Counter[st
     return feasible, left_out
 
 
-def _variant_reason(cut: Cut, variant: Variant, variants: list[Variant]) -> str:
+def _variant_reason(cut: Cut, variant: PlanChoices, variants: list[PlanChoices]) -> str:
     """Return why this variant is left out, or an empty text. A duplicate's twin is in the space."""
     if variant.order in ("inter", "paper") and cut not in (UNSLICED, TWO_ROWS):
         return "order"
@@ -287,12 +287,12 @@ def _variant_reason(cut: Cut, variant: Variant, variants: list[Variant]) -> str:
     return "duplicate" if twin != variant and twin in variants else ""
 
 
-def _first_fixed_order(variants: list[Variant]) -> Order:
+def _first_fixed_order(variants: list[PlanChoices]) -> Order:
     orders = [variant.order for variant in variants]
     return "intra" if "intra" in orders else next(order for order in orders if order != "greedy")
 
 
-def _has_rows(rows: int, variant: Variant, workload: Workload, tp: int) -> bool:
+def _has_rows(rows: int, variant: PlanChoices, workload: Workload, tp: int) -> bool:
     """Return whether every row slice has sequences or positions. This is
     ``simulator.plan.row_problem`` without a plan.
     """
@@ -302,7 +302,7 @@ def _has_rows(rows: int, variant: Variant, workload: Workload, tp: int) -> bool:
     return rows * (tp if variant.sequence_parallel else 1) <= workload.seq_length
 
 
-def _build(cut: Cut, variant: Variant) -> SlicePlan:
+def _build(cut: Cut, variant: PlanChoices) -> SlicePlan:
     rows, attn, mlp, attn_dgrad, mlp_dgrad = cut
     return SlicePlan(
         row_slices=rows,

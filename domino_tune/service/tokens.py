@@ -28,7 +28,7 @@ _SECRET: Final = re.compile(r"dt_[A-Za-z0-9_-]{43}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Token:
+class StoredToken:
     """A token without its secret. Times in seconds since 1970; ``expires_s``: never if None,
     ``used_s``: the last use, to a minute."""
 
@@ -76,7 +76,7 @@ class TokenDesk:
                 )
         return secret
 
-    def list(self) -> tuple[Token, ...]:
+    def list(self) -> tuple[StoredToken, ...]:
         """Return all tokens by name."""
         with self._database.read() as connection:
             found = map(_token, connection.execute(select(tokens)))
@@ -94,7 +94,7 @@ class TokenDesk:
             if not connection.scalar(others):
                 _end_jobs(connection, owner)
 
-    def find(self, secret: str) -> Token | None:
+    def find(self, secret: str) -> StoredToken | None:
         """Return the token with this secret, unless it has expired, or None; note its use."""
         if not _SECRET.fullmatch(secret):
             return None
@@ -131,8 +131,8 @@ def _secret_digest(secret: str) -> str:
     return sha256_hex(secret.encode())
 
 
-def _token(row: Any) -> Token:
-    return Token(
+def _token(row: Any) -> StoredToken:
+    return StoredToken(
         name=row.name, owner=row.owner, scope=cast(Scope, row.scope), created_s=row.created_s,
         expires_s=row.expires_s, used_s=row.used_s,
     )  # fmt: skip

@@ -48,7 +48,7 @@ LOADED: Final[Mapping[str, type[Any]]] = {"model": ModelSpec, "profile": Profile
 """Field -> object that it accepts in place of a name or a path, if nothing is run on ranks."""
 
 
-class Verb(Protocol[P, T_co]):
+class VerbFunction(Protocol[P, T_co]):
     """A verb as a function: its keyword arguments are its request's fields, and ``progress``.
 
     Type checkers know the fields. If an argument is an object, a Path or ``progress``, they check
@@ -104,7 +104,7 @@ class Loaded:
             )
 
 
-def _verb(kind: Callable[P, R], result: type[T], place: str, name: str = "") -> Verb[P, T]:
+def _verb(kind: Callable[P, R], result: type[T], place: str, name: str = "") -> VerbFunction[P, T]:
     """Return the function that builds a request from its arguments and runs the verb.
 
     ``place``: of the verb's own function, ``module:function`` of this package, which is imported at
@@ -136,7 +136,7 @@ def _verb(kind: Callable[P, R], result: type[T], place: str, name: str = "") -> 
     ]
     call.__doc__ = "\n\n".join([inspect.getdoc(request_class) or "", "\n".join(helps)])
     call.__signature__ = _signature(request_class)  # type: ignore[attr-defined]
-    return cast("Verb[P, T]", call)
+    return cast("VerbFunction[P, T]", call)
 
 
 def _signature(kind: type[Request]) -> inspect.Signature:

@@ -92,7 +92,7 @@ def candidates_of(
     found, edge, infeasible = [], [], Counter[str]()
     cases, prices = list[Case](), Prices.of(base)
     layers: dict[tuple[object, ...], Layers] = defaultdict(lambda: Layers(prices))
-    groups: dict[tuple[object, ...], _Group] = {}
+    groups: dict[tuple[object, ...], _LayoutGroup] = {}
     for layout in layouts_of(base, request):
         try:
             case = case_of(base, request, layout)
@@ -106,7 +106,7 @@ def candidates_of(
         alike = layout.tp, layout.cp, layout.ep, layout.etp, case.cluster.domain
         key = *alike, layout.micro_batch_size
         if key not in groups:
-            groups[key] = _Group(layers[alike], unsliced_plans(case), tuple(_cuts(case)), [])
+            groups[key] = _LayoutGroup(layers[alike], unsliced_plans(case), tuple(_cuts(case)), [])
         groups[key].numbers.append(len(cases))
         cases.append(case)
     for number, (group, fits) in sorted(_fits(cases, request, list(groups.values()), ahead)):
@@ -128,7 +128,7 @@ def candidates_of(
     return found, infeasible, edge
 
 
-class _Group(NamedTuple):
+class _LayoutGroup(NamedTuple):
     """Layouts with the same kinds of layers and micro-batches, by ``numbers``; they share parts of
     their bounds, and their plans without and with slices."""
 
@@ -149,8 +149,8 @@ class _Fits(NamedTuple):
 
 
 def _fits(
-    cases: Sequence[Case], request: LayoutRequest, groups: Sequence[_Group], ahead: Ahead
-) -> Iterator[tuple[int, tuple[_Group, _Fits]]]:
+    cases: Sequence[Case], request: LayoutRequest, groups: Sequence[_LayoutGroup], ahead: Ahead
+) -> Iterator[tuple[int, tuple[_LayoutGroup, _Fits]]]:
     """Yield each case's number, with its group and how it fits."""
 
     shared = KeptBytes()

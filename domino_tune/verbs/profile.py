@@ -55,7 +55,7 @@ START_S: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class ProfileTask:
     """A resolved request: the profile to continue, and all probes that it needs."""
 
     request: ProfileRequest
@@ -96,7 +96,7 @@ def _locked(path: Path) -> AbstractContextManager[None]:
     return only_user(path, "wait for it to end, or give another --name")
 
 
-def _measured(task: Task, progress: Progress, began: float) -> ProfilingResult:
+def _measured(task: ProfileTask, progress: Progress, began: float) -> ProfilingResult:
     request, lacking = task.request, task.lacking
     if lacking.is_empty:
         if not _is_main():
@@ -135,7 +135,7 @@ def resume_command(request: ProfileRequest) -> str:
     return command_line(request)
 
 
-def resolve_task(request: ProfileRequest) -> Task:
+def resolve_task(request: ProfileRequest) -> ProfileTask:
     """Return the task of a request. Raise InputError before anything starts."""
     _check_options(request)
     spec = launch_spec(request, tp=request.tp, dp=request.dp or 1)
@@ -160,7 +160,9 @@ def resolve_task(request: ProfileRequest) -> Task:
         notes = (*notes, NO_POWER)
     elif spec.backend == "nccl":
         probes = replace(probes, loads=lacking_loads(None))
-    return Task(request=request, spec=spec, path=path, profile=known, probes=probes, notes=notes)
+    return ProfileTask(
+        request=request, spec=spec, path=path, profile=known, probes=probes, notes=notes
+    )
 
 
 def _probes(
@@ -293,7 +295,7 @@ def _span(seconds: float) -> str:
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
-def _result(task: Task, measured: Profile, *, seconds: float) -> ProfilingResult:
+def _result(task: ProfileTask, measured: Profile, *, seconds: float) -> ProfilingResult:
     left = task.left_of(measured)
     sections = tuple(_section(task, measured, left, name) for name in SECTIONS)
     return ProfilingResult(
@@ -310,7 +312,7 @@ def _result(task: Task, measured: Profile, *, seconds: float) -> ProfilingResult
     )
 
 
-def _section(task: Task, after: Profile, left: ProbeSet, name: str) -> MeasuredSection:
+def _section(task: ProfileTask, after: Profile, left: ProbeSet, name: str) -> MeasuredSection:
     """Return the counts of one section; fits such as launch and skew have no rows to count."""
     lacking: int | None = None
     if name == "power":

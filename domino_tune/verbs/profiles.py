@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from domino_tune import requests
-from domino_tune.measure.importers import Hints, Imported, import_into, not_from, read_table
+from domino_tune.measure.importers import Hints, ImportedRows, import_into, not_from, read_table
 from domino_tune.results.files import (
     CheckResult,
     DiffResult,
@@ -167,7 +167,7 @@ def imported_profile(
     data: bytes,
     *,
     most_rows: int = MOST_ROWS,
-) -> tuple[Profile, Imported]:
+) -> tuple[Profile, ImportedRows]:
     """Return a copy of ``base`` with the table ``data`` and the request's name; and the rows.
 
     Raise InputError for a table of another format than the request's, for rows that the machine of
@@ -177,7 +177,7 @@ def imported_profile(
     return _merged(request, base, imported, data, most_rows), imported
 
 
-def _imported(request: requests.ProfilesImportRequest, base: Profile, data: bytes) -> Imported:
+def _imported(request: requests.ProfilesImportRequest, base: Profile, data: bytes) -> ImportedRows:
     hints = Hints(
         op=request.op,
         nodes=request.nodes,
@@ -193,7 +193,7 @@ def _imported(request: requests.ProfilesImportRequest, base: Profile, data: byte
 def _merged(
     request: requests.ProfilesImportRequest,
     base: Profile,
-    imported: Imported,
+    imported: ImportedRows,
     data: bytes,
     most_rows: int,
 ) -> Profile:
@@ -207,7 +207,7 @@ def _merged(
     return replace(made, name=request.name)
 
 
-def replaced_rows(base: Profile, made: Profile, imported: Imported) -> int:
+def replaced_rows(base: Profile, made: Profile, imported: ImportedRows) -> int:
     """Return how many of the rows that made ``made`` of ``base`` took the place of another."""
     before, after = (len(_rows(profile, imported.section)) for profile in (base, made))
     return before + len(imported.rows) - after

@@ -13,8 +13,8 @@ from domino_tune.report.data import (
     PipelinePicture,
     ReportData,
     Sensitivity,
-    Shown,
-    Sweep,
+    ShownTimeline,
+    SweepPlot,
 )
 from domino_tune.report.page import write_report, write_scale
 from domino_tune.requests.command_line import command_line, simulate_request
@@ -176,11 +176,11 @@ def _pipelines(result: SimulateResult) -> Iterator[PipelinePicture]:
         )  # fmt: skip
 
 
-def _shown(result: SimulateResult, name: str) -> Shown:
+def _shown(result: SimulateResult, name: str) -> ShownTimeline:
     cost = result.case.cost_at(result.variants[name].clock_mhz)
     timeline = result.timelines[name]
     alone = tuple(cost.duration_ns(op.signature) for op in timeline.ops)
-    return Shown(plan=result.plans[name], timeline=timeline, alone_ns=alone)
+    return ShownTimeline(plan=result.plans[name], timeline=timeline, alone_ns=alone)
 
 
 def _nudge(result: SimulateResult, key: str, low: str, high: str) -> Sensitivity | None:
@@ -221,7 +221,7 @@ def tie_sentence(result: TuneResult) -> str:
     )
 
 
-def _sweep(result: WhatIfResult) -> Sweep:
+def _sweep(result: WhatIfResult) -> SweepPlot:
     """Return the predicted points; without a sweep, the change beside the unchanged case."""
     points = [point for point in result.points if point.result is not None]
     names = [point.value or _name(point) for point in points]
@@ -233,7 +233,7 @@ def _sweep(result: WhatIfResult) -> Sweep:
         "this plan": tuple(p.result.iteration_ms for p in points if p.result),
         STRATEGY_NAMES["no_comm"]: tuple(p.result.no_comm_ms for p in points if p.result),
     }
-    return Sweep(x_label=label, xs=tuple(names), series=series)
+    return SweepPlot(x_label=label, xs=tuple(names), series=series)
 
 
 def _name(point: WhatIfPoint) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from domino_tune.base.cores import Ahead, Beside, in_a_copy, in_turn, later, where_long
-from domino_tune.base.progress import Pace, Progress, no_progress
+from domino_tune.base.progress import Progress, SearchPace, no_progress
 from domino_tune.requests import TuneRequest
 from domino_tune.results.simulate import SimulateResult
 from domino_tune.results.tune import RunsThere, TrialResult, TuneResult
@@ -182,7 +182,7 @@ def search(
         left = plans.problem.left(record)  # None until a plan can run
         return len(space) - len(record.history) if left is None else left
 
-    pace = Pace()
+    pace = SearchPace()
 
     def report(trial: Trial | None) -> None:
         words = pace.step(len(record.history), left() if pace.recounts else None)

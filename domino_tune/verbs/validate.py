@@ -54,7 +54,7 @@ LEAST_NS: Final = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class PlanToRun:
     """A plan to run, its issue order, and its name in tables and traces."""
 
     name: str
@@ -79,7 +79,7 @@ def as_emulated(case: Case, spec: LaunchSpec) -> Case:
     )
 
 
-def at_speed(case: Case, one: Candidate, run: Played, speed: float) -> Timeline:
+def at_speed(case: Case, one: PlanToRun, run: Played, speed: float) -> Timeline:
     """Return the timeline of a machine whose compute has ``speed``, at the predicted clock."""
     now = replace(case, changes=Changes(compute_speed=speed))
     cost = now.cost_at(run.power.clock_mhz if run.power else None)
@@ -126,10 +126,10 @@ OTHER_SPEED: Final = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class PlanTimelines:
     """One plan's timelines: predicted, at present speed, and measured."""
 
-    candidate: Candidate
+    candidate: PlanToRun
     predicted: Timeline
     present: Timeline | None
     measured: Measured
@@ -169,7 +169,7 @@ def validate(request: ValidateRequest, progress: Progress = no_progress) -> Vali
     measured = runs.measured()
     speed = present_speed(predicted[1].cost, measured[1])
     compared = [
-        Compared(
+        PlanTimelines(
             candidate=one, predicted=drawn, measured=found,
             present=at_speed(case, one, run, speed) if speed else None,
         )
@@ -297,16 +297,16 @@ def _profile_notes(files: dict[str, PlanFile], profile: Profile) -> list[str]:
     ]
 
 
-def _candidates(case: Case, files: dict[str, PlanFile]) -> list[Candidate]:
+def _candidates(case: Case, files: dict[str, PlanFile]) -> list[PlanToRun]:
     """Return baseline, bound, and the given plans with the orders of their files."""
     baseline = baseline_plan(case)
     bound = replace(NO_COMM, sequence_parallel=baseline.sequence_parallel)
     ours = [
-        Candidate(name=name, plan=plan, order=order_of(case, plan))
+        PlanToRun(name=name, plan=plan, order=order_of(case, plan))
         for name, plan in ((BASELINE, baseline), (BOUND, bound))
     ]
     return ours + [
-        Candidate(name=name, plan=one.plan, order=one.order) for name, one in files.items()
+        PlanToRun(name=name, plan=one.plan, order=one.order) for name, one in files.items()
     ]
 
 
@@ -331,7 +331,7 @@ def _run(runs: Runs, spec: LaunchSpec, progress: Progress) -> bool:
     return False
 
 
-def _validated(case: Case, one: Compared, baseline: Compared) -> ValidatedPlan:
+def _validated(case: Case, one: PlanTimelines, baseline: PlanTimelines) -> ValidatedPlan:
     makespans = one.measured.makespans_ns
     measured = _measured(one.measured, baseline.measured) if makespans else None
     low, high = median_interval(makespans) if makespans else (0, 0)
@@ -456,7 +456,7 @@ def disturbances(measured: Sequence[Measured], speed: float | None) -> list[str]
     return found
 
 
-def _timelines(compared: Sequence[Compared]) -> dict[str, Timeline]:
+def _timelines(compared: Sequence[PlanTimelines]) -> dict[str, Timeline]:
     found = {}
     for one in compared:
         found[f"{one.candidate.name} predicted"] = one.predicted

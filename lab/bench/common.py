@@ -14,7 +14,7 @@ from statistics import mean, median
 from typing import Any, Final, NamedTuple
 
 from domino_tune.measure.importers import read_table
-from domino_tune.measure.importers.imported import Imported
+from domino_tune.measure.importers.imported import ImportedRows
 from domino_tune.measure.importers.tables import Line, records
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.resolve import place, unsliced
@@ -55,7 +55,7 @@ def facts_dir() -> Path:
 
 
 @cache
-def read_measured(name: str, importer: str) -> Imported:
+def read_measured(name: str, importer: str) -> ImportedRows:
     """Read a file of ``data/measured`` with the importer that users call."""
     return read_table(SOURCES.table(name), importer)
 

@@ -40,7 +40,12 @@ from domino_tune.measure.gpu.loads import captured
 from domino_tune.runtime.clock import HeadStart
 from domino_tune.runtime.lanes import Pace
 from domino_tune.runtime.lanes.lane import Handle, all_reduce
-from domino_tune.runtime.lanes.streams import HIGH_PRIORITY, StreamQueue, Wire, emulated_lane
+from domino_tune.runtime.lanes.streams import (
+    HIGH_PRIORITY,
+    EmulatedWire,
+    StreamQueue,
+    emulated_lane,
+)
 from domino_tune.runtime.launch_spec import QUEUES_SETTING
 from lab import Shape
 from lab.gpu.cases import SHAPES
@@ -151,7 +156,7 @@ class Contention:
     """Ops and emulated collectives, whose times alone are known once measured."""
 
     def __init__(self) -> None:
-        self._arena, self._wire = Arena(), Wire()
+        self._arena, self._wire = Arena(), EmulatedWire()
         self._alone_ns: dict[tuple[int, float, int], float] = {}
 
     def row(self, named: NamedWork) -> Row:
@@ -282,7 +287,10 @@ def _collectives(cell: Launched, device: torch.device, pace: Pace) -> Callable[[
     if device.type != "cuda":
         lane = emulated_lane(lambda _: pace, device)
         return lambda: lane.issue("row", call)
-    queue, wire = StreamQueue(timed=cell.launch == "eager" and cell.timed != "nothing"), Wire()
+    queue, wire = (
+        StreamQueue(timed=cell.launch == "eager" and cell.timed != "nothing"),
+        EmulatedWire(),
+    )
 
     def work() -> None:
         inside = cell.launch == "graph" and cell.timed == "collectives"

@@ -24,9 +24,9 @@ from torch.cuda import Event
 
 from domino_tune.measure.gpu import Work, recorded, since_ns, ticks_around
 from domino_tune.measure.gpu.loads import (
+    CapturedWork,
     CaptureError,
     Ran,
-    Replay,
     Sampler,
     back_to_back,
     nvml_meter,
@@ -232,7 +232,7 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 
-def lasting(device: torch.device, replay: Replay | None, seconds: float) -> Found:
+def lasting(device: torch.device, replay: CapturedWork | None, seconds: float) -> Found:
     """Return clock, power and steps of a replayed graph or of rest, settled after a while."""
     with Sampler(nvml_meter(device)) as sampler:
         begun_ns = time.perf_counter_ns()

@@ -21,7 +21,7 @@ from domino_tune.base.errors import RunError
 from domino_tune.measure.gpu import loads, since_ns
 from domino_tune.measure.gpu.loads import (
     FALLING_S,
-    Replay,
+    CapturedWork,
     Sampler,
     captured,
     family_replay,
@@ -83,7 +83,7 @@ class MarkClock:
 class Step(NamedTuple):
     """A captured step: ``marks`` has events of its ops, if timed, with these ``signatures``."""
 
-    replay: Replay
+    replay: CapturedWork
     marks: MarkClock
     signatures: tuple[Signature, ...]
     executor: Executor

@@ -33,7 +33,7 @@ class Kernel:
         return self.function.__name__
 
 
-class Compiled(NamedTuple):
+class CompiledEntry(NamedTuple):
     """An entry's C function: its symbol, and the object code that has it and all that it calls."""
 
     symbol: str

@@ -28,7 +28,7 @@ import numpy as np
 
 from simulator.kernels import (
     KERNELS,
-    Compiled,
+    CompiledEntry,
     Kernel,
     clocks,
     compiler,
@@ -125,14 +125,14 @@ def _add_symbols(llvm: Any) -> None:
 # The folder ---------------------------------------------------------------------------------------
 
 
-def _compiled() -> dict[str, Compiled]:
+def _compiled() -> dict[str, CompiledEntry]:
     try:
         return _kept(kernels_folder(), _key())
     except (OSError, RuntimeError) as error:  # no home is a RuntimeError
         return _compile(f" They cannot be kept ({error}); set {FOLDER_VARIABLE}.")
 
 
-def _kept(folder: Path, key: str) -> dict[str, Compiled]:
+def _kept(folder: Path, key: str) -> dict[str, CompiledEntry]:
     if not (folder / key).is_dir():
         with _locked(folder):
             if not (folder / key).is_dir():
@@ -148,7 +148,7 @@ def kernels_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "domino_tune/kernels"
 
 
-def _compile(why: str) -> dict[str, Compiled]:
+def _compile(why: str) -> dict[str, CompiledEntry]:
 
     print(
         f"Compiling the simulator's loops, once on this machine (10 to 20 s).{why}", file=sys.stderr
@@ -165,7 +165,7 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _write(folder: Path, compiled: dict[str, Compiled]) -> None:
+def _write(folder: Path, compiled: dict[str, CompiledEntry]) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         made = Path(temporary) / "made"
         made.mkdir()
@@ -176,10 +176,10 @@ def _write(folder: Path, compiled: dict[str, Compiled]) -> None:
         made.rename(folder)
 
 
-def _read(folder: Path) -> dict[str, Compiled]:
+def _read(folder: Path) -> dict[str, CompiledEntry]:
     index = json.loads((folder / "index.json").read_text("utf-8"))
     return {
-        name: Compiled(symbol, (folder / f"{name}.o").read_bytes())
+        name: CompiledEntry(symbol, (folder / f"{name}.o").read_bytes())
         for name, symbol in index.items()
     }
 
@@ -199,7 +199,7 @@ def _key() -> str:
 # Compile kernels to object code with numba; only a first start needs this, and imports numba.
 
 
-def compile_kernels() -> dict[str, Compiled]:
+def compile_kernels() -> dict[str, CompiledEntry]:
     """Return each entry's C function, which takes a pointer and the sizes of each array."""
     numba: Any = import_module("numba")
     # Code for any CPU of the architecture: it moves with images, and rounds alike everywhere.
@@ -230,7 +230,7 @@ def _type(numba: Any, argument: str) -> Any:
     return scalar if len(argument) == 1 else numba.types.Array(scalar, int(argument[1:]), "C")
 
 
-def _entry(numba: Any, kernel: Kernel, compiled: Any) -> Compiled:
+def _entry(numba: Any, kernel: Kernel, compiled: Any) -> CompiledEntry:
     names, arrays, types = list[str](), list[str](), list[Any]()
     for number, argument in enumerate(kernel.arguments):
         scalar = _scalar(numba, argument)
@@ -248,4 +248,4 @@ def _entry(numba: Any, kernel: Kernel, compiled: Any) -> Compiled:
     exec("\n".join(lines), scope)
     made = numba.cfunc(numba.int64(*types))(scope["entry"])
     # Numba has no public way to keep code of another process's; tests hold this one.
-    return Compiled(made.native_name, made._library._get_compiled_object())
+    return CompiledEntry(made.native_name, made._library._get_compiled_object())

@@ -51,7 +51,7 @@ class Pricing(NamedTuple):
         return tuple(map(len, self.families))
 
 
-class State(NamedTuple):
+class PlayerState(NamedTuple):
     """What the player ended with, in ns: makespan, compute, comm and exposed, of each lane, and
     when the host had issued all."""
 
@@ -72,11 +72,11 @@ class ProgramArrays:
     parts: Ints
     curve: Floats
 
-    def play(self, pricing: Pricing, *, shortcut: bool = True, led: bool = False) -> State:
+    def play(self, pricing: Pricing, *, shortcut: bool = True, led: bool = False) -> PlayerState:
         """Return the sums of a play; ``led``: behind a host that had issued all before, where
         nothing stops it. Raise InputError if times could leave 64 bits."""
         state = self._play(pricing, _NO_SPANS, shortcut=shortcut, led=led).tolist()
-        return State(
+        return PlayerState(
             (state[player.NOW], *state[: player.LANE_NS]),
             tuple(state[player.LANE_NS : player.LANE_NS + int(self.config[player.C_LANES])]),
             state[player.HOST],

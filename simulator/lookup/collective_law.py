@@ -19,7 +19,7 @@ from simulator.lookup import (
 from simulator.ops import CollectiveKind
 
 
-class Law(NamedTuple):
+class CollectiveLaw(NamedTuple):
     """A collective's time in two shares, its source and expected error."""
 
     latency_us: float
@@ -32,9 +32,9 @@ class Law(NamedTuple):
         """Latency plus transfer, in µs."""
         return self.latency_us + self.transfer_us
 
-    def scaled(self, factor: float, error: float) -> Law:
+    def scaled(self, factor: float, error: float) -> CollectiveLaw:
         """Return the law times ``factor``, which is assumed."""
-        return Law(self.latency_us * factor, self.transfer_us * factor, "assumed", error)
+        return CollectiveLaw(self.latency_us * factor, self.transfer_us * factor, "assumed", error)
 
 
 # Piecewise α–β law of one kind of collective on one group of ranks --------------------------------

@@ -30,7 +30,7 @@ from simulator.lookup import (
     row_error,
     widened,
 )
-from simulator.lookup.collective_law import COLLECTIVES, CollectiveFit, GroupKey, Law
+from simulator.lookup.collective_law import COLLECTIVES, CollectiveFit, CollectiveLaw, GroupKey
 from simulator.lookup.experts import DEFAULT_SMS, ExpertExchange
 from simulator.ops import MULTIMEM, Collective, CollectiveKind, Gemm
 
@@ -129,9 +129,9 @@ class CollectiveTable:
         experts' dispatches."""
         return sorted(group for group in {*self._rows, *self._fits} if group[0] not in DEFAULT_SMS)
 
-    def _law(self, c: Collective) -> Law:
+    def _law(self, c: Collective) -> CollectiveLaw:
         if c.ranks == 1:
-            return Law(0.0, 0.0, "measured", 0.0)
+            return CollectiveLaw(0.0, 0.0, "measured", 0.0)
         if c.op in DEFAULT_SMS:
             return self._exchange.law(c)
         if c.algo == "ring":
@@ -156,7 +156,7 @@ class CollectiveTable:
             f"with `profiles import`, or use a group it has."
         )
 
-    def _ring(self, c: Collective) -> Law:
+    def _ring(self, c: Collective) -> CollectiveLaw:
         """Return the law without NVSwitch's sums: a ring all-reduce is a scatter and a gather.
 
         It has one latency. NCCL's own choice is not slower than a ring.
@@ -170,13 +170,13 @@ class CollectiveTable:
         if any(law.source == "assumed" for law in halves):  # taken from this all-reduce
             return chosen.scaled(1.0, max(chosen.error, expected.COLLECTIVE_HALF.error))
         transfer = sum(law.transfer_us for law in halves)
-        ring = Law(
+        ring = CollectiveLaw(
             max(law.latency_us for law in halves), transfer, "assumed",
             max(expected.COLLECTIVE_RING.error, *(law.error for law in halves)),
         )  # fmt: skip
         return max(ring, chosen, key=lambda law: law.total_us)
 
-    def _known(self, c: Collective) -> Law | None:
+    def _known(self, c: Collective) -> CollectiveLaw | None:
         """Return the law from rows or a fit of the same group."""
         group = (c.op, c.nodes, c.per_node, c.ctas)
         if group in self._rows:
@@ -186,9 +186,9 @@ class CollectiveTable:
             return None
         far = reach(c.size_bytes, _lowest(fit.min_bytes), fit.max_bytes)
         source, error = widened(fit.kind, fit.error, far)
-        return Law(fit.latency_us, fit.transfer_us(c.size_bytes), source, error)
+        return CollectiveLaw(fit.latency_us, fit.transfer_us(c.size_bytes), source, error)
 
-    def _from_rows(self, rows: Sequence[CollectiveRow], size: int) -> Law:
+    def _from_rows(self, rows: Sequence[CollectiveRow], size: int) -> CollectiveLaw:
         """Return the row of that size, else the α–β line through its two neighbours."""
         sizes = [row.bytes for row in rows]
         index = bisect_left(sizes, size)
@@ -196,11 +196,11 @@ class CollectiveTable:
         if index < len(rows) and sizes[index] == size:
             row = rows[index]
             low = min(latency, row.median_us)
-            return Law(low, row.median_us - low, "measured", row_error(row))
+            return CollectiveLaw(low, row.median_us - low, "measured", row_error(row))
         if index == 0 or len(rows) == 1:
             ratio = max(1.0, size / sizes[-1])
             source, error = self._row_source(size, sizes)
-            return Law(latency, latency * (ratio - 1), source, error)
+            return CollectiveLaw(latency, latency * (ratio - 1), source, error)
         index = min(index, len(rows) - 1)
         left, right = rows[index - 1], rows[index]
         slope = (right.median_us - left.median_us) / (right.bytes - left.bytes)
@@ -208,7 +208,7 @@ class CollectiveTable:
         total = left.median_us + slope * (size - left.bytes)
         total = max(total, right.median_us) if beyond else total
         source, error = self._row_source(size, sizes)
-        return Law(min(latency, total), max(0.0, total - latency), source, error)
+        return CollectiveLaw(min(latency, total), max(0.0, total - latency), source, error)
 
     def _row_source(self, size: int, sizes: Sequence[int]) -> tuple[Source, float]:
         how_far = reach(size, _lowest(sizes[0]), sizes[-1])
@@ -216,7 +216,7 @@ class CollectiveTable:
             return "interpolated", self._table_error
         return widened("fitted", self._table_error, how_far)
 
-    def _from_sibling_op(self, c: Collective) -> Law | None:
+    def _from_sibling_op(self, c: Collective) -> CollectiveLaw | None:
         """Return the law of another op, scaled to a gather, scatter, broadcast, exchange or send.
 
         A ring all-reduce is a reduce-scatter and an all-gather, so each is half of it. A broadcast
@@ -241,14 +241,14 @@ class CollectiveTable:
             whole = self._law(c._replace(op="all_gather", size_bytes=c.size_bytes * c.ranks))
             step_us = whole.transfer_us / (c.ranks - 1)
             error = max(expected.PEER_COPY.error, whole.error)
-            return Law(PEER_COPY_LATENCY_US, step_us, "assumed", error)
+            return CollectiveLaw(PEER_COPY_LATENCY_US, step_us, "assumed", error)
         if c.op == "send_recv":
             pair = (1, 2) if c.nodes == 1 else (2, 1)
             law = self._law(Collective("all_gather", 2 * c.size_bytes, *pair))
             return law.scaled(1.0, max(expected.COLLECTIVE_RELATED.error, law.error))
         return None
 
-    def _from_other_groups(self, c: Collective) -> Law | None:
+    def _from_other_groups(self, c: Collective) -> CollectiveLaw | None:
         """Interpolate between timed groups over log₂ of the ranks per node, or of the nodes."""
         single, sizes = c.nodes == 1, self._neighbours(c)
         if len(sizes) < 2:
@@ -269,8 +269,8 @@ class CollectiveTable:
         far = reach(want, sizes[0], sizes[-1])
         error = expected.COLLECTIVE_GROUPS.error * (1 + math.log2(far))
         if "assumed" in (low.source, high.source):
-            return Law(latency, transfer, "assumed", max(error, low.error, high.error))
-        return Law(latency, transfer, "extrapolated", error)
+            return CollectiveLaw(latency, transfer, "assumed", max(error, low.error, high.error))
+        return CollectiveLaw(latency, transfer, "extrapolated", error)
 
     def _neighbours(self, c: Collective) -> list[int]:
         """Return the ranks per node, or the numbers of nodes, with which the op was timed."""
@@ -280,7 +280,7 @@ class CollectiveTable:
             if (op, ctas) == (c.op, 0) and (n == 1 if c.nodes == 1 else (n > 1 and p == c.per_node))
         )
 
-    def _from_one_group(self, c: Collective) -> Law | None:
+    def _from_one_group(self, c: Collective) -> CollectiveLaw | None:
         """Scale the only timed group (assumed): latency ∝ log₂ of ranks, transfer as in a ring."""
         sizes = self._neighbours(c)
         if len(sizes) != 1:
@@ -290,14 +290,14 @@ class CollectiveTable:
         assert law is not None
         ring = (1 - 1 / c.ranks) / (1 - 1 / only.ranks)
         steps = math.log2(c.ranks) / math.log2(only.ranks)
-        return Law(
+        return CollectiveLaw(
             law.latency_us * steps,
             law.transfer_us * ring,
             "assumed",
             expected.COLLECTIVE_ONE_GROUP.error,
         )
 
-    def _from_wires(self, c: Collective) -> Law | None:
+    def _from_wires(self, c: Collective) -> CollectiveLaw | None:
         """Return the law of several nodes without timings: the slower of node links and NICs.
 
         Each rank has its own NIC, and each doubling of the nodes adds a NIC latency. A ring over n
@@ -312,11 +312,11 @@ class CollectiveTable:
         wire_bytes = passes * (c.nodes - 1) / c.nodes * c.size_bytes / nics
         wire_us = wire_bytes / (self._nic_gb_s * 1e3)
         latency = inside.latency_us + self._nic_latency_us * math.log2(c.nodes)
-        return Law(
+        return CollectiveLaw(
             latency, max(wire_us, inside.transfer_us), "assumed", expected.COLLECTIVE_WIRES.error
         )
 
-    def _with_ctas(self, c: Collective) -> Law:
+    def _with_ctas(self, c: Collective) -> CollectiveLaw:
         """Return the law of a gather or scatter, assuming that CTAs slow it like the all-reduce.
 
         Raise MissingSectionError if the all-reduce was not timed with this number of CTAs either.

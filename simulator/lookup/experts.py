@@ -30,12 +30,12 @@ from simulator.lookup import (
     row_error,
     widened,
 )
-from simulator.lookup.collective_law import CollectiveFit, GroupKey, Law
+from simulator.lookup.collective_law import CollectiveFit, CollectiveLaw, GroupKey
 from simulator.lookup.gemm_law import (
     FAR_OCTAVES,
     SAME_RATE,
+    GemmParts,
     Params,
-    Parts,
     TiledLaw,
     check_params,
     make_law,
@@ -126,7 +126,7 @@ class GroupedLaw:
         self.fit, self._sms = fit, sm_count
         self._law = cast("TiledLaw", make_law(LAW, fit.params, sm_count))
 
-    def parts(self, gemm: Gemm, *, times: Times | None = None) -> Parts:
+    def parts(self, gemm: Gemm, *, times: Times | None = None) -> GemmParts:
         """Return the call's time and its fixed, FLOP-bound and memory-bound parts.
 
         ``times`` replaces those of the gemm's layout.
@@ -245,7 +245,7 @@ class ExpertExchange:
                 self._fits.setdefault((op, nodes, per_node), {})[sms] = fit
         self._nic_gb_s, self._nic_latency_us = nic_gb_s, nic_latency_us
 
-    def law(self, c: Collective) -> Law:
+    def law(self, c: Collective) -> CollectiveLaw:
         """Return the law; raise MissingSectionError if nothing related was timed."""
         found = self._timed(c) or self._between(c) or self._over_network(c)
         if found is None and c.op in STANDS_IN:
@@ -259,7 +259,7 @@ class ExpertExchange:
             )
         return found
 
-    def _timed(self, c: Collective) -> Law | None:
+    def _timed(self, c: Collective) -> CollectiveLaw | None:
         """Return the law of the group's own timings, between those of its numbers of SMs."""
         by_sms = self._fits.get((c.op, c.nodes, c.per_node))
         if by_sms is None:
@@ -277,7 +277,7 @@ class ExpertExchange:
         weight = math.log(sms / known[right - 1]) / math.log(known[right] / known[right - 1])
         return _mixed(low, high, weight, max(low.error, high.error))
 
-    def _between(self, c: Collective) -> Law | None:
+    def _between(self, c: Collective) -> CollectiveLaw | None:
         """Interpolate over log₂ of ranks of one node or domain, or of nodes, within the timed ones
         and, in a domain, beyond them."""
         single = c.nodes == 1
@@ -297,17 +297,17 @@ class ExpertExchange:
             factor = max(1.0, math.log2(want) / math.log2(nearest))
             ring = (1 - 1 / want) / (1 - 1 / nearest)
             off = max(only.error, error * (1 + math.log2(reach(want, sizes[0], sizes[-1]))))
-            return Law(only.latency_us * factor, only.transfer_us * ring, "assumed", off)
+            return CollectiveLaw(only.latency_us * factor, only.transfer_us * ring, "assumed", off)
         low, high = self._of(c, sizes[right - 1]), self._of(c, sizes[right])
         weight = math.log2(want / sizes[right - 1]) / math.log2(sizes[right] / sizes[right - 1])
         return _mixed(low, high, weight, max(error, low.error, high.error))
 
-    def _of(self, c: Collective, size: int) -> Law:
+    def _of(self, c: Collective, size: int) -> CollectiveLaw:
         found = self._timed(c._replace(per_node=size) if c.nodes == 1 else c._replace(nodes=size))
         assert found is not None
         return found
 
-    def _over_network(self, c: Collective) -> Law | None:
+    def _over_network(self, c: Collective) -> CollectiveLaw | None:
         """Return the slower of the node's law and the NICs, as said above."""
         if c.nodes == 1 or self._nic_gb_s is None or self._nic_latency_us is None:
             return None
@@ -315,25 +315,25 @@ class ExpertExchange:
         wire_us = network_bytes(c) / (1e3 * self._nic_gb_s)
         latency_us = inside.latency_us + self._nic_latency_us * math.log2(c.nodes)
         error = max(inside.error, expected.COLLECTIVE_WIRES.error)
-        return Law(latency_us, max(wire_us, inside.transfer_us), "assumed", error)
+        return CollectiveLaw(latency_us, max(wire_us, inside.transfer_us), "assumed", error)
 
 
-def _law(fit: CollectiveFit, c: Collective) -> Law:
+def _law(fit: CollectiveFit, c: Collective) -> CollectiveLaw:
     source, error = widened(fit.kind, fit.error, reach(c.size_bytes, 1, fit.max_bytes))
     rows = c.size_bytes / c.row_bytes if c.row_bytes else 0
     transfer_us = fit.transfer_us(c.size_bytes) + 1e-3 * fit.ns_per_row * rows
-    return Law(fit.latency_us, transfer_us, source, error)
+    return CollectiveLaw(fit.latency_us, transfer_us, source, error)
 
 
-def _beyond(law: Law, slower: float, far: float) -> Law:
+def _beyond(law: CollectiveLaw, slower: float, far: float) -> CollectiveLaw:
     error = max(law.error, expected.COLLECTIVE_GROUPS.error * (1 + math.log2(far)))
-    return Law(law.latency_us, law.transfer_us * slower, "assumed", error)
+    return CollectiveLaw(law.latency_us, law.transfer_us * slower, "assumed", error)
 
 
-def _mixed(low: Law, high: Law, weight: float, error: float) -> Law:
+def _mixed(low: CollectiveLaw, high: CollectiveLaw, weight: float, error: float) -> CollectiveLaw:
     latency_us, transfer_us = (
         a + weight * (b - a)
         for a, b in ((low.latency_us, high.latency_us), (low.transfer_us, high.transfer_us))
     )
     assumed = "assumed" in (low.source, high.source)
-    return Law(latency_us, transfer_us, "assumed" if assumed else "interpolated", error)
+    return CollectiveLaw(latency_us, transfer_us, "assumed" if assumed else "interpolated", error)

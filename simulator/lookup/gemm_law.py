@@ -63,7 +63,7 @@ PARAMETERS: Final[dict[str, Limits]] = {"tiled": _TILED_LIMITS, "roofline": _ROO
 _OPTIONAL: Final = frozenset({"element_bytes"})
 
 
-class Parts(NamedTuple):
+class GemmParts(NamedTuple):
     """Time of one GEMM and its fixed, FLOP-bound and memory-bound parts, in µs."""
 
     total_us: float
@@ -75,7 +75,7 @@ class Parts(NamedTuple):
 class Law(Protocol):
     """Interface of every law."""
 
-    def parts(self, m: int, n: int, k: int) -> Parts:
+    def parts(self, m: int, n: int, k: int) -> GemmParts:
         """Return the time of C[m, n] = A[m, k] · B[k, n]; the three parts sum to the total."""
         ...
 
@@ -93,12 +93,12 @@ class RooflineLaw:
     bytes_per_us: float
     element_bytes: float = _ELEMENT_BYTES
 
-    def parts(self, m: int, n: int, k: int) -> Parts:
+    def parts(self, m: int, n: int, k: int) -> GemmParts:
         """See Law."""
         flops_us = 2 * m * n * k / self.flops_per_us
         memory_us = self.element_bytes * (m * k + n * k + m * n) / self.bytes_per_us
         total = self.fixed_us + flops_us + memory_us
-        return Parts(total, self.fixed_us, flops_us, memory_us)
+        return GemmParts(total, self.fixed_us, flops_us, memory_us)
 
     def times_us(self, m: Floats, n: Floats, k: Floats) -> Floats:
         """See Law."""
@@ -137,7 +137,7 @@ class TiledLaw:
     tile_mflop_us: tuple[float, ...]
     tile_us: tuple[float, ...]
 
-    def parts(self, m: int, n: int, k: int) -> Parts:
+    def parts(self, m: int, n: int, k: int) -> GemmParts:
         """See Law; the norm is divided between compute and memory by their p-th powers."""
         gflop = 2e-9 * m * n * k
         compute = self.multiply_us(m, n, k, self.sm_count) * self.slower(gflop)
@@ -152,12 +152,12 @@ class TiledLaw:
         """Return the time of these bytes, in us."""
         return moved_mb / self.mb_us * math.exp(self.bandwidth_bend * _bend(moved_mb))
 
-    def joined(self, compute: float, memory: float) -> Parts:
+    def joined(self, compute: float, memory: float) -> GemmParts:
         """Return the time of compute beside memory."""
         ratio = (memory / compute) ** self.norm
         both = compute * (1 + ratio) ** (1 / self.norm)
         flops_us = both / (1 + ratio)
-        return Parts(self.fixed_us + both, self.fixed_us, flops_us, both - flops_us)
+        return GemmParts(self.fixed_us + both, self.fixed_us, flops_us, both - flops_us)
 
     def multiply_us(self, m: int, n: int, k: int, sms: float) -> float:
         """Return the time of the fastest tile on ``sms`` SMs."""

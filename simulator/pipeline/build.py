@@ -62,7 +62,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Numbered:
+class NumberedPasses:
     """The different passes of a pipeline, and the number of each task's."""
 
     pieces: tuple[Piece, ...]
@@ -81,14 +81,14 @@ def piece_of(ranks: Ranks, rank: int, action: Action, firsts: Mapping[str, int])
 
 
 @lru_cache(maxsize=64)
-def _numbered(wires: Wiring, ranks: Ranks, firsts: tuple[tuple[str, int], ...]) -> Numbered:
+def _numbered(wires: Wiring, ranks: Ranks, firsts: tuple[tuple[str, int], ...]) -> NumberedPasses:
     numbers: dict[Piece, int] = {}
     known = dict(firsts)
     of_kind = [
         numbers.setdefault(piece_of(ranks, rank, action, known), len(numbers))
         for rank, action in wires.kinds.firsts
     ]
-    return Numbered(tuple(numbers), np.array(of_kind, np.int64)[wires.kinds.of_task])
+    return NumberedPasses(tuple(numbers), np.array(of_kind, np.int64)[wires.kinds.of_task])
 
 
 def pieces_of(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Pieces:
@@ -140,7 +140,7 @@ class Pieces:
         return self.wires.orders
 
     @cached_property
-    def numbered(self) -> Numbered:
+    def numbered(self) -> NumberedPasses:
         """The different passes, and the number of each task's."""
         return _numbered(self.wires, self.ranks, tuple(self._firsts.items()))
 
@@ -305,7 +305,7 @@ def _only(segments: Iterable[Segment], *, wgrads: bool) -> list[Segment]:
     return kept
 
 
-class Lane(NamedTuple):
+class ReplicaTimes(NamedTuple):
     """The times of what a chunk plays on the data-parallel lane: gathers of its parameters, with
     which an iteration begins, and sums of its gradients over the replicas."""
 
@@ -320,7 +320,7 @@ class PipelineBuilder:
     pieces: Pieces
     cost: CostModel
     _played: dict[int, Totals] = field(default_factory=dict)
-    _lanes: dict[int, Lane] = field(default_factory=dict)
+    _lanes: dict[int, ReplicaTimes] = field(default_factory=dict)
     _led: dict[Piece, Led] = field(default_factory=dict)
 
     @property
@@ -408,12 +408,12 @@ class PipelineBuilder:
 
     # Data parallelism ---------------------------------------------------------------------------
 
-    def _lane(self, rank: int, number: int) -> Lane:
+    def _lane(self, rank: int, number: int) -> ReplicaTimes:
         """Return what a chunk plays on the data-parallel lane."""
         sizes = self.pieces.bucket_sizes(rank, number)
         key = id(sizes)  # which the pieces keep
         if key not in self._lanes:
-            self._lanes[key] = Lane(self._gathers_ns(sizes), self._buckets_ns(sizes))
+            self._lanes[key] = ReplicaTimes(self._gathers_ns(sizes), self._buckets_ns(sizes))
         return self._lanes[key]
 
     def _buckets_ns(self, sizes: list[Held]) -> tuple[int, ...]:
@@ -486,7 +486,7 @@ def _led_share(whole: Led, piece: Piece, alone: list[Led]) -> Led:
 
 
 @lru_cache(maxsize=16)
-def _behind(wires: Wiring, numbered: Numbered, computes: tuple[int, ...], depth: int) -> Ints:
+def _behind(wires: Wiring, numbered: NumberedPasses, computes: tuple[int, ...], depth: int) -> Ints:
     """Return for each task the number of its rank's latest one that must be done before the queue
     has room for it, −1 for none. ``computes``: the compute ops of each pass."""
     each = np.array(computes, np.int64)[numbered.of_task]

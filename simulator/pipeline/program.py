@@ -43,7 +43,7 @@ class Message(NamedTuple):
     receiver: int
 
 
-class Task(NamedTuple):
+class PipelineTask(NamedTuple):
     """One action and its time alone, behind a host far ahead. ``reads``, ``sends``: numbers of
     messages, −1 for none.
 
@@ -69,7 +69,7 @@ class PipelineProgram:
     """The tasks of each rank, and the messages between them, over ``wires``, which number them.
 
     ``passes``: ``duration_ns``, ``late_ns``, ``issued_ns`` and ``held_ns`` of the different
-    passes, a row a pass; ``of_task``: each task's row; ``behind``: as of a ``Task``.
+    passes, a row a pass; ``of_task``: each task's row; ``behind``: as of a ``PipelineTask``.
     ``message_ns``: of each message. ``gathers_ns``, ``buckets_ns``: of the tasks that have some.
     ``rendezvous``, ``blocking``: as in the module's docstring.
     ``summed_ns``: each rank's way from its last gradient to the norm's sum over all ranks.
@@ -91,7 +91,7 @@ class PipelineProgram:
     tied_ns: int = 0
 
     @cached_property
-    def ranks(self) -> tuple[tuple[Task, ...], ...]:
+    def ranks(self) -> tuple[tuple[PipelineTask, ...], ...]:
         """The tasks of each rank."""
         return tuple(self.tasks(rank) for rank in range(len(self.wires.orders)))
 
@@ -106,13 +106,13 @@ class PipelineProgram:
         first = self.wires.first
         return range(int(first[rank]), int(first[rank + 1]))
 
-    def tasks(self, rank: int) -> tuple[Task, ...]:
+    def tasks(self, rank: int) -> tuple[PipelineTask, ...]:
         """Return the tasks of a rank."""
         found = []
         for number, one in zip(self.numbers(rank), self.wires.ranks[rank], strict=True):
             duration_ns, late_ns, issued_ns, held_ns = self.passes[self.of_task[number]].tolist()
             found.append(
-                Task(
+                PipelineTask(
                     one.action, duration_ns, one.reads, one.sends,
                     self.gathers_ns.get(number, ()), self.buckets_ns.get(number, ()),
                     late_ns, issued_ns, held_ns, int(self.behind[number]),

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from functools import cache
 from typing import Any, Final, cast
 
-from domino_tune.report.data import ReportData, Sensitivity, Shown, Sweep
+from domino_tune.report.data import ReportData, Sensitivity, ShownTimeline, SweepPlot
 from domino_tune.results.layouts import LayoutResult, Layouts
 from domino_tune.results.simulate import (
     BASELINE,
@@ -51,11 +51,11 @@ def case(
     )
 
 
-def shown(on: Case, plan: SlicePlan) -> Shown:
+def shown(on: Case, plan: SlicePlan) -> ShownTimeline:
     """The simulated plan, with each op's time alone."""
     timeline = simulate(on, plan)
     alone = tuple(on.cost.duration_ns(op.signature) for op in timeline.ops)
-    return Shown(plan=plan, timeline=timeline, alone_ns=alone)
+    return ShownTimeline(plan=plan, timeline=timeline, alone_ns=alone)
 
 
 def result_of(on: Case, plan: SlicePlan = SLICED) -> SimulateResult:
@@ -192,7 +192,7 @@ def full_data(on: Case, said: str = "words") -> ReportData:
         ),
         heat_note=said,
         sensitivity=(Sensitivity(key=said, low=said, high=said, low_ms=18.0, high_ms=25.0),),
-        sweeps=(Sweep(x_label=said, xs=(said, "2"), series={said: (1.0, 2.0)}),),
+        sweeps=(SweepPlot(x_label=said, xs=(said, "2"), series={said: (1.0, 2.0)}),),
         sources={said: Provenance(kind="measured", source=said, error=0.1, note=said)},
         commands=((said, said),),
     )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 
 import simpy
 
-from simulator.pipeline.program import PipelineProgram, PipelineRun, Task
+from simulator.pipeline.program import PipelineProgram, PipelineRun, PipelineTask
 
 _Process = Generator[simpy.Event, Any, None]
 
@@ -92,7 +92,7 @@ class _Engine:
         yield simpy.AllOf(env, sums)
         self.gradients_at[rank] = int(env.now)
 
-    def _post(self, task: Task) -> None:
+    def _post(self, task: PipelineTask) -> None:
         """Post the receive of the message that ``task`` reads, at most once."""
         if task.reads >= 0 and not self.awaited[task.reads].triggered:
             self.awaited[task.reads].succeed()
@@ -109,7 +109,7 @@ class _Engine:
         self.message_spans[number] = start, int(self.env.now)
         self.arrived[number].succeed()
 
-    def _bucket(self, rank: int, task: Task, number: int) -> simpy.Process:
+    def _bucket(self, rank: int, task: PipelineTask, number: int) -> simpy.Process:
         """Sum a bucket of the task that starts now, once its gradients are there."""
         count = len(task.buckets_ns)
         ready_ns = task.duration_ns * (number + 1) // count

@@ -7,7 +7,7 @@ from typing import Any
 
 from domino_tune.requests import LayoutRequest, ScaleRequest, TuneRequest, WhatIfRequest
 from domino_tune.requests.options import Request
-from domino_tune.service.work import Outcome, Step, StopReason
+from domino_tune.service.work import JobStep, Outcome, StopReason
 from domino_tune.service.work.kinds import run_job
 from domino_tune.service.work.task import Task
 from domino_tune.store.files import bundled_bytes
@@ -29,7 +29,7 @@ class Silent:
     def __init__(self, stop: StopReason | None = None) -> None:
         self.stop = stop
 
-    def tell(self, step: Step) -> None:
+    def tell(self, step: JobStep) -> None:
         """Do nothing."""
 
 

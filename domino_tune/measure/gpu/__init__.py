@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from domino_tune.runtime.clock import HeadStart, spin, timed_event
 from domino_tune.runtime.lanes import MOVED_PER_BYTE, Pace
-from domino_tune.runtime.lanes.streams import HIGH_PRIORITY, StreamQueue, Wire
+from domino_tune.runtime.lanes.streams import HIGH_PRIORITY, EmulatedWire, StreamQueue
 from domino_tune.runtime.launch.context import RankContext
 from domino_tune.runtime.ops.layers import add_product
 
@@ -238,7 +238,7 @@ class Gate:
 
     def __init__(self) -> None:
         self.head_start = HeadStart(SPIN_NS)
-        self._wire, self._stream = Wire(), StreamQueue(HIGH_PRIORITY).stream
+        self._wire, self._stream = EmulatedWire(), StreamQueue(HIGH_PRIORITY).stream
         pinned = torch.zeros(MOST_DELAY_BYTES, dtype=torch.uint8, pin_memory=True)
         self._delay = torch.empty_like(pinned, device="cuda"), pinned
         self._warm_up()

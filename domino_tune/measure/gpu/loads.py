@@ -133,7 +133,7 @@ CALLS: Final = 4
 """Calls of each of a family's works in a graph."""
 
 
-class Replay(NamedTuple):
+class CapturedWork(NamedTuple):
     """Captured work. ``keeps``: what owns the memory that the graph reads."""
 
     graph: torch.cuda.CUDAGraph
@@ -152,7 +152,7 @@ class CaptureError(RunError):
     """A capture failed. Torch's random numbers cannot be trusted in this process any more."""
 
 
-def captured(make: Callable[[], Callable[[], object]]) -> Replay:
+def captured(make: Callable[[], Callable[[], object]]) -> CapturedWork:
     """Return a graph of the work that ``make`` returns, which runs eagerly before. Raise
     CaptureError where that fails.
 
@@ -173,10 +173,10 @@ def captured(make: Callable[[], Callable[[], object]]) -> Replay:
     except (RuntimeError, AssertionError) as error:
         torch.cuda.set_stream(usual)  # a failed capture may leave its own stream current
         raise CaptureError(f"No graph could be captured: {root_cause(error)}") from error
-    return Replay(graph, work)
+    return CapturedWork(graph, work)
 
 
-def family_replay(family: str) -> Replay:
+def family_replay(family: str) -> CapturedWork:
     """Return a graph of ops of one family."""
 
     def make() -> Callable[[], None]:
@@ -192,7 +192,7 @@ def family_replay(family: str) -> Replay:
     return captured(make)
 
 
-def back_to_back(replays: Sequence[Replay], seconds: float) -> list[Ran]:
+def back_to_back(replays: Sequence[CapturedWork], seconds: float) -> list[Ran]:
     """Replay them in turn for about ``seconds`` without a pause, each at least once."""
     under_way: deque[tuple[int, torch.cuda.Event]] = deque()
     found: list[Ran] = []

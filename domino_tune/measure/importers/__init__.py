@@ -10,7 +10,7 @@ from domino_tune.measure.importers.imported import (
     ASSUMED,
     NO_HINTS,
     Hints,
-    Imported,
+    ImportedRows,
     Importer,
     key_of,
     merged_section,
@@ -40,7 +40,7 @@ from simulator.profile import (
 )
 
 __all__ = [
-    "IMPORTERS", "NO_HINTS", "Hints", "Imported", "Importer", "descriptions", "import_into",
+    "IMPORTERS", "NO_HINTS", "Hints", "ImportedRows", "Importer", "descriptions", "import_into",
     "not_from", "read_table",
 ]  # fmt: skip
 
@@ -67,7 +67,7 @@ _SECTION_TYPES: Final[dict[str, Any]] = {
 }
 
 
-def read_table(data: bytes, importer: str, hints: Hints = NO_HINTS) -> Imported:
+def read_table(data: bytes, importer: str, hints: Hints = NO_HINTS) -> ImportedRows:
     """Return the rows of a file in the named format; raise InputError with place and reason."""
     if importer not in IMPORTERS:
         raise unknown_name("importer", importer, IMPORTERS)
@@ -79,7 +79,7 @@ def descriptions() -> list[tuple[str, str]]:
     return [(name, one.description) for name, one in IMPORTERS.items()]
 
 
-def import_into(profile: Profile, imported: Imported, *, source: str, data: bytes) -> Profile:
+def import_into(profile: Profile, imported: ImportedRows, *, source: str, data: bytes) -> Profile:
     """Return the profile with the rows added; a row replaces the old one of the same signature.
 
     The section's laws stay, after the rows; those of an assumed section are assumed, see

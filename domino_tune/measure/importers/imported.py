@@ -268,7 +268,7 @@ NO_HINTS = Hints()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Imported:
+class ImportedRows:
     """Rows of one section, sorted, one for each signature.
 
     ``note`` names what was left out; ``warnings`` say why look-ups may not profit.
@@ -303,7 +303,7 @@ class Importer:
         series = f", and at least one of {self.series}" if self.series else ""
         return f"{self.about} Columns: {', '.join(self.columns)}{series}."
 
-    def __call__(self, data: bytes, hints: Hints = NO_HINTS) -> Imported:
+    def __call__(self, data: bytes, hints: Hints = NO_HINTS) -> ImportedRows:
         """Return the rows of the file, each signature once, compared with the hints' machine."""
         takes_unit = "us" in self.columns
         if hints.unit is not None and not takes_unit:
@@ -323,7 +323,7 @@ class Importer:
         warnings += twice
         if hints.machine is not None:
             warnings += lifted_rows(rows, hints.machine)
-        return Imported(section=self.section, rows=rows, note=note, warnings=warnings)
+        return ImportedRows(section=self.section, rows=rows, note=note, warnings=warnings)
 
 
 def text_of(data: bytes) -> str:

@@ -13,9 +13,9 @@ from domino_tune.measure.importers.nccl_tables import (
     IN_PLACE,
     OTHERS,
     RANK,
-    Group,
-    Table,
-    Timing,
+    MeasuredGroup,
+    NcclTable,
+    NcclTiming,
     group_of,
     program_name,
     rows_of,
@@ -52,11 +52,11 @@ def _read_text(data: bytes, hints: Hints) -> Found:
     return rows, _tables_note(tables, used, labels)
 
 
-def _is_other(table: Table) -> bool:
+def _is_other(table: NcclTable) -> bool:
     return table.program is not None and program_name(table.program) in OTHERS
 
 
-def _table_group(table: Table, hints: Hints) -> Group:
+def _table_group(table: NcclTable, hints: Hints) -> MeasuredGroup:
     hosts = table.hosts
     group = group_of(table.program, hosts, hints)
     if table.program is None:
@@ -69,7 +69,9 @@ def _table_group(table: Table, hints: Hints) -> Group:
     return group
 
 
-def _tables_note(tables: Sequence[Table], used: Sequence[Table], labels: Counter[str]) -> str:
+def _tables_note(
+    tables: Sequence[NcclTable], used: Sequence[NcclTable], labels: Counter[str]
+) -> str:
     """Return what the tables are, where there are several."""
     if len(tables) == 1:
         return ""
@@ -117,13 +119,13 @@ def _read_json(data: bytes, hints: Hints) -> Found:
     return rows_of(group, found, hints), ""
 
 
-def _json_timing(value: Any) -> Timing | None:
+def _json_timing(value: Any) -> NcclTiming | None:
     if value is None:
         return None
     if "time" not in value:
         raise InputError("nccl-tests timed the CPU (-C); run it without -C to time the collective.")
     wrong = value["nwrong"]
-    return Timing(
+    return NcclTiming(
         time_us=float(value["time"]),
         bus_gb_s=float(value["bus_bw"]),
         wrong=0.0 if wrong is None else float(wrong),

@@ -41,7 +41,7 @@ _BUSBW_TOLERANCE: Final = 0.03
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timing:
+class NcclTiming:
     """One direction (out of place, or in place) of one size. ``wrong``: number of wrong elements;
     ``deviation``: the largest one; older versions of nccl-tests allow up to ``allowed``."""
 
@@ -52,14 +52,14 @@ class Timing:
     allowed: float = math.inf
 
 
-Both = tuple[Timing | None, Timing | None]
+Both = tuple[NcclTiming | None, NcclTiming | None]
 """Timings out of place and in place."""
 Result = tuple[str, int, Both]
 """Place in the file, bytes, timings."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class MeasuredGroup:
     """A collective and the shape of its group."""
 
     op: str
@@ -85,14 +85,14 @@ def program_name(program: str) -> str:
     return PurePosixPath(program).name.removesuffix("_mpi")
 
 
-def group_of(program: str | None, hosts: Sequence[str], hints: Hints) -> Group:
+def group_of(program: str | None, hosts: Sequence[str], hints: Hints) -> MeasuredGroup:
     """Return the group, by the hints, else by the file, whose ranks run on ``hosts``.
 
     Raise InputError if neither determines it, or if they contradict each other.
     """
     op = _op(program, hints)
     nodes, per_node = _shape(hosts, hints)
-    return Group(op=op, nodes=nodes, per_node=per_node)
+    return MeasuredGroup(op=op, nodes=nodes, per_node=per_node)
 
 
 def _op(program: str | None, hints: Hints) -> str:
@@ -130,7 +130,7 @@ def _shape(hosts: Sequence[str], hints: Hints) -> tuple[int, int]:
     return nodes, per_node
 
 
-def rows_of(group: Group, found: Iterable[Result], hints: Hints) -> Placed:
+def rows_of(group: MeasuredGroup, found: Iterable[Result], hints: Hints) -> Placed:
     """Return a row for each message that is not empty.
 
     Raise InputError for wrong results and for bandwidths that do not follow from the times.
@@ -151,7 +151,7 @@ def rows_of(group: Group, found: Iterable[Result], hints: Hints) -> Placed:
     return rows
 
 
-def _check(group: Group, place: str, size: int, timing: Timing) -> None:
+def _check(group: MeasuredGroup, place: str, size: int, timing: NcclTiming) -> None:
     if timing.wrong > 0:
         raise InputError(
             f"{place}: {timing.wrong:g} wrong elements (#wrong), so the times are not usable. "
@@ -199,7 +199,7 @@ ROOTED: Final = ("broadcast",)
 MOST_COLUMNS: Final = 40
 
 
-class Sweep(NamedTuple):
+class SizeSweep(NamedTuple):
     """Rising sizes with the same type, redop and root (``kind``)."""
 
     kind: tuple[str, ...]
@@ -207,7 +207,7 @@ class Sweep(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Table:
+class NcclTable:
     """Results of one collective on one group. ``ranks``: rank -> (group, host)."""
 
     program: str | None = None
@@ -216,7 +216,7 @@ class Table:
     unit_us: float | None = None
     results: list[Result] = field(default_factory=list)
     kinds: set[tuple[str, str]] = field(default_factory=set)
-    sweeps: list[Sweep] = field(default_factory=list)
+    sweeps: list[SizeSweep] = field(default_factory=list)
     mixed: bool = False
     ended: bool = False
 
@@ -265,7 +265,7 @@ class Table:
         self.mixed |= self.ended
         size, sweep = result[1], self.sweeps[-1] if self.sweeps else None
         if sweep is None or kind != sweep.kind or size <= sweep.sizes[-1]:
-            self.sweeps.append(Sweep(kind, [size]))
+            self.sweeps.append(SizeSweep(kind, [size]))
         else:
             sweep.sizes.append(size)
         self.results.append(result)
@@ -283,7 +283,7 @@ class Table:
                 )
 
 
-def tables_of(lines: Sequence[Line]) -> list[Table]:
+def tables_of(lines: Sequence[Line]) -> list[NcclTable]:
     """Return the tables of a log, by rank if several ranks printed some. If no table has results,
     return the first one, which holds what the log says about the run."""
     found = [table for rank in by_rank(lines, _tells) for table in _tables(rank)]
@@ -296,8 +296,8 @@ def _tells(text: str) -> bool:
     return text.lstrip().startswith("#") or (len(cells) == 3 and cells[0].isdigit())
 
 
-def _tables(lines: Sequence[Line]) -> Iterator[Table]:
-    table = Table()
+def _tables(lines: Sequence[Line]) -> Iterator[NcclTable]:
+    table = NcclTable()
     for line in lines:
         text = line.text.strip()
         header = _columns(text)
@@ -305,8 +305,8 @@ def _tables(lines: Sequence[Line]) -> Iterator[Table]:
             yield table
             # A header alone is a further table of the same ranks; any other line starts another
             # job.
-            same = Table(program=table.program, ranks=dict(table.ranks))
-            table = same if header else Table()
+            same = NcclTable(program=table.program, ranks=dict(table.ranks))
+            table = same if header else NcclTable()
         if header:
             table.columns = header
         elif wrong := _OUT_OF_BOUNDS.match(text):
@@ -338,7 +338,7 @@ def _columns(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _note(table: Table, text: str) -> None:
+def _note(table: NcclTable, text: str) -> None:
     """Record what a remark says about the table."""
     if rank := RANK.match(text):
         number = int(rank[1][:9])
@@ -360,7 +360,7 @@ def _check_bounds(line: Line, wrong: re.Match[str]) -> None:
         )
 
 
-def _is_result(table: Table, text: str) -> bool:
+def _is_result(table: NcclTable, text: str) -> bool:
     """Return whether a line begins like a result: with two whole numbers, or with one below a
     header if the line was cut off."""
     cells = text.split(maxsplit=2)
@@ -371,7 +371,7 @@ def _is_result(table: Table, text: str) -> bool:
     return cells[1].isdigit()
 
 
-def _result(table: Table, number: int, text: str) -> tuple[Result, tuple[str, ...]]:
+def _result(table: NcclTable, number: int, text: str) -> tuple[Result, tuple[str, ...]]:
     """Return a line of results, and its type, redop and root; raise InputError if the line is cut
     off or is not a result."""
     columns = table.columns or _USUAL
@@ -400,15 +400,15 @@ def _result(table: Table, number: int, text: str) -> tuple[Result, tuple[str, ..
 
 
 def _timing(
-    table: Table, dtype: str, columns: Sequence[str], texts: Sequence[str]
-) -> Timing | None:
+    table: NcclTable, dtype: str, columns: Sequence[str], texts: Sequence[str]
+) -> NcclTiming | None:
     cells = dict(zip(columns, texts, strict=True))
     if cells["time"] == "N/A":  # the collective does not run in place
         return None
     usual_us = 1e3 if table.columns[:1] == (_FIRST_VERSION,) else 1.0
     wrong = cells.get("#wrong", "N/A")
     deviation = cells.get("error", cells.get("res", "N/A"))
-    return Timing(
+    return NcclTiming(
         time_us=float(cells["time"]) * (table.unit_us or usual_us),
         bus_gb_s=float(cells["busbw"]) if "busbw" in cells else math.nan,
         wrong=0.0 if wrong == "N/A" else float(wrong),

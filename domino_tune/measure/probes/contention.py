@@ -33,7 +33,7 @@ from domino_tune.runtime.executor import Executor
 from domino_tune.runtime.lanes import MOVED_PER_BYTE, Pace
 from domino_tune.runtime.lanes.groups import silent_lanes
 from domino_tune.runtime.lanes.lane import Handle, Lane, all_reduce
-from domino_tune.runtime.lanes.streams import EmulatedStreamLane, Wire
+from domino_tune.runtime.lanes.streams import EmulatedStreamLane, EmulatedWire
 from domino_tune.runtime.session import DTYPES, Session
 from simulator.ops import Collective
 from simulator.plan import SlicePlan
@@ -141,7 +141,7 @@ MOST_PER_CHUNK: Final = 150
 """Most all-reduces of one chunk: CUDA's launch queue must hold them."""
 
 
-class ContentionProbe(Protocol):
+class ConcurrentProbe(Protocol):
     """Compute and concurrent collectives of one operation, size and CTA count."""
 
     samples: int
@@ -159,7 +159,7 @@ class ContentionProbe(Protocol):
         ...
 
 
-def contention_probe(session: Session, plan: SlicePlan, collective: Collective) -> ContentionProbe:
+def contention_probe(session: Session, plan: SlicePlan, collective: Collective) -> ConcurrentProbe:
     """Return the probe for the session's device; ``collective`` is of the tensor-parallel group."""
     if session.context.device.type == "cuda":
         return StreamContentionProbe(session, plan, collective)
@@ -172,7 +172,7 @@ def silent_executor(session: Session, plan: SlicePlan, clock: Clock) -> Executor
 
 
 def contention_message(
-    probes: Sequence[ContentionProbe],
+    probes: Sequence[ConcurrentProbe],
     both_lanes: Sequence[LanesProbe] = (),
     admission: Sequence[AdmissionProbe] = (),
 ) -> Message:
@@ -242,9 +242,9 @@ def _emulated(collective: Collective) -> Lane:
 
 
 @cache
-def _wire() -> Wire:
+def _wire() -> EmulatedWire:
     """Return the one emulated link: its buffers are large."""
-    return Wire()
+    return EmulatedWire()
 
 
 def _relative_spread(families: Iterable[Sequence[float]]) -> float:

@@ -26,7 +26,7 @@ from domino_tune.measure.probes.compute import (
     step_excess,
 )
 from domino_tune.measure.probes.contention import (
-    ContentionProbe,
+    ConcurrentProbe,
     LanesProbe,
     contention_message,
     contention_probe,
@@ -214,7 +214,7 @@ class _Probes:
     steps: Sequence[StepProbe] = ()
     idle: Sequence[IdleProbe] = ()
     launches: Sequence[LaunchProbe] = ()
-    contention: Sequence[ContentionProbe] = ()
+    contention: Sequence[ConcurrentProbe] = ()
     both_lanes: Sequence[LanesProbe] = ()
     admission: Sequence[AdmissionProbe] = ()
     found: Samples = field(default_factory=lambda: defaultdict(list))

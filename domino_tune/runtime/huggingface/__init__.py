@@ -38,10 +38,10 @@ from domino_tune.runtime.huggingface.refusals import (
 from domino_tune.runtime.huggingface.shard import ShardedStack, watch_optimizers
 from domino_tune.runtime.huggingface.stack import Stack, StackPlayer
 from domino_tune.runtime.huggingface.weights import (
-    Family,
     Loading,
+    ModelPaths,
+    ModelState,
     Saving,
-    State,
     Weights,
     device_of,
     materialise,
@@ -153,7 +153,7 @@ def _check_gpu(device: torch.device) -> None:
         check_torch(torch.__version__)
 
 
-def _play(model: nn.Module, family: Family, player: StackPlayer, seed: int) -> None:
+def _play(model: nn.Module, family: ModelPaths, player: StackPlayer, seed: int) -> None:
     """Put the player in the place of the model's stack."""
     player.replicas.watch(model, player.stack)
     model.no_sync = player.replicas.no_sync  # type: ignore[assignment]
@@ -168,7 +168,7 @@ def _play(model: nn.Module, family: Family, player: StackPlayer, seed: int) -> N
     model.supports_gradient_checkpointing = False  # type: ignore[assignment]
 
 
-def _save_whole(model: nn.Module, family: Family, tp: int, *, cut: bool) -> None:
+def _save_whole(model: nn.Module, family: ModelPaths, tp: int, *, cut: bool) -> None:
     """Let the model save and load whole weights."""
     model.save_pretrained = Saving(model, family, tp)  # type: ignore[assignment]
     model.register_load_state_dict_pre_hook(Loading(family))  # type: ignore[no-untyped-call]
@@ -177,7 +177,7 @@ def _save_whole(model: nn.Module, family: Family, tp: int, *, cut: bool) -> None
 
 
 def _in_parts(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> dict[str, Any]:
-    return state if prefix else State(state)
+    return state if prefix else ModelState(state)
 
 
 def _urgent_threads(device: torch.device) -> AbstractContextManager[object]:

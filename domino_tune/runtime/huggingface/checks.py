@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from domino_tune.runtime.huggingface.refusals import Doubts
-from domino_tune.runtime.huggingface.weights import FAMILIES, LINEARS, NORMS, Family
+from domino_tune.runtime.huggingface.weights import FAMILIES, LINEARS, NORMS, ModelPaths
 from domino_tune.runtime.launch_spec import QUEUES_SETTING
 from domino_tune.store.formats.hf_config import from_hf_config
 from simulator.errors import InputError, unknown_name
@@ -48,7 +48,7 @@ SHAPE: Final = tuple(
 )
 
 
-def family_of(model: nn.Module, *, may_be_empty: bool = False) -> tuple[Family, ModelSpec]:
+def family_of(model: nn.Module, *, may_be_empty: bool = False) -> tuple[ModelPaths, ModelSpec]:
     """Return where the model's parts are, and its shape; ``may_be_empty``: without weights.
 
     Raise InputError, with what to do, for models that no plan plays.
@@ -232,7 +232,7 @@ def _check_options(config: Any) -> None:
         )
 
 
-def _check_modules(model: nn.Module, family: Family, *, may_be_empty: bool) -> None:
+def _check_modules(model: nn.Module, family: ModelPaths, *, may_be_empty: bool) -> None:
     """Raise InputError for layers that hold other modules than their family's own."""
     if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         raise InputError(

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from domino_tune.runtime.huggingface.refusals import captures, eager, first_order
 from domino_tune.runtime.huggingface.shard import distributed
-from domino_tune.runtime.huggingface.weights import Family, replace_at
+from domino_tune.runtime.huggingface.weights import ModelPaths, replace_at
 from domino_tune.runtime.lanes.lane import Lane, all_reduce
 from domino_tune.runtime.ops.pointwise import keep_mask
 from domino_tune.runtime.ops.pointwise_formulas import wide
@@ -110,7 +110,13 @@ CHECKED_EVERY: Final = 16
 
 
 def shard_edges(
-    model: nn.Module, family: Family, mesh: DeviceMesh, *, summed: Summed, slices: int, lane: Lane
+    model: nn.Module,
+    family: ModelPaths,
+    mesh: DeviceMesh,
+    *,
+    summed: Summed,
+    slices: int,
+    lane: Lane,
 ) -> None:
     """Cut embedding and head over ``mesh``; make the rest DTensors that every rank holds whole.
 

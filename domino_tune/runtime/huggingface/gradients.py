@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
 from domino_tune.runtime.huggingface.refusals import NotCopied
-from domino_tune.runtime.huggingface.shard import Held, ShardedStack, local
+from domino_tune.runtime.huggingface.shard import ShardedParameter, ShardedStack, local
 from domino_tune.runtime.lanes.lane import Handle, Lane, all_reduce, mean
 from domino_tune.runtime.parameters import Shards, main_dtype_of
 from simulator import optimizer
@@ -244,7 +244,7 @@ class Bucket:
     start: int
     end: int
     matrices: frozenset[str]
-    held: tuple[Held, ...]
+    held: tuple[ShardedParameter, ...]
 
 
 def buckets_of(stack: ShardedStack) -> list[Bucket]:

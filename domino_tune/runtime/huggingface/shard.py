@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from domino_tune.runtime.huggingface.refusals import Doubts, InParts, captures
-from domino_tune.runtime.huggingface.weights import Family, Place, Weights, places, replace_at
+from domino_tune.runtime.huggingface.weights import ModelPaths, Place, Weights, places, replace_at
 from domino_tune.runtime.parameters import EDGES, ParameterSpec, Shards, cut_shard, parameter_specs
 from simulator.errors import InputError
 from simulator.specs import ClusterSpec, ModelSpec
@@ -29,7 +29,7 @@ Tensor = torch.Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class ShardedParameter:
     """A parameter of the model, and where it is in the tensor ``weight`` of the runtime's:
     ``rows`` of it (None: all), ``transposed`` or not."""
 
@@ -53,7 +53,7 @@ class ShardedStack:
     one range. Replaces the model's parameters; ``mesh`` None leaves them plain tensors."""
 
     def __init__(
-        self, model: nn.Module, family: Family, spec: ModelSpec, cluster: ClusterSpec,
+        self, model: nn.Module, family: ModelPaths, spec: ModelSpec, cluster: ClusterSpec,
         mesh: DeviceMesh | None, weights: Weights, device: torch.device,
     ) -> None:  # fmt: skip
         found = places(family, model)
@@ -80,10 +80,12 @@ class ShardedStack:
         self._modules: list[nn.Module] = []
         self._addresses = [one.view(self.shards.weights).data_ptr() for one in self.held]
 
-    def _hold(self, model: nn.Module, place: Place, spec: ParameterSpec, family: Family) -> Held:
+    def _hold(
+        self, model: nn.Module, place: Place, spec: ParameterSpec, family: ModelPaths
+    ) -> ShardedParameter:
         rows = _rows(place, spec, self.shards.tp)
         transposed = family.transposed and len(spec.shape) == 2
-        stub = Held(
+        stub = ShardedParameter(
             parameter=place.parameter, weight=spec.name, rows=rows, transposed=transposed,
             placements=_placements(spec, transposed=transposed),
         )  # fmt: skip
@@ -137,7 +139,7 @@ class ShardedStack:
             for one, wanted in zip(self.held, needed, strict=True)
         ]
 
-    def _gradient(self, held: Held, grads: Mapping[str, Tensor]) -> Tensor:
+    def _gradient(self, held: ShardedParameter, grads: Mapping[str, Tensor]) -> Tensor:
         mine = held.view(grads)
         if self.mesh is None:
             return mine
@@ -166,7 +168,7 @@ def distributed(
     )
 
 
-def _whole(parts: Sequence[Place], family: Family, weights: Weights) -> Tensor:
+def _whole(parts: Sequence[Place], family: ModelPaths, weights: Weights) -> Tensor:
     """Return the runtime's full tensor of the parameters that it is made of."""
     tensors = [weights.whole(place.name, place.parameter) for place in parts]
     if family.transposed and tensors[0].dim() == 2:

@@ -23,7 +23,7 @@ from simulator.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
+class ModelPaths:
     """Paths inside a model: the stack of layers, the embeddings, the norm after the stack.
 
     ``modules`` maps a weight of the runtime's layers (``attn.qkv``) to the modules, inside a layer,
@@ -42,7 +42,7 @@ class Family:
 
 
 _NORMS: Final = {"attn.norm": ("input_layernorm",), "mlp.norm": ("post_attention_layernorm",)}
-_LLAMA: Final = Family(
+_LLAMA: Final = ModelPaths(
     stack="model.layers",
     embedding="model.embed_tokens",
     replicated=("model.norm",),
@@ -55,9 +55,9 @@ _LLAMA: Final = Family(
         "mlp.fc2": ("mlp.down_proj",),
     },
 )
-FAMILIES: Final[dict[str, Family]] = {
+FAMILIES: Final[dict[str, ModelPaths]] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA),
-    "gpt2": Family(
+    "gpt2": ModelPaths(
         stack="transformer.h",
         embedding="transformer.wte",
         replicated=("transformer.wpe", "transformer.ln_f"),
@@ -95,7 +95,7 @@ class Place:
     parameter: nn.Parameter = field(repr=False)
 
 
-def places(family: Family, model: nn.Module) -> list[Place]:
+def places(family: ModelPaths, model: nn.Module) -> list[Place]:
     """Return the parameters of the stack, layer by layer."""
     found = []
     for number, layer in enumerate(model.get_submodule(family.stack).children()):
@@ -131,7 +131,7 @@ def replace_at(model: nn.Module, path: str, part: object) -> None:
 PARTS: Final = ("q", "k", "v")
 
 
-def split_fused(model: nn.Module, family: Family) -> None:
+def split_fused(model: nn.Module, family: ModelPaths) -> None:
     """Replace ``family.fused`` of each layer by modules q, k and v that hold its thirds."""
     if not family.fused:
         return
@@ -147,7 +147,7 @@ def split_fused(model: nn.Module, family: Family) -> None:
         replace_at(layer, family.fused, split)
 
 
-def joined_fused(tensors: dict[str, torch.Tensor], family: Family) -> dict[str, torch.Tensor]:
+def joined_fused(tensors: dict[str, torch.Tensor], family: ModelPaths) -> dict[str, torch.Tensor]:
     """Return ``tensors`` of whole parameters by name, with q, k and v joined again."""
     found: dict[str, torch.Tensor] = {}
     thirds: dict[str, list[torch.Tensor]] = {}
@@ -163,7 +163,7 @@ def joined_fused(tensors: dict[str, torch.Tensor], family: Family) -> dict[str, 
             for name, tensor in found.items()}  # fmt: skip
 
 
-def split_whole(tensors: dict[str, torch.Tensor], family: Family) -> None:
+def split_whole(tensors: dict[str, torch.Tensor], family: ModelPaths) -> None:
     """Replace the fused tensors of ``tensors``, named as in ``transformers``, by their thirds."""
     for name in [name for name in tensors if family.fused and f".{family.fused}." in name]:
         path, _, leaf = name.rpartition(".")
@@ -183,7 +183,7 @@ class Weights:
     """Whole parameters by name: the model's own, or, where those are on the meta device, those of
     the safetensors files in ``folder``, one at a time and on the CPU."""
 
-    def __init__(self, family: Family, folder: str | Path | None) -> None:
+    def __init__(self, family: ModelPaths, folder: str | Path | None) -> None:
         self.family = family
         self.folder = Path(folder) if folder is not None else None
         self._files: dict[str, Any] = {}
@@ -241,7 +241,9 @@ def device_of(model: nn.Module) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
 
-def materialise(model: nn.Module, family: Family, weights: Weights, device: torch.device) -> None:
+def materialise(
+    model: nn.Module, family: ModelPaths, weights: Weights, device: torch.device
+) -> None:
     """Move buffers to ``device``, and read what is still without weights: embeddings, norms, head.
     Raise InputError for buffers without values."""
     for path, module in model.named_modules():
@@ -263,7 +265,7 @@ def materialise(model: nn.Module, family: Family, weights: Weights, device: torc
         replace_at(model, name, made[id(old)])
 
 
-class State(InParts):
+class ModelState(InParts):
     """The state of a model in parts."""
 
     refusal = (
@@ -272,7 +274,7 @@ class State(InParts):
     )
 
 
-def whole_state_dict(model: nn.Module, family: Family) -> dict[str, torch.Tensor]:
+def whole_state_dict(model: nn.Module, family: ModelPaths) -> dict[str, torch.Tensor]:
     """Return the whole state on the CPU of rank 0, and {} on the others; all ranks must call.
 
     Tied weights are one tensor under both names.
@@ -297,7 +299,7 @@ def _is_main() -> bool:
 class Saving:
     """``save_pretrained`` of a model whose weights are cut over ``tp`` ranks."""
 
-    def __init__(self, model: nn.Module, family: Family, tp: int) -> None:
+    def __init__(self, model: nn.Module, family: ModelPaths, tp: int) -> None:
         self.model = model
         self.family = family
         self.tp = tp
@@ -330,7 +332,7 @@ class Saving:
 class Loading(NotCopied):
     """Lets ``load_state_dict`` take whole weights: cuts them as the model's are."""
 
-    def __init__(self, family: Family) -> None:
+    def __init__(self, family: ModelPaths) -> None:
         self.family = family
 
     def __call__(self, model: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:

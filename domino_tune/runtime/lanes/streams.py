@@ -39,7 +39,7 @@ HIGH_PRIORITY = -1
 
 
 @runtime_checkable
-class Timed(Protocol):
+class TimedLane(Protocol):
     """A lane whose collectives have times."""
 
     def untimed(self) -> Lane:
@@ -50,7 +50,7 @@ class Timed(Protocol):
 def untimed(lanes: Mapping[int, Lane]) -> dict[int, Lane]:
     """Return the same lanes, whose collectives have no times."""
     return {
-        number: lane.untimed() if isinstance(lane, Timed) else lane
+        number: lane.untimed() if isinstance(lane, TimedLane) else lane
         for number, lane in lanes.items()
     }
 
@@ -197,7 +197,7 @@ def _keep_pace(pace_of: PaceOf, call: Call) -> None:
         time.sleep(left / 1e9)
 
 
-class Wire:
+class EmulatedWire:
     """The emulated link of one device: its buffers and its kernel."""
 
     def __init__(self) -> None:
@@ -222,9 +222,9 @@ class Wire:
 class EmulatedStreamLane:
     """Emulated collectives on their own stream; each waits for all compute issued before it."""
 
-    def __init__(self, pace_of: PaceOf, wire: Wire | None = None) -> None:
+    def __init__(self, pace_of: PaceOf, wire: EmulatedWire | None = None) -> None:
         self.pace_of = pace_of
-        self.wire = wire or Wire()
+        self.wire = wire or EmulatedWire()
         self.queue = StreamQueue()
 
     def untimed(self) -> Self:

@@ -136,7 +136,7 @@ def _first_host(stack: ExitStack) -> _Host:
     for user in (False, True) if os.geteuid() == 0 else (True,):
         try:
             return _hold(stack, (), user=user, new_user=user)
-        except _Refused as refusal:
+        except _NamespaceRefused as refusal:
             problems.append(str(refusal))
     raise InputError(
         "An emulated link needs root, or permission to make user namespaces; both failed here "
@@ -146,7 +146,7 @@ def _first_host(stack: ExitStack) -> _Host:
     )
 
 
-class _Refused(Exception):
+class _NamespaceRefused(Exception):
     """The kernel did not allow a namespace."""
 
 
@@ -164,7 +164,9 @@ def _hold(
     assert holder.stdout is not None
     assert holder.stderr is not None
     if holder.stdout.readline() != b"ready\n":
-        raise _Refused(holder.stderr.read().decode(errors="replace").strip() or "unshare failed")
+        raise _NamespaceRefused(
+            holder.stderr.read().decode(errors="replace").strip() or "unshare failed"
+        )
     return _Host(pid=holder.pid, user=user)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from domino_tune.base.errors import RunError
-from domino_tune.service.work import Outcome, Reporter, Step
+from domino_tune.service.work import JobStep, Outcome, Reporter
 
 # A job as an executor runs it ---------------------------------------------------------------------
 # Its limits, what its owner wants of it, and how it can end.
@@ -15,7 +15,7 @@ from domino_tune.service.work import Outcome, Reporter, Step
 Wanted = Literal["go on", "stop", "end"]
 """What a job should do: compute; end with the best so far; end at once, without a result."""
 Ask = Callable[[], Wanted]
-Tell = Callable[[Step], None]
+Tell = Callable[[JobStep], None]
 Compute = Callable[[bytes, Reporter], Outcome]
 """What computes a task."""
 

@@ -31,7 +31,7 @@ from domino_tune.service.executors import (
     OverLimitError,
     Tell,
 )
-from domino_tune.service.work import Outcome, Step, StopReason, Telling
+from domino_tune.service.work import JobStep, Outcome, StopReason, Telling
 from simulator.errors import DominoTuneError
 
 NICENESS: Final = 10
@@ -43,7 +43,7 @@ EXIT_S: Final = 5.0
 MIB: Final = 1 << 20
 
 
-class Call(NamedTuple):
+class ChildCall(NamedTuple):
     """A function for the child to call; where it ``reports``, with a reporter as last argument."""
 
     function: Callable[..., Any]
@@ -51,7 +51,7 @@ class Call(NamedTuple):
     reports: bool = False
 
 
-class Answer(NamedTuple):
+class CallEnd(NamedTuple):
     """The end of a call: what it returned or raised."""
 
     value: Any
@@ -77,7 +77,7 @@ class Child:
         """Return the process's id."""
         return self._process.pid
 
-    def send(self, message: Call | StopReason) -> None:
+    def send(self, message: ChildCall | StopReason) -> None:
         """Send a call, or why the running one should end with the best so far. Raise
         ChildDiedError."""
         try:
@@ -85,13 +85,13 @@ class Child:
         except OSError:
             raise self._died() from None
 
-    def receive(self, seconds: float) -> Step | Answer | None:
+    def receive(self, seconds: float) -> JobStep | CallEnd | None:
         """Return the next step, or the answer; None if none comes within that time. Raise
         ChildDiedError."""
         try:
             if not self._pipe.poll(max(0.0, seconds)):
                 return None
-            found: Step | Answer = self._pipe.recv()
+            found: JobStep | CallEnd = self._pipe.recv()
         except (EOFError, OSError):
             raise self._died() from None
         return found
@@ -117,10 +117,10 @@ def run_in_child(
     child = Child(limits.memory_bytes)
     end_s, stopped = time.monotonic() + limits.seconds, False
     try:
-        child.send(Call(function, (task,), reports=True))
+        child.send(ChildCall(function, (task,), reports=True))
         while True:
             message = child.receive(LOOK_S)
-            if isinstance(message, Step):
+            if isinstance(message, JobStep):
                 tell(message)
             elif message is not None:
                 if message.error is not None:
@@ -157,19 +157,19 @@ def serve(pipe: Connection, parent: int, memory_bytes: int, niceness: int) -> No
     with suppress(EOFError, OSError):
         while True:
             call = pipe.recv()
-            if isinstance(call, Call):  # else a reason to stop what has just ended
+            if isinstance(call, ChildCall):  # else a reason to stop what has just ended
                 pipe.send(_answer(pipe, call, memory_bytes))
 
 
-def _answer(pipe: Connection, call: Call, memory_bytes: int) -> Answer:
+def _answer(pipe: Connection, call: ChildCall, memory_bytes: int) -> CallEnd:
     reporter = Telling(pipe.send, _Heard(pipe))
     try:
         more = (reporter,) if call.reports else ()
-        return Answer(call.function(*call.arguments, *more))
+        return CallEnd(call.function(*call.arguments, *more))
     except (BrokenPipeError, EOFError):
         raise
     except MemoryError:
-        return Answer(
+        return CallEnd(
             None,
             OverLimitError(
                 f"This needs more than the {memory_bytes // MIB:,} MiB of memory that it may have; "
@@ -177,7 +177,7 @@ def _answer(pipe: Connection, call: Call, memory_bytes: int) -> Answer:
             ),
         )
     except Exception as error:
-        return Answer(None, _portable(error))
+        return CallEnd(None, _portable(error))
 
 
 class _Heard:

@@ -32,7 +32,7 @@ from domino_tune.service.executors import (
     Wanted,
 )
 from domino_tune.service.executors.child import run_in_child
-from domino_tune.service.work import Outcome, Step
+from domino_tune.service.work import JobStep, Outcome
 from domino_tune.service.work.kinds import run_job
 from simulator.errors import InputError
 
@@ -90,7 +90,7 @@ class DaskExecutor:
         client, fitting = self._workers()
         name = f"domino_tune-{uuid.uuid4().hex}"
         variable = self._distributed.Variable(name, client=client)
-        steps: SimpleQueue[Step] = SimpleQueue()
+        steps: SimpleQueue[JobStep] = SimpleQueue()
         try:
             variable.set("go on")
             client.subscribe_topic(name, lambda event: steps.put(pickle.loads(event[1])))
@@ -233,7 +233,7 @@ def compute(function: Compute, task: bytes, limits: Limits, name: str) -> Outcom
         raise NoWorkerError("The Dask cluster lost what was wanted of this.") from None
 
 
-def _drain(steps: SimpleQueue[Step], tell: Tell) -> None:
+def _drain(steps: SimpleQueue[JobStep], tell: Tell) -> None:
     with suppress(Empty):
         while True:
             tell(steps.get_nowait())

@@ -17,7 +17,7 @@ from domino_tune.service.executors import (
     OverLimitError,
     Tell,
 )
-from domino_tune.service.executors.child import Answer, Call, Child, run_in_child
+from domino_tune.service.executors.child import CallEnd, Child, ChildCall, run_in_child
 from domino_tune.service.work import Outcome
 from domino_tune.service.work.kinds import run_job
 from simulator.errors import InputError, unknown_name
@@ -91,7 +91,7 @@ NICENESS: Final = 5
 LOOK_S: Final = 0.5
 
 
-class Pool:
+class ProcessPool:
     """``slots`` processes, each started with the first call that needs it and again after a death
     or a call that took too long."""
 
@@ -113,9 +113,9 @@ class Pool:
         The future raises what it raises, OverLimitError after ``seconds`` of running, and
         ChildDiedError.
         """
-        return self._threads.submit(self._call, Call(function, arguments), seconds)
+        return self._threads.submit(self._call, ChildCall(function, arguments), seconds)
 
-    def _call(self, call: Call, seconds: float) -> Any:
+    def _call(self, call: ChildCall, seconds: float) -> Any:
         child = self._take()
         try:
             child.send(call)
@@ -134,12 +134,12 @@ class Pool:
             raise answer.error
         return answer.value
 
-    def _wait(self, child: Child, end_s: float) -> Answer | None:
+    def _wait(self, child: Child, end_s: float) -> CallEnd | None:
         while (left_s := end_s - time.monotonic()) > 0:
             if self._closed:
                 raise NoWorkerError("The service stops.")
             message = child.receive(min(left_s, LOOK_S))
-            if isinstance(message, Answer):
+            if isinstance(message, CallEnd):
                 return message
         return None
 

@@ -74,7 +74,7 @@ class NewJob:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class JobRecord:
     """A job as the database holds it; times in seconds since 1970.
 
     ``attempts`` counts the claims that were not released: how often it began. ``fence`` grows with
@@ -107,7 +107,7 @@ class Job:
         return self.state in ENDED
 
     @classmethod
-    def of(cls, row: Row[Any]) -> Job:
+    def of(cls, row: Row[Any]) -> JobRecord:
         """Return the job in a row of ``tables.jobs``."""
         plain = {item.name: getattr(row, item.name) for item in fields(cls)}
         for name in ("request", "progress", "best", "error"):

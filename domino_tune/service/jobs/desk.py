@@ -13,8 +13,8 @@ from domino_tune.service.idempotency import Idempotency, claim_key, earlier_answ
 from domino_tune.service.jobs import (
     EVERY,
     OPEN,
-    Job,
     JobFilter,
+    JobRecord,
     NewJob,
     Point,
     check_id,
@@ -42,7 +42,7 @@ class JobDesk:
         self._database = database
         self._keep = keep or Keep()
 
-    def replayed(self, given: Idempotency) -> Job | None:
+    def replayed(self, given: Idempotency) -> JobRecord | None:
         """Return the job that this key created earlier, or None. Raise KeyReuseError."""
         with self._database.read() as connection:
             earlier = earlier_answer(connection, given)
@@ -50,7 +50,7 @@ class JobDesk:
 
     def submit(
         self, new: NewJob, idempotency: Idempotency | None = None, most_open: int | None = None
-    ) -> tuple[Job, bool]:
+    ) -> tuple[JobRecord, bool]:
         """Queue a job durably. Return it, and whether this call created it.
 
         Raise KeyReuseError if the key was used with another body, QueueFullError if ``most_open``
@@ -67,7 +67,7 @@ class JobDesk:
                 _insert(connection, identity, new)
             return _get(connection, earlier or identity, None), earlier is None
 
-    def get(self, identity: str, owner: str | None) -> Job:
+    def get(self, identity: str, owner: str | None) -> JobRecord:
         """Return a job. Raise NotFoundError if it does not exist or belongs to another owner."""
         with self._database.read() as connection:
             return _get(connection, identity, owner)
@@ -78,7 +78,7 @@ class JobDesk:
         cursor: str | None = None,
         limit: int = 50,
         wanted: JobFilter = EVERY,
-    ) -> tuple[tuple[Job, ...], str | None]:
+    ) -> tuple[tuple[JobRecord, ...], str | None]:
         """Return up to ``limit`` of the ``wanted`` jobs, newest first, and the cursor of the next
         page (None: last).
 
@@ -94,12 +94,12 @@ class JobDesk:
             asked = asked.where(jobs.c.id < _job_cursor(cursor))
         asked = asked.order_by(jobs.c.id.desc()).limit(limit + 1)
         with self._database.read() as connection:
-            found = tuple(Job.of(row) for row in connection.execute(asked))
+            found = tuple(JobRecord.of(row) for row in connection.execute(asked))
         return found[:limit], found[limit - 1].id if len(found) > limit else None
 
     def set_label(
         self, identity: str, owner: str | None, label: str | None, version: int | None = None
-    ) -> Job:
+    ) -> JobRecord:
         """Set a job's label; None removes it. Raise NotFoundError, and PreconditionError if the job
         is at another ``version``."""
         with self._database.write() as connection:
@@ -118,7 +118,7 @@ class JobDesk:
             )
             return _get(connection, identity, owner)
 
-    def stop(self, identity: str, owner: str | None) -> Job:
+    def stop(self, identity: str, owner: str | None) -> JobRecord:
         """Let a job end with the best so far, or with its first result; one that has ended stays as
         it is. Raise NotFoundError."""
         with self._database.write() as connection:
@@ -212,14 +212,16 @@ def _insert(connection: Connection, identity: str, new: NewJob) -> None:
         connection.execute(artifacts.insert().values(job_id=identity, name=RESULT, body=new.result))
 
 
-def _get(connection: Connection, identity: str, owner: str | None, *, lock: bool = False) -> Job:
+def _get(
+    connection: Connection, identity: str, owner: str | None, *, lock: bool = False
+) -> JobRecord:
     asked = select(jobs).where(jobs.c.id == check_id(identity))
     if owner is not None:
         asked = asked.where(jobs.c.owner == owner)
     row = connection.execute(asked.with_for_update() if lock else asked).one_or_none()
     if row is None:
         raise no_such_job(identity)
-    return Job.of(row)
+    return JobRecord.of(row)
 
 
 def _job_cursor(cursor: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, and_, func, or_, select, update
 
 from domino_tune.service.encoding import json_text
-from domino_tune.service.jobs import Job, JobProgress, Point, dump_progress
+from domino_tune.service.jobs import JobProgress, JobRecord, Point, dump_progress
 from domino_tune.service.jobs.desk import RESULT
 from domino_tune.service.sql.database import Database
 from domino_tune.service.sql.tables import UNFINISHED, artifacts, insert, jobs, now_s, points, tasks
@@ -36,7 +36,7 @@ class LostLeaseError(DominoTuneError):
 class Claimed:
     """A claimed job and its task."""
 
-    job: Job
+    job: JobRecord
     task: bytes
 
 
@@ -107,7 +107,7 @@ class Leases:
         task = connection.execute(
             select(tasks.c.body).where(tasks.c.digest == row.task_digest)
         ).scalar_one()
-        return Claimed(job=Job.of(row), task=task)
+        return Claimed(job=JobRecord.of(row), task=task)
 
     def asked(self, held: Sequence[Claimed]) -> dict[str, StopReason | None]:
         """Return those of the jobs that are still this worker's, each with why it should end with

@@ -27,7 +27,7 @@ from domino_tune.service.executors import (
 from domino_tune.service.jobs import JobProgress, Point
 from domino_tune.service.jobs.leases import Claimed, Leases, LostLeaseError
 from domino_tune.service.jobs.retention import Retention
-from domino_tune.service.work import Outcome, Step
+from domino_tune.service.work import JobStep, Outcome
 from simulator.errors import DominoTuneError
 
 POLL_S: Final = 1.0
@@ -258,14 +258,14 @@ class Runner:
                     raise EndedError from None
                 if not tries:
                     LOG.warning("job %s waits: %s", held.id, error)
-                self._tell(held, Step(text=f"waits: {error}"))
+                self._tell(held, JobStep(text=f"waits: {error}"))
             self._pause(tries)
             tries += 1
 
     def _wanted(self, held: _Held) -> Wanted:
         return "end" if held.lost or self._stopping.is_set() else held.wanted
 
-    def _tell(self, held: _Held, step: Step) -> None:
+    def _tell(self, held: _Held, step: JobStep) -> None:
         """Write a step. What the database does not take now comes with the next one. Raise
         LostLeaseError."""
         held.points += [Point(index=index, body=body) for index, body in step.points]
@@ -303,7 +303,7 @@ class Runner:
         self._stopping.wait(BACK_OFF_S[min(tries, len(BACK_OFF_S) - 1)])
 
 
-def _progress(held: _Held, step: Step) -> tuple[JobProgress, bool]:
+def _progress(held: _Held, step: JobStep) -> tuple[JobProgress, bool]:
     """Return the progress to show, and whether it is as far as that of any attempt before: what was
     shown does not fall when a job begins again."""
     made = JobProgress(

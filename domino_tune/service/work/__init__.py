@@ -21,7 +21,7 @@ class StopError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class JobStep:
     """How far a job is: ``done`` of ``total`` steps (None: unknown), at most ``left`` of them are
     left; ``text`` describes the last one, ``best`` is the best so far. ``points``: new points of a
     sweep, as (index, JSON)."""
@@ -40,7 +40,7 @@ class Outcome:
     result covers only a part of the search."""
 
     result: bytes
-    last: Step
+    last: JobStep
     files: Mapping[str, bytes] = field(default_factory=dict)
     stopped_by: StopReason | None = None
 
@@ -58,7 +58,7 @@ class Reporter(Protocol):
         """Why the job should end with the best so far; None: it should not."""
         ...
 
-    def tell(self, step: Step) -> None:
+    def tell(self, step: JobStep) -> None:
         """Tell a step."""
         ...
 
@@ -67,7 +67,9 @@ class Telling:
     """A reporter that hands steps to ``send``, at most one in PERIOD_S where ``due`` is asked, and
     asks ``hear`` why to stop."""
 
-    def __init__(self, send: Callable[[Step], None], hear: Callable[[], StopReason | None]) -> None:
+    def __init__(
+        self, send: Callable[[JobStep], None], hear: Callable[[], StopReason | None]
+    ) -> None:
         self._send = send
         self._hear = hear
         self._told_s = 0.0
@@ -82,7 +84,7 @@ class Telling:
         """See Reporter."""
         return self._hear()
 
-    def tell(self, step: Step) -> None:
+    def tell(self, step: JobStep) -> None:
         """See Reporter."""
         self._told_s = time.monotonic()
         self._send(step)

@@ -22,7 +22,7 @@ from simulator.errors import unknown_name
 
 
 @dataclass(frozen=True)
-class Work:
+class JobWork:
     """The work of a kind of job: ``run`` computes it, ``check`` takes a second at most, and raises
     the DominoTuneError that ``run`` would raise after a while."""
 
@@ -30,12 +30,12 @@ class Work:
     check: Callable[[Task], None]
 
 
-JOBS: Final[Mapping[str, Work]] = {
-    "tune": Work(searches.tune, searches.check_tune),
-    "layout": Work(searches.layout, searches.check_layout),
-    "scale": Work(searches.scale, searches.check_scale),
-    "whatif": Work(searches.sweep, searches.check_sweep),
-    "calibrate": Work(calibrate, check_calibration),
+JOBS: Final[Mapping[str, JobWork]] = {
+    "tune": JobWork(searches.tune, searches.check_tune),
+    "layout": JobWork(searches.layout, searches.check_layout),
+    "scale": JobWork(searches.scale, searches.check_scale),
+    "whatif": JobWork(searches.sweep, searches.check_sweep),
+    "calibrate": JobWork(calibrate, check_calibration),
 }
 
 

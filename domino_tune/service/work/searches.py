@@ -21,7 +21,7 @@ from domino_tune.search import DEFAULT_TRIALS, Record, choose_best
 from domino_tune.search.layouts import LayoutSearch
 from domino_tune.search.simulated import CasePlans, check_target
 from domino_tune.service.encoding import json_bytes
-from domino_tune.service.work import LastLine, Outcome, Reporter, Step, StopError
+from domino_tune.service.work import JobStep, LastLine, Outcome, Reporter, StopError
 from domino_tune.service.work.task import Task, profile_of
 from domino_tune.store.plans import dump_plan
 from domino_tune.store.profiles import dump_profile
@@ -127,12 +127,12 @@ def tune(task: Task, reporter: Reporter) -> Outcome:
 
 def _tuned_so_far(
     request: TuneRequest, cases: Sequence[CasePlans], records: Sequence[Record], text: str
-) -> Step:
+) -> JobStep:
     done = sum(len(record.history) for record in records)
     limit = request.trials or (None if request.search == "exhaustive" else DEFAULT_TRIALS)
     total = limit and limit * len(cases)
     left = total - done if total else _left(cases, records)
-    return Step(done=done, total=total, text=text, left=left, best=_best_plan(cases, records))
+    return JobStep(done=done, total=total, text=text, left=left, best=_best_plan(cases, records))
 
 
 def _left(cases: Sequence[CasePlans], records: Sequence[Record]) -> int | None:
@@ -182,7 +182,7 @@ def layout(task: Task, reporter: Reporter) -> Outcome:
     def tell(search: LayoutSearch, text: str) -> None:
         best = to_json(layouts_verb.best_so_far(search))
         shown = best and {name: best[name] for name in best if name not in GAINS}
-        reporter.tell(Step(done=search.evaluations, text=text, left=search.left, best=shown))
+        reporter.tell(JobStep(done=search.evaluations, text=text, left=search.left, best=shown))
 
     space = layouts_verb.space_of(request, task.shelf)
     result, done = _search_layouts(space, reporter, tell)
@@ -237,9 +237,9 @@ def scale(task: Task, reporter: Reporter) -> Outcome:
     return _listed(to_json(result), _numbers(points, total, "done"), reporter, cut=cut)
 
 
-def _numbers(points: Sequence[ScalePoint], total: int, text: str, *, new: bool = False) -> Step:
+def _numbers(points: Sequence[ScalePoint], total: int, text: str, *, new: bool = False) -> JobStep:
     made = ((len(points) - 1, json_bytes(to_json(points[-1]))),) if new else ()
-    return Step(done=len(points), total=total, text=text, left=total - len(points), points=made)
+    return JobStep(done=len(points), total=total, text=text, left=total - len(points), points=made)
 
 
 def check_sweep(task: Task) -> None:
@@ -253,8 +253,8 @@ def sweep(task: Task, reporter: Reporter) -> Outcome:
     question = ask(task.asked(WhatIfRequest), task.plan_file, task.shelf)
     progress, points, cut = LastLine(), list[WhatIfPoint](), False
 
-    def told(new: tuple[tuple[int, bytes], ...] = ()) -> Step:
-        return Step(
+    def told(new: tuple[tuple[int, bytes], ...] = ()) -> JobStep:
+        return JobStep(
             done=len(points), total=question.size, text=progress.text,
             left=question.size - len(points), points=new,
         )  # fmt: skip
@@ -301,7 +301,7 @@ def what_if_result(question: Question, base: Any, points: list[Any]) -> dict[str
     }
 
 
-def _listed(plain: dict[str, Any], last: Step, reporter: Reporter, *, cut: bool) -> Outcome:
+def _listed(plain: dict[str, Any], last: JobStep, reporter: Reporter, *, cut: bool) -> Outcome:
     """Return the outcome of a job of points."""
     plain.pop("seconds", None)
     return Outcome(result=json_bytes(plain), last=last, stopped_by=reporter.stop if cut else None)
@@ -318,7 +318,7 @@ def _found(
     total = None if stopped_by else done
     return Outcome(
         result=json_bytes(answer), files=files_of(request, result), stopped_by=stopped_by,
-        last=Step(done=done, total=total, text="done", left=0, best=best),
+        last=JobStep(done=done, total=total, text="done", left=0, best=best),
     )  # fmt: skip
 
 
@@ -353,7 +353,7 @@ def calibrate(task: Task, reporter: Reporter) -> Outcome:
     """Fit the profile. Raise InputError for runs that contradict each other, or take longer than a
     job may compute."""
     runs = [measured(one, task.shelf) for one in _runs(task)]
-    counted = _Counted(reporter, len(runs))
+    counted = _CountedAhead(reporter, len(runs))
     profile = profile_of(task.profile)
     made, result = calibrated(profile, task.request["name"], runs, TOLD, counted)
     answer = to_json(result)
@@ -361,11 +361,11 @@ def calibrate(task: Task, reporter: Reporter) -> Outcome:
     done = counted.done
     return Outcome(
         result=json_bytes(answer), files={"profile": dump_profile(made)},
-        last=Step(done=done, total=done, text="done", left=0),
+        last=JobStep(done=done, total=done, text="done", left=0),
     )  # fmt: skip
 
 
-class _Counted:
+class _CountedAhead:
     """An Ahead that computes in turn, and counts."""
 
     def __init__(self, reporter: Reporter, runs: int) -> None:
@@ -390,7 +390,7 @@ class _Counted:
         self.done += 1
         if self._reporter.due:
             text = f"{self.done:,} predictions of {self._runs} runs"
-            self._reporter.tell(Step(done=self.done, text=text))
+            self._reporter.tell(JobStep(done=self.done, text=text))
         return found
 
 

@@ -109,7 +109,7 @@ def from_hf_config(config: Mapping[str, Any], *, name: str) -> HfModel:
         )
     family = FAMILIES[told]
     _refuse_unusual(config, family, name)
-    reader = _Reader({**config, "model_type": told}, name)
+    reader = _KeyReader({**config, "model_type": told}, name)
     values = reader.shape(family)
     alone = [] if told == model_type else [_text_alone(name, told)]
     departures = [
@@ -218,7 +218,7 @@ def _storage(config: Mapping[str, Any], name: str) -> list[str]:
     return []
 
 
-class _Reader:
+class _KeyReader:
     """Looks up fields under all their names and records which keys were used."""
 
     def __init__(self, config: Mapping[str, Any], name: str) -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from domino_tune.service.executors import Limits
 from domino_tune.service.executors.registry import open_executor
-from domino_tune.service.work import Step
+from domino_tune.service.work import JobStep
 from tests.support.dask_cluster import dask_cluster
 from tests.support.tasks import TASKS, undisturbed
 
 
 def test_a_sweep_gives_the_same_bytes_there(tmp_path: Path) -> None:
-    steps: list[Step] = []
+    steps: list[JobStep] = []
     with (
         dask_cluster(tmp_path, workers=1) as cluster,
         closing(open_executor(cluster.address, 1)) as executor,

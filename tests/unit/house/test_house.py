@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,16 @@ def test_tests_mirror_the_tree() -> None:
                 tested = test.parent.relative_to(REPOSITORY / "tests" / ring)
                 if tested != Path("api/hostile"):
                     assert tested in ours, tested
+
+
+def test_few_class_names_stand_twice() -> None:
+    """A job and its page at a server are what its API calls so, too."""
+    found = Counter(
+        node.name
+        for package in ("api", "domino_tune", "simulator")
+        for path in (REPOSITORY / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    twice = {name for name, count in found.items() if count > 1}
+    assert twice <= {"Beside", "Job", "JobFields", "JobPage"}

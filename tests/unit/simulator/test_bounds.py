@@ -13,7 +13,7 @@ from simulator.bounds import Bounds
 from simulator.case import Case
 from simulator.curves import PASSES
 from simulator.errors import InfeasiblePlanError
-from simulator.estimate import Estimate
+from simulator.estimate import Estimates
 from simulator.implementation import Implementation
 from simulator.lookup import Provenance
 from simulator.memory import least_peak_bytes, peak_bytes
@@ -42,7 +42,7 @@ def cases(given: dict[str, Any]) -> list[Case]:
 @pytest.mark.parametrize("given", CASES, ids=str)
 def test_bounds_are_not_above_predictions(given: dict[str, Any], first: int) -> None:
     for case in cases(given):
-        bounds, estimate = Bounds(case), Estimate(case)
+        bounds, estimate = Bounds(case), Estimates(case)
         for plan in list(space_of(case, None))[first::1600]:
             found = predict(case, plan).makespan_ns
             assert bounds.lower_bound_ns(plan) <= found
@@ -122,7 +122,7 @@ def test_the_bound_holds_under_every_law(seed: int) -> None:
         model=drawn.model, workload=drawn.workload, profile=replace(hot_profile(), power=law),
         cluster=replace(drawn.cluster, **limits),  # type: ignore[arg-type]
     )  # fmt: skip
-    bounds, estimate = Bounds(case), Estimate(case)
+    bounds, estimate = Bounds(case), Estimates(case)
     for kind in ("intra eager", "inter deferred", "paper eager", "greedy fill"):
         plan = random_plan(rng, case, kind)
         assert bounds.lower_bound_ns(plan) <= predict(case, plan).makespan_ns, plan.label

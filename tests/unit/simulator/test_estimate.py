@@ -28,7 +28,7 @@ from domino_tune.store.profiles import load_profile
 from simulator.bounds import Bounds
 from simulator.case import Case
 from simulator.cost import Changes
-from simulator.estimate import Estimate
+from simulator.estimate import Estimates
 from simulator.implementation import IMPLEMENTATIONS
 from simulator.modules import plays_again
 from simulator.plan import MEGATRON, Order, SlicePlan, WgradPlacement
@@ -99,7 +99,7 @@ class EngineProblem:
             plays_again=plays_again(case.workload.recompute, case.workload.modules)
         )
         self.quick_bounds_ns = bounds.quick_ns(groups).tolist()
-        self.prior_ns = Estimate(case, bounds).prior_ns
+        self.prior_ns = Estimates(case, bounds).prior_ns
 
     def evaluate(self, plan: SlicePlan) -> Evaluation:
         return Evaluation(iteration_ns=predict(self.case, plan).makespan_ns, peak_bytes=0)
@@ -136,7 +136,7 @@ def look(case: Case, plan: SlicePlan) -> Look:
         for op in schedule.templates()
     )
     return Look(
-        case, plan, bounds.of([plan])[0], Estimate(case, bounds).prior_ns(plan),
+        case, plan, bounds.of([plan])[0], Estimates(case, bounds).prior_ns(plan),
         totals(program).makespan_ns, alone_ns,
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ from simulator.bounds import Bounds
 from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.cost import CostModel
-from simulator.estimate import Estimate
+from simulator.estimate import Estimates
 from simulator.greedy import order_of
 from simulator.lookup import Provenance
 from simulator.ops import Gemm
@@ -60,7 +60,7 @@ def test_intra_exposes_the_last_all_reduces_of_a_layer(rows: int, tp: int) -> No
     own wgrads (the row-parallel ones where they are deferred) and the other slices' norms."""
     case = case_of(tp=tp)
     layers = case.model.num_hidden_layers
-    form = Estimate(case)
+    form = Estimates(case)
     for wgrad, merged in (("eager", False), ("deferred", False), ("eager", True)):
         plan = plan_of("intra", wgrad, rows, merged=merged)  # type: ignore[arg-type]
         spent, others = layer_ns(case, plan), (rows - 1) / rows
@@ -79,7 +79,7 @@ def test_intra_exposes_the_last_all_reduces_of_a_layer(rows: int, tp: int) -> No
 
 def test_paper_exposes_both_blocks_all_reduces() -> None:
     case, rows = case_of(), 2
-    form, plan = Estimate(case), plan_of("paper")
+    form, plan = Estimates(case), plan_of("paper")
     spent = layer_ns(case, plan)
     half = {role: time_ns / rows for role, time_ns in spent.items()}
     forward = max(0.0, half["mlp.fc2.ar"] - half["mlp.residual"])
@@ -97,7 +97,7 @@ def test_paper_exposes_both_blocks_all_reduces() -> None:
 
 
 def test_an_order_that_is_not_sliced_exposes_nothing_more() -> None:
-    form = Estimate(case_of())
+    form = Estimates(case_of())
     for order in ("intra", "paper", "inter"):
         assert form.prior_ns(plan_of(order, rows=1)) == form.prior_ns(MEGATRON)
 
@@ -116,7 +116,7 @@ def test_on_one_rank_estimate_bound_and_engine_are_the_sum_of_all_ops(micros: in
             more_ns += cost.duration_ns(gemm) - cost.duration_ns(plain)
     total = predict(case, plan).makespan_ns - more_ns
     assert Bounds(case).of([plan])[0] == pytest.approx(total, rel=1e-7)
-    assert Estimate(case).prior_ns(plan) == pytest.approx(total, rel=1e-7)
+    assert Estimates(case).prior_ns(plan) == pytest.approx(total, rel=1e-7)
 
 
 def test_without_overlap_the_bound_is_near_the_engine() -> None:
@@ -135,7 +135,7 @@ def test_replicas_expose_what_backward_does_not_hide(dp: int, tp: int) -> None:
     shapes = Shapes(model=MODEL, workload=many.workload, cluster=many.cluster, plan=plan)
     whole = cost.duration_ns(shapes.dp_reduction(shapes.held.whole))
     last = cost.duration_ns(shapes.dp_reduction(shapes.edge_parameters))
-    more = Estimate(many).prior_ns(plan) - Estimate(alone).prior_ns(plan)
+    more = Estimates(many).prior_ns(plan) - Estimates(alone).prior_ns(plan)
     assert last <= more + 1 <= whole
 
 
@@ -154,8 +154,8 @@ def test_a_host_that_is_slower_than_the_devices_decides() -> None:
     ops = [op for op in layers if op.lane == COMPUTE]
     host_ns = len(ops) * 1_000_000
     assert Bounds(case).of([plan])[0] == pytest.approx(host_ns, rel=1e-8)
-    edges = Estimate(case_of(micros=2)).prior_ns(plan)
-    assert host_ns < Estimate(case).prior_ns(plan) < host_ns + edges
+    edges = Estimates(case_of(micros=2)).prior_ns(plan)
+    assert host_ns < Estimates(case).prior_ns(plan) < host_ns + edges
 
 
 def test_a_launch_inside_an_op_is_a_part_of_it() -> None:
@@ -167,5 +167,5 @@ def test_a_launch_inside_an_op_is_a_part_of_it() -> None:
     plan = plan_of("intra")
     schedule = build_schedule(case.model, case.workload, case.cluster, plan)
     compute = sum(op.lane == COMPUTE for op in schedule.ops())
-    for form in (lambda c: Estimate(c).prior_ns(plan), lambda c: predict(c, plan).makespan_ns):
+    for form in (lambda c: Estimates(c).prior_ns(plan), lambda c: predict(c, plan).makespan_ns):
         assert form(slow) - form(case) == pytest.approx(compute * 100_000, rel=1e-6)

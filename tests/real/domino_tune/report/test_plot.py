@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from domino_tune.report import Axis, plot_figure
-from domino_tune.report.data import Sweep
+from domino_tune.report.data import SweepPlot
 from domino_tune.report.page import write_report
 from simulator.errors import InputError
 from tests.real.api.browser import Watched, chromium, watched
@@ -41,8 +41,8 @@ def seen(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Watched]:
 
 def test_a_page_draws_a_line_a_series(seen: Watched, tmp_path: Path) -> None:
     xs = tuple(f"{n:,}" for n in range(1000, 1032))
-    many = Sweep(x_label="tp", xs=xs, series={"none": (0.0,) * 32, "some": (5000.0,) * 32})
-    sweeps = (Sweep(x_label="link_bandwidth", xs=("0.5x", "1x", "2x"), series=LINES), many)
+    many = SweepPlot(x_label="tp", xs=xs, series={"none": (0.0,) * 32, "some": (5000.0,) * 32})
+    sweeps = (SweepPlot(x_label="link_bandwidth", xs=("0.5x", "1x", "2x"), series=LINES), many)
     write_report(tmp_path / "page.html", replace(report_data(case()), sweeps=sweeps))
     page = seen.open(str(tmp_path / "page.html"))
     first, second = page.locator("#whatif svg.plot").all()

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from domino_tune.base.errors import StorageError
-from domino_tune.service.jobs import Job, JobProgress, NewJob, Point
+from domino_tune.service.jobs import JobProgress, JobRecord, NewJob, Point
 from domino_tune.service.jobs.desk import JobDesk
 from domino_tune.service.jobs.leases import Claimed, Leases, LostLeaseError
 from domino_tune.service.sql.database import Database, open_database
@@ -40,7 +40,7 @@ class Life:
 
     file: Path
     made: list[Database] = field(default_factory=list)
-    jobs: list[Job] = field(default_factory=list)
+    jobs: list[JobRecord] = field(default_factory=list)
     claims: list[Claimed] = field(default_factory=list)
 
     def open(self) -> None:

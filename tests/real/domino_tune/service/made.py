@@ -6,7 +6,7 @@ import json
 
 from domino_tune.requests.service import JobKind
 from domino_tune.service.idempotency import Idempotency
-from domino_tune.service.jobs import Job, NewJob
+from domino_tune.service.jobs import JobRecord, NewJob
 from domino_tune.service.jobs.desk import JobDesk
 
 
@@ -17,7 +17,7 @@ def new_job(owner: str = "ann", kind: JobKind = "tune", number: int = 0) -> NewJ
     )
 
 
-def submit(desk: JobDesk, owner: str = "ann", kind: JobKind = "tune", number: int = 0) -> Job:
+def submit(desk: JobDesk, owner: str = "ann", kind: JobKind = "tune", number: int = 0) -> JobRecord:
     return desk.submit(new_job(owner, kind, number))[0]
 
 

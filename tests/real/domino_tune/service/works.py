@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from domino_tune.service.work import Outcome, Reporter, Step
+from domino_tune.service.work import JobStep, Outcome, Reporter
 from simulator.errors import InputError
 
 
@@ -20,7 +20,7 @@ def odd(task: bytes, reporter: Reporter) -> Outcome:
 
 
 def result(text: str = "{}", **more: Any) -> Outcome:
-    return Outcome(result=text.encode(), last=Step(done=1, text="done"), **more)
+    return Outcome(result=text.encode(), last=JobStep(done=1, text="done"), **more)
 
 
 def _answer(reporter: Reporter) -> Outcome:
@@ -48,7 +48,7 @@ def _wait(reporter: Reporter, folder: str = "") -> Outcome:
         done += 1
         if folder:
             (Path(folder) / str(os.getpid())).touch()
-        reporter.tell(Step(done=done, text=f"step {done}", points=((done, b"1"),)))
+        reporter.tell(JobStep(done=done, text=f"step {done}", points=((done, b"1"),)))
         time.sleep(0.02)
     return result(stopped_by=reporter.stop)
 
@@ -63,7 +63,7 @@ def _die(reporter: Reporter, folder: str, times: str) -> Outcome:
     lives = len(list(Path(folder).iterdir()))
     (Path(folder) / str(lives)).touch()
     if lives < int(times):
-        reporter.tell(Step(done=8 >> lives, text="far", best={"iteration_ms": 8 >> lives}))
+        reporter.tell(JobStep(done=8 >> lives, text="far", best={"iteration_ms": 8 >> lives}))
         time.sleep(0.6)
         os.kill(os.getpid(), signal.SIGKILL)
     return result()

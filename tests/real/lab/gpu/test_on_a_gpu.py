@@ -13,7 +13,7 @@ import torch
 
 from domino_tune.measure.gpu.loads import back_to_back
 from domino_tune.runtime.lanes import Pace
-from domino_tune.runtime.lanes.streams import Wire
+from domino_tune.runtime.lanes.streams import EmulatedWire
 from lab.gpu.admission import LAUNCHES, MAKERS
 from lab.gpu.admission import measured as measured_queues
 from lab.gpu.cases import PLANS, TWO_SLICES
@@ -34,7 +34,7 @@ DEVICE = torch.device("cuda", 0)
 def test_ctas_stamp_when_they_begin_and_end() -> None:
     stamps = torch.zeros(8, 2, dtype=torch.int64, device=DEVICE)
     for _ in range(2):  # the first run compiles
-        Wire().carry(8 * 6 * 150_000, Pace(150_000, 8), stamps)
+        EmulatedWire().carry(8 * 6 * 150_000, Pace(150_000, 8), stamps)
         torch.cuda.synchronize()
     begun, ended = stamps.unbind(dim=1)
     assert int((ended - begun).min()) >= 100_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from domino_tune.base.progress import RECOUNT, Pace
+from domino_tune.base.progress import RECOUNT, SearchPace
 from domino_tune.cli.progress import EVERY_S, Lines
 
 
@@ -38,7 +38,7 @@ def test_a_line_comes_at_least_every_ten_seconds_whatever_the_search_says() -> N
 
 def test_how_far_a_search_is_and_how_long_it_takes() -> None:
     clock = Clock()
-    pace = Pace(clock)
+    pace = SearchPace(clock)
     clock.now_s += 3
     assert pace.step(1, None) == "1 plan done, 3 s each"
     unknown = pace.recounts

@@ -11,12 +11,12 @@ from domino_tune.results.listed import TokenAddedResult
 from tests.support.runs import Runner
 
 if TYPE_CHECKING:
-    from domino_tune.service.tokens import Token
+    from domino_tune.service.tokens import StoredToken
 
 SECRET = r"dt_[A-Za-z0-9_-]{43}"
 
 
-def found(database: Path, secret: str) -> Token | None:
+def found(database: Path, secret: str) -> StoredToken | None:
     from domino_tune.service.sql.database import open_database
     from domino_tune.service.tokens import TokenDesk
 

@@ -24,7 +24,7 @@ from domino_tune.client.client import job_body, plan_body, whatif_body
 from domino_tune.client.jobs import job_of
 from domino_tune.client.transport import (
     EventReader,
-    Token,
+    SecretToken,
     base_url,
     check,
     error_of,
@@ -134,7 +134,9 @@ def test_a_token_shows_nowhere(
         with pytest.raises(ServiceError) as caught:
             client.models()
     shown = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
-    assert SECRET not in "".join([*held, *shown.format(), caplog.text, repr(Token(SECRET, "it"))])
+    assert SECRET not in "".join(
+        [*held, *shown.format(), caplog.text, repr(SecretToken(SECRET, "it"))]
+    )
 
 
 def test_bodies_hold_what_was_given() -> None:

@@ -20,7 +20,7 @@ from domino_tune.report import (
     text,
 )
 from domino_tune.report.breakdown import NAMES, parts_ns, where_time_goes
-from domino_tune.report.data import Shown, Sweep
+from domino_tune.report.data import ShownTimeline, SweepPlot
 from domino_tune.report.page import static
 from domino_tune.report.plans import crossover_sentence, heat_map
 from domino_tune.results.shown import ORDER_WORDS, plan_words
@@ -105,9 +105,9 @@ def test_every_part_of_a_plans_name_is_explained() -> None:
 def test_data_refuses_what_does_not_fit() -> None:
     item = shown(case(), MEGATRON)
     with pytest.raises(InputError, match="one time an op, got 1"):
-        Shown(plan=item.plan, timeline=item.timeline, alone_ns=(1,))
+        ShownTimeline(plan=item.plan, timeline=item.timeline, alone_ns=(1,))
     with pytest.raises(InputError, match="1 values for 2 points"):
-        Sweep(x_label="tp", xs=("1", "2"), series={"a": (1.0,)})
+        SweepPlot(x_label="tp", xs=("1", "2"), series={"a": (1.0,)})
 
 
 def test_markup_escapes_all_but_markup() -> None:

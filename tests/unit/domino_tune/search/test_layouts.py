@@ -23,7 +23,7 @@ from domino_tune.search.layouts import (
     TRIED,
     Candidate,
     Found,
-    Held,
+    HeldBytes,
     LayoutSearch,
     Look,
     Timed,
@@ -39,7 +39,7 @@ UNSLICED = (MEGATRON, replace(MEGATRON, sequence_parallel=True))
 SLICED = tuple(SlicePlan(row_slices=rows) for rows in range(2, 5))
 RIVALS = tuple(replace(UNSLICED[1], strategy=name) for name in ("async-tp", "fused"))
 PLANS = (*SLICED, *UNSLICED)
-HAIR = Found(None, Held(7, 0))
+HAIR = Found(None, HeldBytes(7, 0))
 
 
 class Told(Candidate):
@@ -270,7 +270,7 @@ def test_a_plan_is_timed_where_it_surely_fits(
     one = Candidate(
         case=memory(70, 90), sliced=(), unsliced=UNSLICED, layers=layers, least_bytes=bounds
     )
-    ends = {"timed": Found(Timed(MEGATRON, 5, peak)), "unsure": Found(None, Held(peak, 0))}
+    ends = {"timed": Found(Timed(MEGATRON, 5, peak)), "unsure": Found(None, HeldBytes(peak, 0))}
     assert one.time(MEGATRON) == ends.get(fate, Found())
 
 
@@ -291,9 +291,9 @@ def test_a_layout_that_fits_by_a_hair_is_timed_by_its_first_plans(
     one.bounds_ns = {plan: number for number, plan in enumerate(PLANS)}
     assert len(PLANS) == TRIED + 1
     assert one.time_unsure() == Timed(PLANS[3], 7, 90)
-    one.unsure = {PLANS[0]: Held(90, 0), PLANS[4]: Held(88, 0)}
+    one.unsure = {PLANS[0]: HeldBytes(90, 0), PLANS[4]: HeldBytes(88, 0)}
     assert one.time_unsure() == Timed(PLANS[4], 2, 88)
-    one.unsure = {PLANS[1]: Held(91, 0)}
+    one.unsure = {PLANS[1]: HeldBytes(91, 0)}
     assert one.time_unsure() is None
 
 

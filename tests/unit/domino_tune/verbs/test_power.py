@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from domino_tune.runtime.plan_runs import Measured
-from domino_tune.verbs.validate import Candidate, at_speed, present_speed
+from domino_tune.verbs.validate import PlanToRun, at_speed, present_speed
 from simulator.case import Case
 from simulator.engine import play
 from simulator.greedy import order_of
@@ -98,5 +98,5 @@ def test_a_machine_that_is_as_predicted_computes_at_its_profiles_speed() -> None
     assert speed == pytest.approx(1)
     plan = SlicePlan(row_slices=2)
     run = played(case, plan)
-    one = Candidate(name="plan", plan=plan, order=order_of(case, plan))
+    one = PlanToRun(name="plan", plan=plan, order=order_of(case, plan))
     assert at_speed(case, one, run, speed).makespan_ns == run.totals.makespan_ns

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from simulator.kernels import Compiled, load
+from simulator.kernels import CompiledEntry, load
 
-COMPILED = {"play_program": Compiled("symbol", b"code")}
+COMPILED = {"play_program": CompiledEntry("symbol", b"code")}
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Times of compiling, which takes seconds and is left out."""
     times: list[str] = []
 
-    def compile_kernels(why: str) -> dict[str, Compiled]:
+    def compile_kernels(why: str) -> dict[str, CompiledEntry]:
         times.append(why)
         return COMPILED
 

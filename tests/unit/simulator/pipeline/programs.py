@@ -10,10 +10,10 @@ import numpy as np
 
 from simulator.compiler import NEVER_NS
 from simulator.pipeline.orders import Wiring, wiring
-from simulator.pipeline.program import Message, PipelineProgram, Task
+from simulator.pipeline.program import Message, PipelineProgram, PipelineTask
 from simulator.specs import PIPELINE_SCHEDULES, WGRADS_APART, PipelineSchedule
 
-Ranks = tuple[tuple[Task, ...], ...]
+Ranks = tuple[tuple[PipelineTask, ...], ...]
 
 
 def program(ranks: Ranks, messages: tuple[Message, ...], **rules: Any) -> PipelineProgram:
@@ -45,7 +45,10 @@ def program_of(
     """The program of a schedule whose passes take ``times_ns`` each, by the kind of action."""
     wires = wiring(schedule, pp, vpp, micros)
     ranks = tuple(
-        tuple(Task(one.action, times_ns[one.action.kind], one.reads, one.sends) for one in wired)
+        tuple(
+            PipelineTask(one.action, times_ns[one.action.kind], one.reads, one.sends)
+            for one in wired
+        )
         for wired in wires.ranks
     )
     messages = tuple(
@@ -79,7 +82,7 @@ def random_program(seed: int) -> PipelineProgram:
 
 def _timed_rank(
     number: int, plain: PipelineProgram, rng: random.Random, slow: int
-) -> tuple[Task, ...]:
+) -> tuple[PipelineTask, ...]:
     """A rank's tasks; ``slow``: the most ns in which its host issues one, 0 without hosts."""
     first, tasks = plain.numbers(number).start, []
     for index, task in enumerate(plain.ranks[number]):
@@ -95,7 +98,7 @@ def _timed_rank(
     return tuple(tasks)
 
 
-def _timed(task: Task, rng: random.Random) -> Task:
+def _timed(task: PipelineTask, rng: random.Random) -> PipelineTask:
     gathers = rng.randint(1, 3) if task.action.kind == "F" and rng.random() < 0.2 else 0
     buckets = rng.randint(1, 3) if task.action.kind != "F" and rng.random() < 0.2 else 0
     return task._replace(

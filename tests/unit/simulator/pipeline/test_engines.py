@@ -10,7 +10,7 @@ import pytest
 from simulator.errors import ScheduleError
 from simulator.pipeline import program as recurrence
 from simulator.pipeline.orders import Action
-from simulator.pipeline.program import Message, PipelineProgram, Task
+from simulator.pipeline.program import Message, PipelineProgram, PipelineTask
 from tests.support import pipeline_engine as engine
 from tests.unit.simulator.pipeline.programs import program, program_of, random_program
 
@@ -32,10 +32,10 @@ def test_a_longer_task_never_makes_it_shorter(seed: int) -> None:
 
 def two_ranks(*, blocking: bool = False, rendezvous: bool = False) -> PipelineProgram:
     """Rank 0 sends to rank 1, which is busy for 50 ns before it reads."""
-    first = Task(Action("F", 0, 0), 10, sends=0)
+    first = PipelineTask(Action("F", 0, 0), 10, sends=0)
     ranks = (
-        (first, Task(Action("F", 1, 0), 10)),
-        (Task(Action("F", 1, 0), 50), Task(Action("F", 0, 0), 10, reads=0)),
+        (first, PipelineTask(Action("F", 1, 0), 10)),
+        (PipelineTask(Action("F", 1, 0), 50), PipelineTask(Action("F", 0, 0), 10, reads=0)),
     )
     return program(ranks, (Message(5, 0, 0, 1),), rendezvous=rendezvous, blocking=blocking)
 
@@ -59,9 +59,9 @@ def test_messages_wait_for_receivers_and_senders_for_messages(
 def test_a_host_ahead_hides_what_it_takes_and_one_that_is_stopped_does_not() -> None:
     """Of three tasks, each issued in 8 ns and ending 12 ns after that begins, on a device that
     needs 10: the second is behind a host that is 2 ns ahead."""
-    led = Task(Action("F", 0, 0), 10, late_ns=12, issued_ns=8)
+    led = PipelineTask(Action("F", 0, 0), 10, late_ns=12, issued_ns=8)
 
-    def spans(*tasks: Task) -> tuple[tuple[int, int], ...]:
+    def spans(*tasks: PipelineTask) -> tuple[tuple[int, int], ...]:
         made = program((tasks,), ())
         run = recurrence.play(made)
         assert engine.play(made) == run
@@ -87,8 +87,8 @@ def test_messages_of_a_link_go_one_after_the_other() -> None:
 
 def test_gathers_come_first_and_buckets_follow_their_gradients() -> None:
     tasks = (
-        Task(Action("F", 0, 0), 10, gathers_ns=(4, 20)),
-        Task(Action("B", 0, 0), 20, buckets_ns=(30, 5)),
+        PipelineTask(Action("F", 0, 0), 10, gathers_ns=(4, 20)),
+        PipelineTask(Action("B", 0, 0), 20, buckets_ns=(30, 5)),
     )
     alone = program((tasks,), (), summed_ns=(3,), updated_ns=(2,))
     run = recurrence.play(alone)
@@ -100,7 +100,10 @@ def test_gathers_come_first_and_buckets_follow_their_gradients() -> None:
 def test_ranks_that_wait_for_each_other_are_named() -> None:
     """Each reads first what the other sends last."""
     ranks = tuple(
-        (Task(Action("F", 0, 0), 1, reads=1 - rank), Task(Action("B", 0, 0), 1, sends=rank))
+        (
+            PipelineTask(Action("F", 0, 0), 1, reads=1 - rank),
+            PipelineTask(Action("B", 0, 0), 1, sends=rank),
+        )
         for rank in range(2)
     )
     stuck = program(ranks, (Message(1, 0, 0, 1), Message(1, 1, 1, 0)))

@@ -22,8 +22,8 @@ from domino_tune.service.executors import (
     dask,
 )
 from domino_tune.service.executors.dask import DaskExecutor
-from domino_tune.service.executors.registry import LocalExecutor, Pool, open_executor
-from domino_tune.service.work import Outcome, Step
+from domino_tune.service.executors.registry import LocalExecutor, ProcessPool, open_executor
+from domino_tune.service.work import JobStep, Outcome
 from simulator.errors import InputError
 from tests.real.domino_tune.service.works import odd
 from tests.support.dask_cluster import DaskCluster, dask_cluster
@@ -53,7 +53,7 @@ def run(
     executor: JobExecutor,
     work: str,
     wanted: Callable[[], Wanted] = lambda: "go on",
-    tell: Callable[[Step], None] = lambda step: None,
+    tell: Callable[[JobStep], None] = lambda step: None,
     **limits: float,
 ) -> Outcome:
     return executor.run(work.encode(), Limits(**limits), tell, wanted)  # type: ignore[arg-type]
@@ -86,7 +86,7 @@ def test_a_job_is_stopped_by_its_time_or_fails(executor: JobExecutor) -> None:
 
 
 def test_steps_come_and_a_stop_goes(executor: JobExecutor) -> None:
-    steps: list[Step] = []
+    steps: list[JobStep] = []
     stopped = run(executor, "wait", lambda: "stop" if len(steps) > 5 else "go on", steps.append)
     assert stopped.stopped_by == "user"
     assert [step.done for step in steps] == list(range(1, len(steps) + 1))
@@ -109,7 +109,7 @@ def test_a_death_is_told(executor: JobExecutor, tmp_path: Path) -> None:
 
 
 def test_an_error_of_who_listens_ends_the_job(executor: JobExecutor) -> None:
-    def tell(step: Step) -> None:
+    def tell(step: JobStep) -> None:
         raise KeyError
 
     with pytest.raises(KeyError):
@@ -153,7 +153,7 @@ def test_workers_of_another_version_are_refused_by_name(cluster: DaskCluster) ->
 
 
 def test_a_pool_ends_what_takes_too_long_and_goes_on() -> None:
-    with closing(Pool(1, 1024 * MIB)) as pool:
+    with closing(ProcessPool(1, 1024 * MIB)) as pool:
         assert pool.submit(sorted, [2, 1], seconds=PATIENCE_S).result() == [1, 2]
         with pytest.raises(OverLimitError, match="longer than"):
             pool.submit(_forever, seconds=0.3).result()

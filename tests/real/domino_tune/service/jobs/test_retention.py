@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Table, func, select, update
 
 from domino_tune.base.errors import NotFoundError, QuotaError
-from domino_tune.service.jobs import Job, JobProgress, NewJob, Point
+from domino_tune.service.jobs import JobProgress, JobRecord, NewJob, Point
 from domino_tune.service.jobs.desk import JobDesk
 from domino_tune.service.jobs.leases import Claimed, Leases
 from domino_tune.service.jobs.retention import DAY_S, Collected, Keep, Retention, stored_bytes
@@ -32,7 +32,7 @@ def claim(database: Database) -> Claimed:
     return claimed
 
 
-def done(database: Database, desk: JobDesk, number: int = 0, owner: str = "ann") -> Job:
+def done(database: Database, desk: JobDesk, number: int = 0, owner: str = "ann") -> JobRecord:
     """A job that has ended, with every part that a job can have."""
     submit(desk, owner, number=number)
     leases, claimed = Leases(database, "worker"), claim(database)
@@ -42,7 +42,7 @@ def done(database: Database, desk: JobDesk, number: int = 0, owner: str = "ann")
     return desk.get(claimed.job.id, None)
 
 
-def grown_old(database: Database, job: Job, days: float) -> None:
+def grown_old(database: Database, job: JobRecord, days: float) -> None:
     with database.write() as connection:
         connection.execute(
             update(tables.jobs)

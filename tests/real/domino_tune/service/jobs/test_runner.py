@@ -13,14 +13,14 @@ from sqlalchemy import update
 from domino_tune.base.errors import StorageError
 from domino_tune.service.executors import JobExecutor, Limits, NoWorkerError, Wanted
 from domino_tune.service.executors.registry import LocalExecutor
-from domino_tune.service.jobs import Job, NewJob
+from domino_tune.service.jobs import JobRecord, NewJob
 from domino_tune.service.jobs import runner as module
 from domino_tune.service.jobs.desk import JobDesk
 from domino_tune.service.jobs.leases import Leases
 from domino_tune.service.jobs.runner import MOST_ATTEMPTS, Runner
 from domino_tune.service.sql.database import Database
 from domino_tune.service.sql.tables import jobs
-from domino_tune.service.work import Outcome, Step
+from domino_tune.service.work import JobStep, Outcome
 from tests.real.domino_tune.service.works import odd
 from tests.support.processes import PATIENCE_S, wait_until
 
@@ -45,17 +45,17 @@ def running(
         made.close(PATIENCE_S)
 
 
-def submit(desk: JobDesk, work: str) -> Job:
+def submit(desk: JobDesk, work: str) -> JobRecord:
     new = NewJob(kind="whatif", owner="ann", request={}, task=work.encode())
     return desk.submit(new)[0]
 
 
-def until(desk: JobDesk, job: Job, found: Callable[[Job], object]) -> Job:
+def until(desk: JobDesk, job: JobRecord, found: Callable[[JobRecord], object]) -> JobRecord:
     wait_until(lambda: bool(found(desk.get(job.id, None))))
     return desk.get(job.id, None)
 
 
-def ended(desk: JobDesk, job: Job) -> Job:
+def ended(desk: JobDesk, job: JobRecord) -> JobRecord:
     return until(desk, job, lambda now: now.ended)
 
 
@@ -92,7 +92,7 @@ def test_a_killed_job_begins_again_and_its_progress_does_not_fall(
     with running(database):
         job = submit(desk, f"die {tmp_path}/lives 2")
 
-        def look(now: Job) -> bool:
+        def look(now: JobRecord) -> bool:
             seen.append(now.progress.done)
             return now.ended or "attempt 3" in now.progress.text
 
@@ -142,7 +142,7 @@ class Away(LocalExecutor):
         self,
         task: bytes,
         limits: Limits,
-        tell: Callable[[Step], None],
+        tell: Callable[[JobStep], None],
         wanted: Callable[[], Wanted],
     ) -> Outcome:
         if self.times:
@@ -156,7 +156,7 @@ def test_a_job_says_what_it_waits_for(database: Database, desk: JobDesk) -> None
     with running(database, Away(2, odd)):
         job = submit(desk, "answer")
 
-        def look(now: Job) -> bool:
+        def look(now: JobRecord) -> bool:
             texts.add(now.progress.text)
             return now.ended
 

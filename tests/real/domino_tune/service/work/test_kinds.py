@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from domino_tune.service.work import Step, StopReason
+from domino_tune.service.work import JobStep, StopReason
 from domino_tune.service.work.kinds import JOBS, answer, run_job
 from domino_tune.service.work.task import Task
 from domino_tune.store.plans import plan_from_json
@@ -22,9 +22,9 @@ class Heard(Silent):
 
     def __init__(self, stop: StopReason | None = None) -> None:
         super().__init__(stop)
-        self.steps: list[Step] = []
+        self.steps: list[JobStep] = []
 
-    def tell(self, step: Step) -> None:
+    def tell(self, step: JobStep) -> None:
         self.steps.append(step)
 
 

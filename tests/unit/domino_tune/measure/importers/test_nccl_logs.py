@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from domino_tune.measure.importers import NO_HINTS, Hints, Imported, read_table
+from domino_tune.measure.importers import NO_HINTS, Hints, ImportedRows, read_table
 from simulator.errors import InputError
 from simulator.ops import busbw_factor
 
@@ -69,11 +69,11 @@ def printed(job: Job, first: tuple[str, str] = ("size", "count"), unit: str = "u
     return "\n".join(lines) + "\n"
 
 
-def read(text: str, hints: Hints = NO_HINTS) -> Imported:
+def read(text: str, hints: Hints = NO_HINTS) -> ImportedRows:
     return read_table(text.encode(), "nccl-tests", hints)
 
 
-def keys(found: Imported) -> list[tuple[str, int, int, int]]:
+def keys(found: ImportedRows) -> list[tuple[str, int, int, int]]:
     return [(row.op, row.nodes, row.per_node, row.bytes) for row in found.rows]
 
 
