@@ -391,5 +391,5 @@ class Bounds:
 
 
 def _are_apart(plans: Sequence[SlicePlan]) -> NDArray[np.bool_]:
-    """Return of which plans no other pass runs beside one."""
+    """Return whether passes of each plan run with no other beside them."""
     return np.array([plan.strategy != EP_OVERLAP for plan in plans])

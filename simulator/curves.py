@@ -181,8 +181,8 @@ def added_up(recipe: Recipe, prices: Prices, *, again: bool = False) -> Work:
 
 
 def may_hide(fragment: str) -> bool:
-    """Return whether a fragment is computed again beside collectives of backward, of which it needs
-    nothing; an attention core that is alone comes when none is in flight."""
+    """Return whether a fragment is computed again beside collectives of backward that it does not
+    need; an attention core that is alone comes when none is in flight."""
     return fragment.endswith(AGAIN) and fragment != f"core_attn{AGAIN}"
 
 

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 # tensors that a cast makes, with their classes: all but the first, which its launch makes.
 # Attention's core takes 95 and 18 us where megatron-core's own takes 37 and 37. A norm of
 # TransformerEngine that no linear follows takes 33 and 25 us, and entering a recipe's scope, as
-# megatron-core does before each layer, 6 to 23 us: neither is told apart here.
+# megatron-core does before each layer, 6 to 23 us: neither is a cost of its own here.
 #
 # What the compiled half does else on the host is assumed to be in the launches, 6 us for each
 # kernel (of a cast ``simulator.quantized.CAST_KERNELS``), and ``fp8_transpose`` is assumed.

@@ -163,8 +163,8 @@ GRAPH_COPY: Final = "graph_copy"
 def graph_entry(
     block: str, fragment: str, scopes: Collection[str], *, experts: bool
 ) -> Literal["", "forward", "backward"]:
-    """Return of which pass a graph begins with a fragment, of a layer with or without
-    ``experts``."""
+    """Return the pass whose graph begins with a fragment, of a layer with or without ``experts``;
+    an empty text where none does."""
     routes = experts and "moe_router" in scopes
     first = "attn" if "attn" in scopes else "mlp" * routes
     if (block, fragment) == (first, "norm"):

@@ -126,7 +126,7 @@ def overlap_of(strategy: str, told: tuple[str, ...], gemm: str) -> Overlap:
 
 @lru_cache(maxsize=256)
 def told_of(texts: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Return what a plan tells of the GEMMs of each block of a layer; nothing of most."""
+    """Return a plan's choices for the GEMMs of each block of a layer; most plans have none."""
     found: dict[str, tuple[str, ...]] = {}
     for text in texts:
         block = "attn" if text.startswith(("qkv", "proj")) else "mlp"

@@ -139,7 +139,7 @@ class Recipes:
         """Return the recipe of a fragment; ``again``: as backward plays it again."""
         view, counts = self._view(plan), self._counts(plan, block, fragments)
         if len(counts) == 1 and not is_cut(block, name) and name not in SEES:
-            counts = ()  # of which nothing but the names of values depends
+            counts = ()  # nothing but names of values depends on them
         merged = plan.merge_wgrad and name.endswith("_wgrad")
         key = view.mode, block, name, again, counts
         whole = self._batch, plan.row_slices, merged, *key

@@ -119,8 +119,8 @@ def later(function: Callable[[], Result]) -> Callable[[], Result]:
 
 
 def in_a_copy(function: Callable[[], Result]) -> Callable[[], Result]:
-    """Compute the result in a copy of this process, which goes on, where it may be copied and has
-    another core."""
+    """Compute the result in a copy of this process, which does not wait, where it may be copied and
+    has another core."""
     if not _may_copy():
         return function
     coming = on_all_cores(lambda _: function(), (None,), most=1)

@@ -1,4 +1,4 @@
-"""Top and end of the page: the answer, and what was asked."""
+"""Top and end of the page: the answer and its question."""
 
 from __future__ import annotations
 

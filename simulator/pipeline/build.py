@@ -70,8 +70,8 @@ class NumberedPasses:
 
 
 def piece_of(ranks: Ranks, rank: int, action: Action, firsts: Mapping[str, int]) -> Piece:
-    """Return the pass that an action plays. ``firsts``: of the kinds of passes of which a chunk's
-    first is another than the rest, its micro-batch."""
+    """Return the pass that an action plays. ``firsts``: the micro-batch of a chunk's first pass, by
+    kind, where that differs from the others."""
     part, chunk = PASSES[action.kind], ranks[rank][action.chunk]
     piece = Piece(chunk, part, firsts.get(action.kind) == action.micro)
     if action.beside is None:
@@ -173,7 +173,7 @@ class Pieces:
 
     @cached_property
     def _firsts(self) -> dict[str, int]:
-        """The kinds of passes of which each chunk's first differs from the others, and that one's
+        """The kinds of passes whose first of each chunk differs from the others, and its
         micro-batch: a forward where it clears the gradients, so that all backwards add, else the
         backwards. GPipe goes back from the last one."""
         work = self.whole.workload

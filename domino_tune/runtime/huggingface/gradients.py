@@ -134,7 +134,7 @@ def arriving_sum(x: Tensor, sizes: list[int], dim: int, lane: Lane) -> Tensor:
 
 
 # Data parallelism of a model that plays a plan ----------------------------------------------------
-# Gradients are averaged while backward goes on.
+# Gradients are averaged during backward.
 #
 # DDP and FSDP hear of gradients from autograd, to which a stack is one function: it gives those of
 # all layers at once. So their means begin within it, bucket by bucket, as the simulator prices
@@ -189,7 +189,7 @@ class Replicas(NotCopied):
         """Have the backward pass that is under way end with all gradients averaged."""
         backward = torch._C._current_graph_task_id()
         if backward != self._backward:
-            self.wait()  # for what a pass that failed has left
+            self.wait()  # since a pass that failed may have left some
             self._sent.clear()
             self._backward = backward
             torch.autograd.Variable._execution_engine.queue_callback(self._end)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
-# What a running job tells, and what it is told ----------------------------------------------------
+# What a running job reports, and what it hears ----------------------------------------------------
 # Its steps, and that it should end.
 
 StopReason = Literal["user", "time"]
@@ -50,7 +50,7 @@ class Reporter(Protocol):
 
     @property
     def due(self) -> bool:
-        """Whether a step should be told by now."""
+        """Whether a step is due to be reported."""
         ...
 
     @property
