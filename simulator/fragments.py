@@ -120,7 +120,7 @@ class Fragments(Quantized):
         return MAKERS[token.fragment](self, token.block, token.slice, token.piece)
 
     def _graph_copies(self, token: Token) -> list[OpTemplate]:
-        """Return the op that copies the inputs of a graph of a part of the layer into its memory."""
+        """Return the op that copies inputs of a graph of a part of the layer into its memory."""
         s, block, row = self.shapes, token.block, token.slice
         scopes, size = s.workload.cuda_graph_scope, s.residual_bytes(token.slice)
         entry = graph_entry(block, token.fragment, scopes, experts=s.model.num_experts > 0)
