@@ -78,7 +78,7 @@ def inside(folder: Path, **given: Any) -> Iterator[Inside]:
     settings = Settings(**asked)
     app = create_app(settings)
     with (
-        patch.object(parts, "Pool", Threads),
+        patch.object(parts, "ProcessPool", Threads),
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(app.router.lifespan_context(app)),
     ):
