@@ -27,8 +27,8 @@ the *critical* one is that for which it is most, as far as numbers of layers tel
 equally many layers the last. With gradients of weights apart, a rank may play its own while the
 others end, so only the way there counts. While the last micro-batch goes back, a rank after the
 first sums the gradients of its first chunk over the replicas, in one bucket that is whole when its
-last backward ends: the longer of both counts. Where messages block, each pass begins with its host,
-and takes as long as that.
+last backward ends, and plays its step up to the norm's sum over all ranks: the longer of both
+counts. Where messages block, each pass begins with its host, and takes as long as that.
 
 At clock f an iteration takes at least LB(f), the bound at that clock, and, to keep the power cap,
 at least step + E(f) / (cap − idle), where E is what the passes of the busiest rank draw above idle.
@@ -161,7 +161,7 @@ class Bounds:
 
     # Plans --------------------------------------------------------------------------------------
 
-    def of(self, plans: Sequence[SlicePlan]) -> list[int]:
+    def any_order_ns(self, plans: Sequence[SlicePlan]) -> list[int]:
         """Return a bound of each plan that holds for any order of its slices."""
         bounds: list[int] = self.quick_ns(alone(plans)).tolist()
         return bounds
@@ -225,7 +225,7 @@ class Bounds:
     ) -> tuple[Floats, Floats]:
         """Return the bounds of iterations of given kinds at given clocks, and the least times in
         which they keep the cap there; the latter with the step at the highest clock."""
-        micros, (forward, backward), (micro_ns, step_ns, edges_j) = (
+        micros, (forward, backward), (micro_ns, step_ns, edges_j, sums_ns) = (
             self._micros, curves.passes, curves.edges,
         )  # fmt: skip
         device_ns = forward.least_ns[f, clock] + backward.least_ns[b, clock]
@@ -233,8 +233,9 @@ class Bounds:
         host_ns = micros * (forward.launch_ns[f] + backward.launch_ns[b])
         fill_ns: Floats | float = 0.0
         if self.case.cluster.pp > 1:
-            way_ns, back_ns = curves.fills_ns
-            fill_ns = np.floor(way_ns[f, clock] + back_ns[b, clock])
+            way_ns, back_ns, last_ns = curves.fills_ns
+            after_ns = np.maximum(back_ns[b, clock] - sums_ns[e, clock], last_ns[b, clock])
+            fill_ns = np.floor(way_ns[f, clock] + after_ns)
         if not self._leads:
             ahead_ns, behind_ns = curves.floors_ns
             device_ns = np.maximum(device_ns, micros * (ahead_ns[f, clock] + behind_ns[b, clock]))
@@ -282,10 +283,11 @@ class Bounds:
             passes, floors_ns, fills_ns, drawn_j,
             (
                 np.array([one.micro_ns(self._micros) for one in own]),
-                np.array([one.step.compute_ns for one in own]),
+                np.array([one.step_ns for one in own]),
                 np.array([one.drawn_j(self._micros) for one in most]),
+                np.array([one.sums.compute_ns for one in own]),
             ),
-            np.array([one.step.compute_ns[0] for one in most]),
+            np.array([one.step_ns[0] for one in most]),
         )  # fmt: skip
 
     def _kept(self, plan: SlicePlan, which: Pass, *, ordered: bool) -> PassCurves:
@@ -308,9 +310,9 @@ class Bounds:
 
     def _fills_ns(
         self, forward: Sequence[SlicePlan], backward: Sequence[SlicePlan]
-    ) -> tuple[Floats, Floats]:
-        """Return what a micro-batch takes on the ranks before the critical one: on its way there,
-        and back or until the sum of gradients that no pass hides."""
+    ) -> tuple[Floats, Floats, Floats]:
+        """Return what a micro-batch takes on the ranks before the critical one, on its way there
+        and back; and the sum of gradients that no pass hides."""
         rank, workload = self.case.critical_rank, self.case.workload
         layers = sum(chunks[0].layers for chunks in self.case.chunks[:rank])
         ways = []
@@ -321,17 +323,18 @@ class Bounds:
         way_ns, back_ns = ways
         if workload.pp_schedule in WGRADS_APART:
             back_ns = np.zeros_like(back_ns)
+        last_ns = np.zeros_like(back_ns)
         if rank > 0 and workload.overlap_grad_reduce:
-            sums = {plan.strategy == "no_comm": plan for plan in backward}
-            sums_ns = {alone: self._last_sum_ns(plan) for alone, plan in sums.items()}
-            last_ns = [sums_ns[plan.strategy == "no_comm"] for plan in backward]
-            back_ns = np.maximum(back_ns, last_ns)
-        return way_ns, back_ns
+            summed_ns = {
+                alone: self._last_sum_ns(plan)
+                for alone, plan in {one.strategy == "no_comm": one for one in backward}.items()
+            }
+            last_ns = np.array([summed_ns[plan.strategy == "no_comm"] for plan in backward])
+        return way_ns, back_ns, last_ns
 
     def _last_sum_ns(self, plan: SlicePlan) -> Floats:
         """Return the time of the critical rank's last sum of gradients."""
-        whole = self.case.shapes(plan)
-        found = np.zeros(len(self.prices.mhz))
+        whole, found = self.case.shapes(plan), np.zeros(len(self.prices.mhz))
         if not whole.reduces:
             return found
         held = self.case.chunks[self.case.critical_rank][0].of(whole).held
@@ -387,7 +390,11 @@ class Bounds:
         if isinstance(signature, Gemm) and signature.layout == "wgrad":
             ways = [signature._replace(accumulate=adds) for adds in (False, True)]
         number = FAMILIES.index(kind) if kind in FAMILIES else -1
-        return number, *np.maximum.reduce(list(map(self.prices.ns, ways))).tolist()
+        most_ns = np.maximum.reduce(list(map(self.prices.ns, ways)))
+        launch = self.case.cost.launch
+        if number >= 0 and launch.mode == "inline":
+            most_ns = most_ns + launch.of(signature, replayed=one.replayed)
+        return number, *most_ns.tolist()
 
 
 def _are_apart(plans: Sequence[SlicePlan]) -> NDArray[np.bool_]:

@@ -25,13 +25,13 @@ from simulator.issue_order import (
     BlockFragments,
     backward_fragments,
 )
-from simulator.modules import plays_again
 from simulator.ops import Collective, Fused, Signature
 from simulator.overlap import EP_OVERLAP, RIVALS
 from simulator.plan import SlicePlan
 from simulator.power import PowerSection
 from simulator.recipes import Recipe, Recipes, Sliced, Window, mode_of
 from simulator.schedule import EP, TP
+from simulator.stack import reads_columns
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,7 +47,9 @@ COMM, GATHER, DRAWN, WGRADS, CUT = range(COUNT, COUNT + 5)
 """Rows of a work after those of compute by family: collectives, those that a block begins with, the
 energy above idle, gradients of weights, and the GEMM that is cut into pieces."""
 SUMS: Final = DRAWN + 1
-"""The rows of a pass."""
+"""The number of rows of a pass."""
+MOST_KEPT: Final = 64
+"""Plans of a layout, whose sums are kept; a space's are looked at once."""
 CUT_FRAGMENTS: Final = frozenset(
     {*ROW_PARALLEL.values(), *(f"{one}_dgrad" for one in COLUMN_PARALLEL.values())}
 )
@@ -367,10 +369,6 @@ class LayerCurves:
         return waited
 
 
-MOST_KEPT: Final = 64
-"""Plans of a layout; a space's are looked at once."""
-
-
 def saved_ns(alone_ns: Floats, comm_ns: Floats, slow: Floats) -> Floats:
     """Return the most that compute by family and collectives of ``comm_ns`` save by running at the
     same time. ``slow``: of each plan the slowdowns of families and of a collective, then the
@@ -395,10 +393,10 @@ def fragments_of(case: Case, which: Pass) -> BlockFragments:
 
 
 def slices_of(case: Case, plan: SlicePlan, which: Pass) -> tuple[int, ...]:
-    """Return the column pieces that a pass sends: its own, and where layers are played again those
-    of forward, too."""
+    """Return the column pieces that a pass depends on: its own, and in backward those of forward
+    where it plays them again or reads them."""
     _, *columns, attn_dgrads, mlp_dgrads = plan.slices
     if which == "forward":
         return tuple(columns)
-    again = plays_again(case.workload.recompute, case.workload.modules)
-    return (attn_dgrads, mlp_dgrads, *(columns if again else ()))
+    reads = reads_columns(case.model, case.workload)
+    return attn_dgrads, mlp_dgrads, *(columns if reads else ())

@@ -46,6 +46,8 @@ times the loss's gradient, and to the model's dtype. The logits are in 16 bits."
 Await = Literal["dgrad", "wgrad", "nothing"]
 """Which gradient at the head a slice waits for: of its input, where the order asked for that of the
 table first, of the table, none."""
+Adding = tuple[str, tuple[Ref, ...]]
+"""The name of a slice's gradient of a table, and the one that it adds to."""
 Place = tuple[str, str]
 """Block and fragment of a layer."""
 
@@ -115,16 +117,22 @@ class Edges:
         predicts = self.shapes.model.num_nextn_predict_layers > 0
         if ops is None or not predicts or places not in (HEADS, HEAD_GRADS):
             return ops
-        key = "mtp", make.__name__, row, self.templates.cut(row), id(ops)
-        return self.templates.once(key, lambda: self._with_mtp(make, row, ops))
+        adding: tuple[Adding, ...] = ()
+        if make is Edges.head_norm_bwd:
+            layers = range(1, self.shapes.model.num_nextn_predict_layers + 1)
+            adding = tuple(self._adding(f"mtp{k}.proj", row) for k in layers)
+        key = "mtp", make.__name__, row, self.templates.cut(row), id(ops), adding
+        return self.templates.once(key, lambda: self._with_mtp(make, row, ops, adding))
 
-    def _with_mtp(self, make: Maker, row: int, ops: Ops) -> list[OpTemplate]:
+    def _with_mtp(
+        self, make: Maker, row: int, ops: Ops, adding: tuple[Adding, ...]
+    ) -> list[OpTemplate]:
         t = self.templates
         found = repeated(t, ops)
         if make is Edges.head_norm:
             return [*projections(t, row), *found]
         if make is Edges.head_norm_bwd:
-            return [*found, *projections_bwd(t, row, (Ref(0, f"d.s{row}.x"),))]
+            return [*found, *projections_bwd(t, row, (Ref(0, f"d.s{row}.x"),), adding)]
         return found
 
     def whole(self) -> list[OpTemplate]:
@@ -335,7 +343,7 @@ class Edges:
     def _logits_grad(self, row: int) -> Ref:
         return Ref(0, f"d.s{row}.uncapped" if self._capped else f"d.s{row}.logits")
 
-    def _adding(self, table: str, row: int) -> tuple[str, tuple[Ref, ...]]:
+    def _adding(self, table: str, row: int) -> Adding:
         """Return the name of slice ``row``'s gradient of ``table``, and the gradient that it adds
         to, written by the slice issued before. The last slice's is that of the table."""
         added = self._added.setdefault(table, [])

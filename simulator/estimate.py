@@ -44,7 +44,6 @@ class Estimates:
         self.case = case
         self._bounds = bounds or Bounds(case)
         self._clocks = self._bounds.prices.clocks
-        self._layers: dict[tuple[object, ...], tuple[float, float]] = {}
 
     def prior_ns(self, plan: SlicePlan) -> float:
         """Return an estimate (ns) of an iteration's time."""
@@ -57,7 +56,7 @@ class Estimates:
             passes += layers * both_ns
             behind += layers * backward_ns
         edges, micros = rank.edges(plan), work.grad_accumulation
-        alone_ns = micros * passes + edges.micro_ns(micros)[clock] + edges.step.compute_ns[clock]
+        alone_ns = micros * passes + edges.micro_ns(micros)[clock] + edges.step_ns[clock]
         alone_ns += self._exposed_buckets_ns(rank, plan, behind, clock)
         bubble = (cluster.pp - 1) / (cluster.vpp * micros)
         if work.pp_schedule in WGRADS_APART:

@@ -11,7 +11,7 @@ whose ops they repeat under other names: ``mtp1.head.logits``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from simulator.schedule import OpTemplate, Ref
 from simulator.templates import Templates
@@ -40,12 +40,15 @@ def projections(t: Templates, row: int) -> list[OpTemplate]:
     return ops
 
 
-def projections_bwd(t: Templates, row: int, grad: tuple[Ref, ...]) -> list[OpTemplate]:
-    """Return the backward of ``projections`` from the gradient of the stack's output."""
+def projections_bwd(
+    t: Templates, row: int, grad: tuple[Ref, ...], adding: Sequence[tuple[str, tuple[Ref, ...]]]
+) -> list[OpTemplate]:
+    """Return the backward of ``projections`` from the gradient of the stack's output. ``adding``:
+    the name of each product's gradient, and the one that it adds to."""
     s, size, ops = t.shapes, t.shapes.hidden_bytes(row), list[OpTemplate]()
     tokens, hidden = s.tokens(row), s.model.hidden_size
     width = hidden // s.cluster.tp
-    for k in range(s.model.num_nextn_predict_layers):
+    for k, (gradient, before) in enumerate(adding):
         name = f"mtp{k + 1}"
         kept = Ref(0, f"s{row}.{name}.norms")
         dgrad = t.op(
@@ -54,7 +57,7 @@ def projections_bwd(t: Templates, row: int, grad: tuple[Ref, ...]) -> list[OpTem
         )  # fmt: skip
         wgrad = t.accumulated(
             f"{name}.proj_wgrad", row, s.gemm(width, 2 * hidden, tokens, "wgrad"), (*grad, kept),
-            f"grad.{name}.proj.s{row}", (),
+            gradient, before,
         )  # fmt: skip
         norms = s.pointwise(f"{s.model.norm}_bwd", 4 * size, 2 * size)
         reads = (*dgrad.writes, kept)

@@ -182,6 +182,9 @@ def state_bytes(workload: Workload) -> int:
 # Sums of gradients over ranks, their norm, Adam, new parameters.
 
 WORLD_NORM: Final = "step.grad_norm.ar"
+NORMS: Final = (WORLD_NORM, "step.adam")
+"""Roles of the first op that no rank begins before all others have come so far; without
+communication Adam stands for it."""
 """Role of the gradient norm's sum over ranks: behind it none is ahead of another."""
 
 

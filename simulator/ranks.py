@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 class Layers:
     """What bounds of cases share that differ in nothing but the numbers of layers of each kind,
-    micro-batches, stages and replicas: curves of each kind of layer, and of each kind of rank.
-    ``prices``: of their machine, which others may share, too."""
+    micro-batches and their size, stages and replicas: curves of each kind of layer, and of each
+    kind of rank. ``prices``: of their machine, which others may share, too."""
 
     def __init__(self, prices: Prices | None = None) -> None:
         self._prices = prices
@@ -167,12 +167,20 @@ def joined(several: Sequence[PassCurves]) -> PassCurves:
 
 class EdgeCurves(NamedTuple):
     """Compute outside the layers of a rank: of its first micro-batch, and of a later one; what
-    clears the gradients; and the optimizer's step."""
+    clears the gradients; and the optimizer's step, up to the norm's sum over all ranks, and from
+    there on."""
 
     first: Work
     later: Work
     clears: Work
-    step: Work
+    sums: Work
+    update: Work
+
+    @property
+    def step_ns(self) -> Floats:
+        """The ns of the whole step at each clock."""
+        found: Floats = self.sums.compute_ns + self.update.compute_ns
+        return found
 
     def micro_ns(self, micros: int) -> Floats:
         """Return the ns of all micro-batches at each clock."""

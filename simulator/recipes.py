@@ -25,16 +25,15 @@ from simulator.issue_order import (
     is_cut,
     pieces,
 )
-from simulator.modules import plays_again
 from simulator.ops import Gemm, Signature
-from simulator.optimizer import begin_step, optimizer_step
+from simulator.optimizer import NORMS, begin_step, optimizer_step
 from simulator.overlap import RIVALS
 from simulator.plan import SlicePlan
 from simulator.schedule import COMPUTE, CP, EP, TP, OpTemplate, Ref
 from simulator.schedules import fixed_order
 from simulator.sharding import Held
 from simulator.specs import WGRADS_APART
-from simulator.stack import kinds
+from simulator.stack import kinds, reads_columns
 from simulator.templates import Templates
 
 
@@ -86,8 +85,11 @@ class _View(NamedTuple):
 
 
 class Recipes:
-    """Recipes of the plans of one case, each made once. ``like``: recipes that share their caches;
-    their case may differ only in the numbers of layers of each kind, and in the micro-batches."""
+    """Recipes of the plans of one case, each made once.
+
+    ``like``: recipes that share their caches, whose keys hold kinds of layers, micro-batch size,
+    ends and the plan's mode: machine, tp, cp, schedule and the experts' division must be equal.
+    """
 
     def __init__(self, case: Case, like: Recipes | None = None) -> None:
         self.case = case
@@ -100,7 +102,7 @@ class Recipes:
             like._micro_edges if like else {}
         )
         self._windows: dict[tuple[object, ...], tuple[Window, ...]] = like._windows if like else {}
-        self._steps: dict[tuple[object, ...], tuple[Recipe, Recipe]] = {}
+        self._steps: dict[tuple[object, ...], tuple[Recipe, Recipe, Recipe]] = {}
         self._viewed: tuple[SlicePlan, _View] | None = None
 
     @cached_property
@@ -189,8 +191,7 @@ class Recipes:
         """Return the numbers of pieces that a block's recipes depend on."""
         kind = "col" if fragments is FORWARD_FRAGMENTS else "dgrad"
         own: int = getattr(plan, f"{block}_{kind}_slices")
-        work = self.case.workload
-        if kind == "dgrad" and plays_again(work.recompute, work.modules):
+        if kind == "dgrad" and reads_columns(self.case.model, self.case.workload):
             return own, getattr(plan, f"{block}_col_slices")
         return (own,)
 
@@ -248,14 +249,18 @@ class Recipes:
             self._micro_edges[key] = first, later
         return self._micro_edges[key]
 
-    def once(self, plan: SlicePlan) -> tuple[Recipe, Recipe]:
-        """Return the recipes of what clears the gradients, and of the optimizer's step."""
+    def once(self, plan: SlicePlan) -> tuple[Recipe, Recipe, Recipe]:
+        """Return the recipes of what clears the gradients, and of the optimizer's step: up to the
+        norm's sum over all ranks, and from there on."""
         key = step_key(plan)
         if key not in self._steps:
             shapes = self.case.shapes(plan)
             t, stepped = Templates(shapes=shapes), Held(1) if shapes.reduces else shapes.held
-            clears, step = begin_step(t), optimizer_step(t, stepped, ())
-            self._steps[key] = self._listed(plan, clears), self._listed(plan, step)
+            step = optimizer_step(t, stepped, ())
+            cut = next(number for number, op in enumerate(step) if op.role in NORMS)
+            parts = begin_step(t), step[:cut], step[cut:]
+            clears, sums, update = (self._listed(plan, ops) for ops in parts)
+            self._steps[key] = clears, sums, update
         return self._steps[key]
 
     def _listed(self, plan: SlicePlan, ops: Iterable[OpTemplate]) -> Recipe:

@@ -9,7 +9,6 @@ from functools import cached_property, lru_cache
 
 from simulator.dtypes import DTYPE_BYTES, MATH_BYTES
 from simulator.implementation import FUSED, LaunchOrder
-from simulator.modules import plays_again
 from simulator.ops import MULTIMEM, Collective, CollectiveKind, Gemm, Layout, Pointwise
 from simulator.plan import (
     SlicePlan,
@@ -20,7 +19,7 @@ from simulator.plan import (
 )
 from simulator.sharding import Held, padded_vocab_size
 from simulator.specs import ClusterSpec, ModelSpec, Workload
-from simulator.stack import LayerKind, is_uniform, kinds
+from simulator.stack import LayerKind, is_uniform, kinds, reads_columns
 
 GRAD_BYTES = 4
 """Bytes of one main-gradient element: fp32 for every activation dtype."""
@@ -66,7 +65,7 @@ class Shapes:
         columns = plan.attn_col_slices, plan.mlp_col_slices
         if not backward:
             return columns
-        reads = plays_again(self.workload.recompute, self.workload.modules) or self.model.post_norm
+        reads = reads_columns(self.model, self.workload)
         return plan.attn_dgrad_slices, plan.mlp_dgrad_slices, *(columns if reads else ())
 
     @cached_property

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from simulator.dtypes import Fp8Recipe
-from simulator.modules import fitting
+from simulator.modules import fitting, plays_again
 from simulator.specs import ClusterSpec, ModelSpec, Recompute, Workload
 
 
@@ -115,3 +115,8 @@ def joined(runs: tuple[Run, ...]) -> tuple[Run, ...]:
         else:
             found.append(run)
     return tuple(found)
+
+
+def reads_columns(model: ModelSpec, workload: Workload) -> bool:
+    """Return whether backward plays forward's column pieces again, or reads them."""
+    return plays_again(workload.recompute, workload.modules) or model.post_norm

@@ -11,7 +11,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import chain, count
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
@@ -28,6 +28,7 @@ FEW: Final = 40
 """Items of some milliseconds that one core computes sooner than copies without its caches."""
 WHILE_S: Final = 0.5
 """Seconds in which one core fills caches that copies then have, too."""
+_is_copy: Final = threading.Event()
 
 
 class Ahead(Protocol):
@@ -109,7 +110,7 @@ class Beside(Protocol):
     """Give what returns a function's result, or raises what computing it raised."""
 
     def __call__(self, function: Callable[[], Result]) -> Callable[[], Result]:
-        """Have the result ready when it is asked for."""
+        """Have the result ready when it is asked for, which is once."""
         ...
 
 
@@ -127,18 +128,20 @@ def in_a_copy(function: Callable[[], Result]) -> Callable[[], Result]:
     _, result = next(coming)
 
     def ended() -> Result:
-        try:
-            return result()
-        finally:
-            coming.close()
+        with closing(coming):
+            try:
+                return result()
+            except (EOFError, ConnectionError):  # the copy was killed
+                return function()
 
     return ended
 
 
 def _may_copy() -> bool:
-    """Return whether there is another core, and no thread holds a lock that a copy would wait
-    for."""
-    return _cores() > 1 and sys.platform == "linux" and threading.active_count() == 1
+    """Return whether there is another core, no thread holds a lock that a copy would wait for, and
+    this is none itself."""
+    alone = sys.platform == "linux" and threading.active_count() == 1
+    return _cores() > 1 and alone and not _is_copy.is_set()
 
 
 def _cores() -> int:
@@ -182,6 +185,7 @@ def _serve(
     function: Callable[[Item], Result], connection: Connection, others: list[Connection]
 ) -> None:
     """Answer items until the parent, whose ends are not kept open here, is gone."""
+    _is_copy.set()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
     for other in others:

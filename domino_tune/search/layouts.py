@@ -150,7 +150,9 @@ class Candidate:
     @cached_property
     def bounds_ns(self) -> dict[SlicePlan, int]:
         """The proven lower bound of each plan, lowest first."""
-        bounds = zip(self.plans, Bounds(self.case, self.layers).of(self.plans), strict=True)
+        bounds = zip(
+            self.plans, Bounds(self.case, self.layers).any_order_ns(self.plans), strict=True
+        )
         return dict(sorted(bounds, key=lambda item: item[1]))
 
     def within(self, limit_ns: int) -> Iterator[SlicePlan]:

@@ -21,7 +21,6 @@ from simulator.estimate import Estimates
 from simulator.greedy import order_of
 from simulator.issue_order import LayerOrder
 from simulator.memory import live_peaks, peak_bytes, static_memory
-from simulator.modules import plays_again
 from simulator.overlap import CHOICES, EP_OVERLAP, GEMMS, RIVALS, gemms_of
 from simulator.plan import (
     MAX_ROW_SLICES,
@@ -32,6 +31,7 @@ from simulator.plan import (
     searched_slicings,
 )
 from simulator.predict import iteration_ns, predict
+from simulator.stack import reads_columns
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -104,9 +104,9 @@ class SimulatedPlans:
             known |= zip(asked, self._bounds.lower_bounds_ns(asked), strict=True)
         return [known[plan] for plan in plans]
 
-    def bounds_of(self, plans: Sequence[SlicePlan]) -> list[int]:
+    def any_order_ns(self, plans: Sequence[SlicePlan]) -> list[int]:
         """Return bounds that need no orders of the plans."""
-        return self._bounds.of(plans)
+        return self._bounds.any_order_ns(plans)
 
     def prior_ns(self, plan: SlicePlan) -> float:
         """Return a closed-form estimate, without an engine."""
@@ -121,7 +121,7 @@ class SimulatedPlans:
     @cached_property
     def _quick_ns(self) -> Ints:
         groups = self.plans.bound_groups(
-            plays_again=plays_again(self.case.workload.recompute, self.case.workload.modules)
+            reads_columns=reads_columns(self.case.model, self.case.workload)
         )
         return self._bounds.quick_ns(groups)
 

@@ -121,9 +121,10 @@ class Space(Sequence[SlicePlan]):
         self._built: dict[int, SlicePlan] = {}
         self.infeasible = infeasible or Counter[str]()
 
-    def bound_groups(self, *, plays_again: bool) -> BoundGroups:
-        """Return the plans grouped by the passes that their bounds add up. ``plays_again``: whether
-        backward plays forward's pieces again.
+    def bound_groups(self, *, reads_columns: bool) -> BoundGroups:
+        """Return the plans grouped by the passes that their bounds add up.
+
+        ``reads_columns``: whether backward depends on forward's pieces.
         """
         # Compare by identity: cuts share these objects, and equal objects may count as different.
         _, variant = np.unique([id(one) for _, one in self._pool], return_inverse=True)
@@ -136,7 +137,7 @@ class Space(Sequence[SlicePlan]):
         mode = by_key(plans, mode_of)[kinds.kind]
         ways = by_key(plans, lambda plan: (waits_for_gathers(plan), joins_edges(plan)))[kinds.kind]
         merge = by_key(plans, lambda plan: plan.merge_wgrad)[kinds.kind]
-        again = (attn, mlp) if plays_again else ()
+        again = (attn, mlp) if reads_columns else ()
         return BoundGroups(
             self,
             forward=coded(mode, ways, rows, attn, mlp),

@@ -87,7 +87,7 @@ class _Fastest(NamedTuple):
             if dim == "batch" or plan.order != "paper"
         ]
         found: dict[SlicePlan, int] = {}
-        bounds_ns = dict(zip(plans, self.problem.bounds_of(plans), strict=True))
+        bounds_ns = dict(zip(plans, self.problem.any_order_ns(plans), strict=True))
         for plan in sorted(plans, key=bounds_ns.__getitem__):
             if found and not self._may_win(plan, bounds_ns[plan], min(found.values())):
                 continue

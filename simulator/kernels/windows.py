@@ -40,7 +40,7 @@ COLUMNS: Final = 3
 @kernel("f1 f f f f", returns="f")
 def most_saved(law: Array, gemm: float, attention: float, pointwise: float, comm: float) -> float:
     """Return the most that compute and a collective of ``comm`` save by running at the same time
-    (``simulator.stretch.saved_ns``)."""
+    (``simulator.curves.saved_ns``)."""
     saved, room = 0.0, law[FAMILIES] * comm
     for place in range(FAMILIES):
         family = law[FAMILIES + 1 + place]

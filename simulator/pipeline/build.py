@@ -18,7 +18,7 @@ from simulator.greedy import order_of
 from simulator.issue_order import LayerOrder
 from simulator.ops import Collective
 from simulator.optimizer import (
-    WORLD_NORM,
+    NORMS,
     gradient_passes,
     layers_per_bucket,
     summed_gradients,
@@ -39,9 +39,6 @@ Ranks = tuple[tuple[Chunk, ...], ...]
 """The chunks of each rank."""
 PASSES: Final[dict[str, Pass]] = {"F": "forward", "B": "backward", "I": "dgrad", "W": "wgrad"}
 NOTHING: Final = Totals(0, 0, 0, 0, (0,))
-NORMS: Final = (WORLD_NORM, "step.adam")
-"""Roles of the first op that no rank begins before all others have come so far; without
-communication Adam stands for it."""
 
 
 class Piece(NamedTuple):

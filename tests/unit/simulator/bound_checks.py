@@ -14,9 +14,9 @@ from simulator.bounds import Bounds
 from simulator.case import Case
 from simulator.cost import Changes, CostModel
 from simulator.errors import DominoTuneError
-from simulator.plan import MEGATRON
+from simulator.lookup import Provenance
 from simulator.predict import predict
-from simulator.profile import Profile
+from simulator.profile import LaunchSection, Profile
 from tests.unit.simulator.cases import (
     KINDS,
     bundled_profile,
@@ -30,8 +30,17 @@ from tests.unit.simulator.cases import (
 MACHINES: Final[dict[str, Callable[[], Profile]]] = {
     "h100": bundled_profile, "hot": hot_profile, "uneven": uneven_profile,
     "h200": lambda: load_profile("h200-sxm"), "b200": lambda: load_profile("b200-sxm"),
-    "a100": lambda: load_profile("a100-sxm"),
+    "a100": lambda: load_profile("a100-sxm"), "inline": lambda: inline_profile(),
 }  # fmt: skip
+
+
+def inline_profile() -> Profile:
+    """An H100 whose ops contain their launches, of 20 us."""
+    costs = dict.fromkeys(("gemm", "attention", "pointwise"), 20.0)
+    launch = LaunchSection(
+        mode="inline", cost_us=costs, provenance=Provenance(kind="measured", source="a test")
+    )
+    return replace(bundled_profile(), launch=launch)
 
 
 @cache
@@ -51,12 +60,14 @@ def check_space_bounds(seed: int) -> None:
     case = random_case(rng, layers=rng.choice((1, 2, 3, 6, 13)), micros=3, cost=cost)
     with suppress(DominoTuneError):  # what a machine cannot price
         for one in (case, _capped(case, rng)):
-            bounds, plan = Bounds(one), random_plan(rng, one, rng.choice(KINDS[2:]))
-            time_ns, any_order_ns = predict(one, plan).makespan_ns, bounds.of([plan])[0]
-            assert bounds.of([plan, MEGATRON])[0] == any_order_ns, plan.label
-            bound_ns = bounds.lower_bound_ns(plan)
-            assert bounds.lower_bounds_ns([MEGATRON, plan])[1] == bound_ns, plan.label
-            assert any_order_ns <= bound_ns <= time_ns, plan.label
+            bounds = Bounds(one)
+            plans = [random_plan(rng, one, rng.choice(KINDS[2:])) for _ in range(4)]
+            any_order_ns, bounds_ns = bounds.any_order_ns(plans), bounds.lower_bounds_ns(plans)
+            for plan, quick_ns, bound_ns in zip(plans, any_order_ns, bounds_ns, strict=True):
+                alone = Bounds(one)
+                assert alone.any_order_ns([plan])[0] == quick_ns <= bound_ns, plan.label
+                assert alone.lower_bound_ns(plan) == bound_ns, plan.label
+            assert bounds_ns[0] <= predict(one, plans[0]).makespan_ns, plans[0].label
 
 
 def _capped(case: Case, rng: random.Random) -> Case:

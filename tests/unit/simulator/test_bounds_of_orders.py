@@ -43,7 +43,7 @@ def test_the_bound_of_ordered_launches_is_near(plan: SlicePlan) -> None:
     case = resolve(TuneRequest(**JOB))
     time_ns = predict(case, plan).makespan_ns
     bounds = Bounds(case)
-    assert bounds.of([plan])[0] < 0.965 * time_ns
+    assert bounds.any_order_ns([plan])[0] < 0.965 * time_ns
     assert 0.975 * time_ns <= bounds.lower_bound_ns(plan) <= time_ns
 
 
@@ -51,7 +51,7 @@ def test_without_ordered_launches_no_order_counts() -> None:
     case = resolve(TuneRequest(**JOB))
     free = replace(case.workload, implementation=Implementation(launch_order="free"))
     bounds = Bounds(replace(case, workload=free))
-    assert all(bounds.lower_bound_ns(plan) == bounds.of([plan])[0] for plan in PLANS)
+    assert all(bounds.lower_bound_ns(plan) == bounds.any_order_ns([plan])[0] for plan in PLANS)
 
 
 @pytest.mark.parametrize("plan", PLANS[:2], ids=lambda plan: plan.label)
@@ -64,3 +64,19 @@ def test_compiled_and_plain_agree(plan: SlicePlan, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(bounds_of_cases, "call", plain)
     assert Bounds(case).lower_bound_ns(plan) == compiled
+
+
+def test_bounds_of_norms_after_sums_know_forwards_pieces() -> None:
+    """Backward reads them, so plans that differ in nothing else do not share its recipes."""
+    after = (*JOB["overrides"], "post_norm=true")
+    case = resolve(TuneRequest(**{**JOB, "model": "llama3-8b", "overrides": after}))
+    plans = [
+        SlicePlan(
+            attn_col_slices=pieces, mlp_col_slices=pieces, attn_dgrad_slices=1, mlp_dgrad_slices=1
+        )
+        for pieces in (8, 2, 1)
+    ]
+    bounds = Bounds(case)
+    for plan in plans:
+        assert bounds.any_order_ns([plan]) == Bounds(case).any_order_ns([plan])
+        assert bounds.lower_bound_ns(plan) <= predict(case, plan).makespan_ns

@@ -30,11 +30,11 @@ from simulator.case import Case
 from simulator.cost import Changes
 from simulator.estimate import Estimates
 from simulator.implementation import IMPLEMENTATIONS
-from simulator.modules import plays_again
 from simulator.plan import MEGATRON, Order, SlicePlan, WgradPlacement
 from simulator.predict import played, predict
 from simulator.profile import Profile
 from simulator.specs import ClusterSpec, ModelSpec, Workload
+from simulator.stack import reads_columns
 from tests.support.by_hand import totals
 from tests.unit.simulator.cases import bundled_profile, uneven_profile
 
@@ -95,9 +95,7 @@ class EngineProblem:
         bounds = Bounds(case)
         self.lower_bound_ns = bounds.lower_bound_ns
         self.lower_bounds_ns = bounds.lower_bounds_ns
-        groups = plans.bound_groups(
-            plays_again=plays_again(case.workload.recompute, case.workload.modules)
-        )
+        groups = plans.bound_groups(reads_columns=reads_columns(case.model, case.workload))
         self.quick_bounds_ns = bounds.quick_ns(groups).tolist()
         self.prior_ns = Estimates(case, bounds).prior_ns
 
@@ -136,7 +134,7 @@ def look(case: Case, plan: SlicePlan) -> Look:
         for op in schedule.templates()
     )
     return Look(
-        case, plan, bounds.of([plan])[0], Estimates(case, bounds).prior_ns(plan),
+        case, plan, bounds.any_order_ns([plan])[0], Estimates(case, bounds).prior_ns(plan),
         totals(program).makespan_ns, alone_ns,
     )  # fmt: skip
 
@@ -330,5 +328,5 @@ def test_bounds_of_rivals_and_of_recomputed_layers_hold_at_the_clock_that_power_
     plans = [*usual_rivals(case), replace(MEGATRON, sequence_parallel=True), SlicePlan()]
     assert len(plans) == 5
     for plan in plans:
-        for bound_ns in (bounds.of([plan])[0], bounds.lower_bound_ns(plan)):
+        for bound_ns in (bounds.any_order_ns([plan])[0], bounds.lower_bound_ns(plan)):
             assert 0 < bound_ns <= predict(case, plan).makespan_ns, plan.label

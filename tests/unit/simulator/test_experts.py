@@ -271,6 +271,13 @@ def test_multi_token_prediction_is_a_layer_and_a_head_more() -> None:
     assert held[1].experts == 2 * held[0].experts
 
 
+def test_slices_add_to_the_gradient_of_the_product_before_a_further_prediction() -> None:
+    case = case_of(DEEPSEEK, micro_batch_size=2)  # our own runtime's, which clears no gradients
+    plan = SlicePlan(row_slices=2, attn_dgrad_slices=1, sequence_parallel=case.modes[0])
+    wgrads = [op.signature for op in ops_of(case, plan) if op.role == "mtp1.proj_wgrad"]
+    assert [one.accumulate for one in wgrads] == [False, True]  # type: ignore[union-attr]
+
+
 def test_ranks_that_share_experts_gather_once() -> None:
     case = case_of(tp=4, dp=2, ep=2, etp=4, moe_dispatcher="allgather")
     plan = replace(MEGATRON, sequence_parallel=True)

@@ -119,7 +119,7 @@ def test_bounds_are_below_times_of_random_cases() -> None:
             own = replace(plan, sequence_parallel=case.modes[0])
             time_ns = predict(case, own).makespan_ns
             assert bounds.lower_bound_ns(own) <= time_ns
-            assert bounds.of([own])[0] <= time_ns
+            assert bounds.any_order_ns([own])[0] <= time_ns
             found += 1
     assert found > 4
 

@@ -117,6 +117,23 @@ def test_a_result_is_computed_in_a_copy_while_this_process_goes_on() -> None:
     assert printed.splitlines() == ["25 False", "memory", "0", "True"]
 
 
+def test_a_copy_copies_nothing_and_one_that_is_killed_is_made_up_for() -> None:
+    printed = _script(
+        "import signal\n"
+        "def inner():\n"
+        "    found = [result() for _, result in cores.on_all_cores(square, range(4))]\n"
+        "    return len({pid for _, pid in found}), found[0][1] == os.getpid()\n"
+        "print(cores.in_a_copy(inner)())\n"
+        "here = os.getpid()\n"
+        "def killed():\n"
+        "    if os.getpid() != here:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return 'made here'\n"
+        "print(cores.in_a_copy(killed)())\n"
+    )
+    assert printed.splitlines() == ["(1, True)", "made here"]
+
+
 def test_few_results_are_computed_where_the_caches_are() -> None:
     printed = _script(
         "for count in (6, cores.FEW, cores.FEW + 1):\n"

@@ -11,7 +11,7 @@ from domino_tune.requests import TuneRequest
 from domino_tune.search.simulated import CasePlans
 from domino_tune.verbs.resolve import resolve
 from simulator.bounds import Bounds
-from simulator.modules import plays_again
+from simulator.stack import reads_columns
 
 SHARED: dict[str, Any] = {
     "model": "gpt3-6.7b",
@@ -41,12 +41,12 @@ def test_a_spaces_bounds_are_those_of_its_plans(job: str) -> None:
     alone = Bounds(plans.case)
     for number in [0, *random.Random(job).sample(range(len(bounds_ns)), 100)]:
         plan = plans.space[number]
-        assert bounds_ns[number] == alone.of([plan])[0]
+        assert bounds_ns[number] == alone.any_order_ns([plan])[0]
 
 
 def test_a_space_has_few_kinds_of_passes() -> None:
     plans = CasePlans(case=resolve(TuneRequest(**SHARED, **JOBS["batch"])))
     groups = plans.space.bound_groups(
-        plays_again=plays_again(plans.case.workload.recompute, plans.case.workload.modules)
+        reads_columns=reads_columns(plans.case.model, plans.case.workload)
     )
     assert len(groups.forward.first) + len(groups.backward.first) < len(plans.space) / 10

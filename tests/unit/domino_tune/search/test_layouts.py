@@ -207,7 +207,7 @@ def test_bounds_of_many_kinds_of_layers_are_computed_ahead(
     kinds: int, is_here: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Bounds, "__init__", lambda *_: None)
-    monkeypatch.setattr(Bounds, "of", lambda _, plans: [1 for _ in plans])
+    monkeypatch.setattr(Bounds, "any_order_ns", lambda _, plans: [1 for _ in plans])
     candidates = [of_time(ns, ns) for ns in range(3, 3 + 2 * kinds)]
     for number, one in enumerate(candidates):
         one.layers = ("a", "b", "c", "d", "e", "f")[number // 2]  # type: ignore[assignment]
