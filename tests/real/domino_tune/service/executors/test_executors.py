@@ -164,6 +164,15 @@ def test_a_pool_ends_what_takes_too_long_and_goes_on() -> None:
         assert pool.submit(abs, -1, seconds=PATIENCE_S).result() == 1
 
 
+def test_a_pool_that_is_closed_ends_what_it_computes() -> None:
+    pool = ProcessPool(1, 1024 * MIB)
+    endless = pool.submit(_forever, seconds=PATIENCE_S)
+    wait_until(endless.running)
+    pool.close()
+    with pytest.raises(NoWorkerError, match="stops"):
+        endless.result()
+
+
 def _forever() -> None:
     while True:
         pass
