@@ -38,14 +38,9 @@ from domino_tune.measure.gpu import (
 )
 from domino_tune.measure.gpu.loads import captured
 from domino_tune.runtime.clock import HeadStart
-from domino_tune.runtime.lanes import Pace
+from domino_tune.runtime.lanes import Pace, streams
 from domino_tune.runtime.lanes.lane import Handle, all_reduce
-from domino_tune.runtime.lanes.streams import (
-    HIGH_PRIORITY,
-    EmulatedWire,
-    StreamQueue,
-    emulated_lane,
-)
+from domino_tune.runtime.lanes.streams import EmulatedWire, StreamQueue, emulated_lane
 from domino_tune.runtime.launch_spec import QUEUES_SETTING
 from lab import Shape
 from lab.gpu.cases import SHAPES
@@ -131,7 +126,7 @@ class Cell(NamedTuple):
 
     ctas: int
     rate: float
-    priority: int = HIGH_PRIORITY
+    priority: int = streams.HIGH_PRIORITY
     collective_first: bool = True
 
 
@@ -139,7 +134,7 @@ CELLS: Final = (
     *(Cell(ctas, rate) for rate in (0.0, 40.0) for ctas in (1, 2, 4, 8, 16, 32)),
     *(
         Cell(ctas, 40.0, priority, first) for ctas in (8, 32)
-        for priority, first in ((0, True), (HIGH_PRIORITY, False), (0, False))
+        for priority, first in ((0, True), (streams.HIGH_PRIORITY, False), (0, False))
     ),
 )  # fmt: skip
 """The grid of one op; only a few cells vary order and priority."""
@@ -287,10 +282,8 @@ def _collectives(cell: Launched, device: torch.device, pace: Pace) -> Callable[[
     if device.type != "cuda":
         lane = emulated_lane(lambda _: pace, device)
         return lambda: lane.issue("row", call)
-    queue, wire = (
-        StreamQueue(timed=cell.launch == "eager" and cell.timed != "nothing"),
-        EmulatedWire(),
-    )
+    is_timed = cell.launch == "eager" and cell.timed != "nothing"
+    queue, wire = StreamQueue(timed=is_timed), EmulatedWire()
 
     def work() -> None:
         inside = cell.launch == "graph" and cell.timed == "collectives"
