@@ -43,7 +43,7 @@ class Layers:
         self._prices = prices
         self._like: Recipes | None = None
         self._works: Works = {}
-        self._kinds: dict[tuple[LayerKind, int], LayerCurves] = {}
+        self._kinds: dict[tuple[LayerKind, int, bool], LayerCurves] = {}
         self._ranks: dict[tuple[object, ...], Rank] = {}
         self._slow: dict[tuple[object, ...], list[float]] = {}
         self._several: dict[tuple[object, ...], Floats] = {}
@@ -57,7 +57,7 @@ class Layers:
 
     def kind(self, kind: LayerKind, case: Case) -> LayerCurves:
         """Return the curves of a kind of layer."""
-        key = kind, case.workload.micro_batch_size
+        key = kind, case.workload.micro_batch_size, case.workload.grad_accumulation > 1
         if key not in self._kinds:
             uniform = kind == own_kind(case.model, case.workload)
             uniform &= is_uniform(case.model, case.workload)
@@ -82,7 +82,7 @@ class Layers:
         """Return a rank of a case; None: the only one of a case without a pipeline."""
         work = case.workload
         key: tuple[object, ...] = work.micro_batch_size, work.recompute
-        key += (case.cluster.dp,)
+        key += case.cluster.dp, work.grad_accumulation > 1  # pairs need several
         key += (work.recompute_layers,) if rank is None else case.rank_load(rank)
         if key not in self._ranks:
             self._ranks[key] = Rank(case if rank is None else case.of_rank(rank), self)

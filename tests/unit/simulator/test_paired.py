@@ -20,6 +20,7 @@ from simulator.pipeline.build import Pieces, PipelineBuilder, pieces_of
 from simulator.pipeline.orders import ORDERS, in_pairs
 from simulator.plan import MEGATRON, SlicePlan, check_pairs
 from simulator.predict import busiest_schedule, played_pipeline, predict, simulate
+from simulator.ranks import Layers
 from simulator.schedule import COMPUTE, EP, Op, check_order
 from simulator.specs import MOE_DISPATCHERS
 from tests.unit.simulator.test_experts import DEEPSEEK, QWEN, case_of, random_cases
@@ -122,6 +123,27 @@ def test_bounds_are_below_times_of_random_cases() -> None:
             assert bounds.any_order_ns([own])[0] <= time_ns
             found += 1
     assert found > 4
+
+
+def test_bounds_of_pairs_hold_where_a_layout_before_had_one_micro_batch() -> None:
+    """Layouts share what layers take; a step of one micro-batch has no pairs."""
+    for case in random_cases(0, 300):
+        if case.workload.grad_accumulation < 2 or not usual_pairs(case):
+            continue
+        alone = replace(case, workload=replace(case.workload, grad_accumulation=1))
+        layers, plan = Layers(), usual_pairs(case)[0]
+        Bounds(alone, layers).any_order_ns([replace(plan, strategy="megatron")])
+        assert Bounds(case, layers).any_order_ns([plan]) == Bounds(case).any_order_ns([plan])
+        return
+    raise AssertionError("no random case has pairs")
+
+
+def usual_pairs(case: Case) -> list[SlicePlan]:
+    try:
+        check_pairs(case.model, case.workload, case.cluster)
+    except InfeasiblePlanError:
+        return []
+    return [replace(PAIRED, sequence_parallel=case.modes[0])]
 
 
 @pytest.mark.parametrize(
