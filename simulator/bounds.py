@@ -168,7 +168,7 @@ class Bounds:
 
     def lower_bound_ns(self, plan: SlicePlan) -> int:
         """Return a bound that is never above ``predict(case, plan).makespan_ns``."""
-        return self._crossing(plan, ordered=self._is_ordered)[1]
+        return self.lower_bounds_ns([plan])[0]
 
     def lower_bounds_ns(self, plans: Sequence[SlicePlan]) -> list[int]:
         """Return ``lower_bound_ns`` of each plan."""
@@ -182,7 +182,10 @@ class Bounds:
 
     def clock(self, plan: SlicePlan) -> int:
         """Return the clock, of ``prices.clocks``, from which on the cap decides no longer."""
-        return self._crossing(plan, ordered=False)[0]
+        curves, clocks = self._curves([plan], [plan], [plan]), self.prices.clocks
+        lower_ns, kept_ns = self._at(curves, 0, 0, 0, np.arange(len(clocks)))
+        decides = kept_ns <= lower_ns
+        return clocks[int(decides.argmax()) if decides.any() else -1]
 
     def quick_ns(self, groups: BoundGroups) -> Ints:
         """Return a bound of each plan that holds for any order of its slices."""
@@ -207,18 +210,6 @@ class Bounds:
         before = self._at(curves, f, b, e, np.maximum(low - 1, 0))[1]
         inside = (low > 0) & (low <= last)
         return np.where(inside, np.minimum(found, before), found).astype(np.int64)
-
-    def _crossing(self, plan: SlicePlan, *, ordered: bool) -> tuple[int, int]:
-        """Return the clock from which on the cap decides no longer, and the bound (ns)."""
-        curves = self._curves([plan], [plan], [plan], ordered=ordered)
-        clocks = np.arange(len(self.prices.mhz))
-        lower_ns, kept_ns = self._at(curves, 0, 0, 0, clocks)
-        decides = kept_ns <= lower_ns
-        first = int(decides.argmax()) if decides.any() else len(decides)
-        found = lower_ns[min(first, len(decides) - 1)]
-        if 0 < first < len(decides):
-            found = min(found, kept_ns[first - 1])
-        return self.prices.clocks[min(first, len(decides) - 1)], int(found)
 
     def _at(
         self, curves: _Curves, f: Ints | int, b: Ints | int, e: Ints | int, clock: Ints

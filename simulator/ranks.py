@@ -45,8 +45,8 @@ class Layers:
         self._works: Works = {}
         self._kinds: dict[tuple[LayerKind, int, bool], LayerCurves] = {}
         self._ranks: dict[tuple[object, ...], Rank] = {}
-        self._slow: dict[tuple[object, ...], list[float]] = {}
-        self._several: dict[tuple[object, ...], Floats] = {}
+        self.slow: dict[tuple[object, ...], list[float]] = {}
+        self.slow_of_plans: dict[tuple[object, ...], Floats] = {}
         self.passes: dict[tuple[object, ...], PassCurves] = {}
 
     def prices(self, case: Case) -> Prices:
@@ -81,66 +81,12 @@ class Layers:
     def rank(self, case: Case, rank: int | None) -> Rank:
         """Return a rank of a case; None: the only one of a case without a pipeline."""
         work = case.workload
-        key: tuple[object, ...] = work.micro_batch_size, work.recompute
-        key += case.cluster.dp, work.grad_accumulation > 1  # pairs need several
+        key: tuple[object, ...] = work.micro_batch_size, work.recompute, case.cluster.dp
+        key += (work.grad_accumulation > 1,)  # pairs need several
         key += (work.recompute_layers,) if rank is None else case.rank_load(rank)
         if key not in self._ranks:
             self._ranks[key] = Rank(case if rank is None else case.of_rank(rank), self)
         return self._ranks[key]
-
-    def slow(self, rank: Rank, plans: tuple[SlicePlan, ...], which: Pass) -> Floats:
-        """Return the slowdowns of a pass of each plan."""
-        key = rank.case.workload.micro_batch_size, rank.stack, plans, which
-        found = self._several.get(key)
-        if found is None:
-            found = np.array([self._slowdowns(rank, plan, which) for plan in plans])
-            if len(plans) <= MOST_KEPT:
-                self._several[key] = found
-        return found
-
-    def _slowdowns(self, rank: Rank, plan: SlicePlan, which: Pass) -> list[float]:
-        """Return the least slowdowns of compute families and of a collective by each other in a
-        pass, then the families in rising order of theirs, as ``kernels.windows`` takes them.
-
-        Where sizes matter, they are the least over all sizes that the pass sends.
-        """
-        cuts = frozenset(slices_of(rank.case, plan, which))
-        batch = rank.case.workload.micro_batch_size
-        key = batch, rank.stack, mode_of(plan), plan.row_slices, cuts, which
-        found = self._slow.get(key)
-        if found is None:
-            law = rank.case.cost.contention
-            pairs = [
-                [law.slowdowns((ComputeFamily(one), family)) for one in FAMILIES]
-                for family in self._collective_families(rank.case, plan, cuts, which)
-            ]
-            slow = [min(pair[n][0] for pair in pairs) / SCALE for n in range(COUNT)]
-            least = min(slow for pair in pairs for _, slow in pair) / SCALE
-            found = [*slow, least, *sorted(range(COUNT), key=slow.__getitem__)]
-            self._slow[key] = found
-        return found
-
-    def _collective_families(
-        self, case: Case, plan: SlicePlan, cuts: frozenset[int], which: Pass
-    ) -> set[Family]:
-        """Return the contention families of the collectives of a plan's layers that count."""
-        shapes = case.shapes(plan)
-        if shapes.moves_experts_most:
-            recipes = (
-                recipe
-                for kind in kinds(case.model, case.workload)
-                for curves in (self.kind(kind, case),)
-                for block in BLOCKS
-                for sliced in curves.recipes.block(plan, block, fragments_of(curves.case, which))
-                for recipe, _ in sliced.recipes
-            )
-            parts = [part for recipe in recipes for part in recipe.parts if not part.computes]
-            if parts:
-                return {case.cost.family(one) for part in parts for one in part.ways}
-        whole = {1} if shapes.shards_tokens else set[int]()
-        rows = range(plan.row_slices)
-        sizes = {shapes.hidden_bytes(row) // cut for row in rows for cut in cuts | whole}
-        return {case.cost.family(shapes.tp_all_reduce(size)) for size in sizes}
 
 
 class PassCurves(NamedTuple):
@@ -206,6 +152,7 @@ class Rank:
         self._recipes = layers.recipes(case)
         self._edges: dict[tuple[object, ...], EdgeCurves] = {}
         ends = (case.chunk.embedding, case.chunk.head) if case.chunk else (True, True)
+        self._layers_alike = case.workload.micro_batch_size, self.stack
         self._alike = case.workload.micro_batch_size, tuple(self.counts.items()), ends
 
     def edges(self, plan: SlicePlan) -> EdgeCurves:
@@ -270,7 +217,56 @@ class Rank:
 
     def slow(self, plans: Sequence[SlicePlan], which: Pass) -> Floats:
         """Return the slowdowns of a pass of each plan, as ``saved_ns`` takes them."""
-        return self.layers.slow(self, tuple(plans), which)
+        key = *self._layers_alike, tuple(plans), which
+        found = self.layers.slow_of_plans.get(key)
+        if found is None:
+            found = np.array([self._slowdowns(plan, which) for plan in plans])
+            if len(plans) <= MOST_KEPT:
+                self.layers.slow_of_plans[key] = found
+        return found
+
+    def _slowdowns(self, plan: SlicePlan, which: Pass) -> list[float]:
+        """Return the least slowdowns of compute families and of a collective by each other in a
+        pass, then the families in rising order of theirs, as ``kernels.windows`` takes them.
+
+        Where sizes matter, they are the least over all sizes that the pass sends.
+        """
+        cuts = frozenset(slices_of(self.case, plan, which))
+        key = *self._layers_alike, mode_of(plan), plan.row_slices, cuts, which
+        found = self.layers.slow.get(key)
+        if found is None:
+            law = self.case.cost.contention
+            pairs = [
+                [law.slowdowns((ComputeFamily(one), family)) for one in FAMILIES]
+                for family in self._collective_families(plan, cuts, which)
+            ]
+            slow = [min(pair[n][0] for pair in pairs) / SCALE for n in range(COUNT)]
+            least = min(slow for pair in pairs for _, slow in pair) / SCALE
+            found = [*slow, least, *sorted(range(COUNT), key=slow.__getitem__)]
+            self.layers.slow[key] = found
+        return found
+
+    def _collective_families(
+        self, plan: SlicePlan, cuts: frozenset[int], which: Pass
+    ) -> set[Family]:
+        """Return the contention families of the collectives of a plan's layers that count."""
+        case, shapes = self.case, self.case.shapes(plan)
+        if shapes.moves_experts_most:
+            recipes = (
+                recipe
+                for kind in self.stack
+                for curves in (self.layers.kind(kind, case),)
+                for block in BLOCKS
+                for sliced in curves.recipes.block(plan, block, fragments_of(curves.case, which))
+                for recipe, _ in sliced.recipes
+            )
+            parts = [part for recipe in recipes for part in recipe.parts if not part.computes]
+            if parts:
+                return {case.cost.family(one) for part in parts for one in part.ways}
+        whole = {1} if shapes.shards_tokens else set[int]()
+        rows = range(plan.row_slices)
+        sizes = {shapes.hidden_bytes(row) // cut for row in rows for cut in cuts | whole}
+        return {case.cost.family(shapes.tp_all_reduce(size)) for size in sizes}
 
     def _waits(self, plans: Sequence[SlicePlan]) -> Floats:
         overlaps = self.case.workload.moe_shared_expert_overlap
