@@ -7,7 +7,7 @@ made once and priced at many clocks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
@@ -240,14 +240,17 @@ class Recipes:
         ends = (chunk.embedding, chunk.head) if chunk else (True, True)
         key = self._batch, edge_key(plan), *ends
         if key not in self._micro_edges:
-            shapes = self.case.shapes(plan)
-            first = later = self._listed(
-                plan, Edges(templates=Templates(shapes=shapes, accumulate_first=True)).whole()
-            )
+            first = later = self._micro(plan, accumulate_first=True)
             if not self.case.workload.implementation.zero_grads:
-                first = self._listed(plan, Edges(templates=Templates(shapes=shapes)).whole())
+                first = self._micro(plan, accumulate_first=False)
             self._micro_edges[key] = first, later
         return self._micro_edges[key]
+
+    def _micro(self, plan: SlicePlan, *, accumulate_first: bool) -> Recipe:
+        templates = Templates(shapes=self.case.shapes(plan), accumulate_first=accumulate_first)
+        edges = Edges(templates=templates)
+        own = None if self._view(plan).is_even else edges.ways
+        return self._recipe(plan, (("", op) for op in edges.whole()), own)
 
     def once(self, plan: SlicePlan) -> tuple[Recipe, Recipe, Recipe]:
         """Return the recipes of what clears the gradients, and of the optimizer's step: up to the
@@ -259,14 +262,16 @@ class Recipes:
             step = optimizer_step(t, stepped, ())
             cut = next(number for number, op in enumerate(step) if op.role in NORMS)
             parts = begin_step(t), step[:cut], step[cut:]
-            clears, sums, update = (self._listed(plan, ops) for ops in parts)
+            clears, sums, update = (self._recipe(plan, (("", op) for op in ops)) for ops in parts)
             self._steps[key] = clears, sums, update
         return self._steps[key]
 
-    def _listed(self, plan: SlicePlan, ops: Iterable[OpTemplate]) -> Recipe:
-        return self._recipe(plan, (("", op) for op in ops))
-
-    def _recipe(self, plan: SlicePlan, ops: Iterable[tuple[str, OpTemplate]]) -> Recipe:
+    def _recipe(
+        self, plan: SlicePlan, ops: Iterable[tuple[str, OpTemplate]],
+        own: Callable[[OpTemplate], tuple[Signature, ...]] | None = None,
+    ) -> Recipe:  # fmt: skip
+        """Return the recipe of ``ops``, each with its fragment. ``own``: ways of those that are no
+        products."""
         counts: Counter[tuple[str, tuple[Signature, ...], bool, bool]] = Counter()
         last: Signature | None = None
         # What may run beside the lane that is counted adds nothing for sure.
@@ -274,7 +279,9 @@ class Recipes:
         for fragment, op in ops:
             if op.lane in beside:
                 continue
-            counts[fragment, self._ways(plan, op), op.lane == COMPUTE, op.replayed] += 1
+            is_product = isinstance(op.signature, Gemm)
+            ways = own(op) if own and not is_product else self._ways(plan, op)
+            counts[fragment, ways, op.lane == COMPUTE, op.replayed] += 1
             if op.lane != COMPUTE:
                 last = op.signature
         return Recipe(tuple(Part(*key, count) for key, count in counts.items()), last)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeGuard
 
 from simulator.bounds import Bounds
 from simulator.build import build_schedule
@@ -20,7 +20,7 @@ from simulator.compiler import compile_program
 from simulator.cost import CostModel
 from simulator.greedy import order_of
 from simulator.issue_order import IssueOrder, LayerOrder, parse_issue_order
-from simulator.ops import Collective, Fused
+from simulator.ops import Collective, Fused, Gemm, Signature
 from simulator.plan import MEGATRON, Order, SlicePlan
 from simulator.predict import predict, simulate
 from simulator.schedule import COMPUTE, Op, Schedule, Timeline, check_order, is_weight
@@ -83,13 +83,19 @@ def random_built(kind: str, seed: int) -> Built:
 
 def flops_equal_the_baselines(built: Built) -> None:
     """Slicing neither adds nor drops computation, in each of forward, dgrad and wgrad; but where
-    scores are in memory, slices of sequences leave out blocks that the mask would hide."""
+    scores are in memory, slices of sequences leave out blocks that the mask would hide, and a
+    product of experts has whole rows of each: at least one, the nearest to the mean."""
     found, whole = _flops(built.ops), _flops(built.baseline)
     masked = not built.case.workload.implementation.flash_attention
     if masked and built.plan.slices_sequences:
         fewer, all_of_them = found.pop("gemm forward"), whole.pop("gemm forward")
         assert fewer < all_of_them
     assert found == whole
+    flops, a_row = _flops_of_experts(built.ops)
+    whole_flops, whole_row = _flops_of_experts(built.baseline)
+    assert flops.keys() == whole_flops.keys()
+    for role, number in flops.items():
+        assert abs(number - whole_flops[role]) <= a_row[role] + whole_row[role]
 
 
 def payload_equals_the_baselines(built: Built) -> None:
@@ -220,11 +226,30 @@ def longest_chain_ns(ops: tuple[Op, ...], cost: CostModel) -> int:
 def _flops(ops: tuple[Op, ...]) -> Counter[str]:
     sums: Counter[str] = Counter()
     for op in ops:
-        signature = op.signature.gemm if isinstance(op.signature, Fused) else op.signature
-        if signature.flops:
+        signature = _product(op)
+        if signature.flops and not _is_of_experts(signature):
             way = getattr(signature, "layout", None) or getattr(signature, "direction", "")
             sums[f"{signature.kind} {way}"] += signature.flops
     return sums
+
+
+def _flops_of_experts(ops: tuple[Op, ...]) -> tuple[Counter[str], Counter[str]]:
+    """FLOPs of each role's products, and of one row an expert in each of them."""
+    flops: Counter[str] = Counter()
+    a_row: Counter[str] = Counter()
+    for op in ops:
+        if _is_of_experts(gemm := _product(op)):
+            flops[op.role] += gemm.flops
+            a_row[op.role] += gemm.flops // (gemm.k if gemm.layout == "wgrad" else gemm.m)
+    return flops, a_row
+
+
+def _product(op: Op) -> Signature:
+    return op.signature.gemm if isinstance(op.signature, Fused) else op.signature
+
+
+def _is_of_experts(signature: Signature) -> TypeGuard[Gemm]:
+    return isinstance(signature, Gemm) and signature.groups > 1
 
 
 def _payload(ops: tuple[Op, ...]) -> Counter[tuple[int, str, str]]:

@@ -36,6 +36,11 @@ def test_bounds_of_orders_hold(block: int) -> None:
         check_space_bounds(seed)
 
 
+def test_bounds_hold_whichever_of_uneven_slices_clears_the_tables_gradient() -> None:
+    """An H200 scatters 683 MB in 1.57 ms, 642 MB in 1.00 ms."""
+    check_space_bounds(2453)
+
+
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.label)
 def test_the_bound_of_ordered_launches_is_near(plan: SlicePlan) -> None:
     """It leaves out how ops are slowed, one after the other, and the collectives of the loss;
