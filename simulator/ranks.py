@@ -151,6 +151,7 @@ class Rank:
         self.stack = tuple(self.counts)
         self._recipes = layers.recipes(case)
         self._edges: dict[tuple[object, ...], EdgeCurves] = {}
+        self._most_edges: dict[tuple[object, ...], Floats] = {}
         ends = (case.chunk.embedding, case.chunk.head) if case.chunk else (True, True)
         self._layers_alike = case.workload.micro_batch_size, self.stack
         self._alike = case.workload.micro_batch_size, tuple(self.counts.items()), ends
@@ -185,11 +186,7 @@ class Rank:
         edges_ns = np.zeros((len(plans), COUNT, clocks))
         for number, plan in enumerate(plans):
             if joins_edges(plan):
-                first, later = (
-                    self.layers.work(one, self.prices).rows[:COUNT]
-                    for one in self._recipes.micros(plan)
-                )
-                edges_ns[number] = np.maximum(first, later)
+                edges_ns[number] = self._most_edges_ns(plan)
         waits = self._waits(plans)
         least_ns, compute_ns, drawn_j = np.zeros((3, len(plans), clocks))
         launch_ns = np.zeros(len(plans))
@@ -201,6 +198,18 @@ class Rank:
             launch_ns += layers * found.launch_ns
         least_ns = np.maximum(least_ns, compute_ns + exposed_ns)
         return PassCurves(least_ns, drawn_j, launch_ns)
+
+    def _most_edges_ns(self, plan: SlicePlan) -> Floats:
+        """Return the compute of a micro-batch outside the layers, by family."""
+        key = edge_key(plan)
+        found = self._most_edges.get(key)
+        if found is None:
+            first, later = (
+                self.layers.work(one, self.prices).rows[:COUNT]
+                for one in self._recipes.micros(plan)
+            )
+            found = self._most_edges[key] = np.maximum(first, later)
+        return found
 
     def least_of(
         self, plans: Sequence[SlicePlan], which: Pass, among: Iterable[LayerKind]

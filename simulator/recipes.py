@@ -31,6 +31,7 @@ from simulator.overlap import RIVALS
 from simulator.plan import SlicePlan
 from simulator.schedule import COMPUTE, CP, EP, TP, OpTemplate, Ref
 from simulator.schedules import fixed_order
+from simulator.shapes import Shapes
 from simulator.sharding import Held
 from simulator.specs import WGRADS_APART
 from simulator.stack import kinds, reads_columns
@@ -71,15 +72,17 @@ class Window(NamedTuple):
 
 
 class _View(NamedTuple):
-    """What the recipes of a plan's layers need: the number of its mode, the builder of its ops, a
-    slice of each kind and their number, and whether all slices have equally many tokens.
+    """What the recipes of a plan's layers need beside its column pieces: numbers of its mode, and
+    of it whatever the slices; shapes; a slice of each kind and their number, and whether all slices
+    have equally many tokens.
 
     Slices with the same number of tokens are alike, except for the first one, which may overwrite
     gradients.
     """
 
     mode: int
-    builder: Fragments
+    unsliced: int
+    shapes: Shapes
     alike: list[tuple[int, int]]
     is_even: bool
 
@@ -103,7 +106,8 @@ class Recipes:
         )
         self._windows: dict[tuple[object, ...], tuple[Window, ...]] = like._windows if like else {}
         self._steps: dict[tuple[object, ...], tuple[Recipe, Recipe, Recipe]] = {}
-        self._viewed: tuple[SlicePlan, _View] | None = None
+        self._views: dict[tuple[object, ...], _View] = {}
+        self._builder: Fragments | None = None
 
     @cached_property
     def _kept(self) -> Recipes:
@@ -123,68 +127,77 @@ class Recipes:
         """Yield the recipes of the fragments of a block's pass; equal ones are one object, which
         stays."""
         if not self._again:
-            for name in fragments[block]:
-                yield self._fragment(plan, block, name, fragments)
+            yield from self._several(plan, block, fragments)
             return
         kept, ahead = self._kept, FORWARD_FRAGMENTS
-        if fragments is ahead:
-            yield from kept.block(plan, block, ahead)
-            return
-        for name in ahead[block]:
-            yield kept._fragment(plan, block, name, ahead, again=True)
-        yield from kept.block(plan, block, BACKWARD_FRAGMENTS)
+        if fragments is not ahead:
+            yield from kept._several(plan, block, ahead, again=True)
+        yield from kept._several(plan, block, ahead if fragments is ahead else BACKWARD_FRAGMENTS)
 
-    def _fragment(
-        self, plan: SlicePlan, block: str, name: str, fragments: BlockFragments, *,
-        again: bool = False,
-    ) -> Sliced:  # fmt: skip
-        """Return the recipe of a fragment; ``again``: as backward plays it again."""
+    def _several(
+        self, plan: SlicePlan, block: str, fragments: BlockFragments, *, again: bool = False
+    ) -> Iterator[Sliced]:
+        """Yield the recipes of fragments; ``again``: as backward plays them again."""
         view, counts = self._view(plan), self._counts(plan, block, fragments)
-        if len(counts) == 1 and not is_cut(block, name) and name not in SEES:
-            counts = ()  # nothing but names of values depends on them
-        merged = plan.merge_wgrad and name.endswith("_wgrad")
-        key = view.mode, block, name, again, counts
-        whole = self._batch, plan.row_slices, merged, *key
-        found = self._sliced.get(whole)
-        if found is None:
-            tokens = _tokens(plan, block, name, merged, view.alike)
-            found = self._sliced[whole] = Sliced(
-                tuple((self._of(plan, one, key, again=again), times) for one, times in tokens)
-            )
-        return found
+        for name in fragments[block]:
+            alone = len(counts) == 1 and not is_cut(block, name) and name not in SEES
+            merged = plan.merge_wgrad and name.endswith("_wgrad")
+            # But for names of values such a fragment depends on no counts.
+            key = block, name, again, () if alone else counts
+            whole = self._batch, plan.row_slices, merged, view.mode, *key
+            found = self._sliced.get(whole)
+            if found is None:
+                tokens = _tokens(plan, block, name, merged, view.alike)
+                found = self._sliced[whole] = Sliced(
+                    tuple((self._of(plan, one, key, again=again), times) for one, times in tokens)
+                )
+            yield found
 
     def _of(self, plan: SlicePlan, token: Token, key: tuple[object, ...], *, again: bool) -> Recipe:
-        """Return the recipe of a slice, by the ``key`` of its fragment."""
+        """Return the recipe of a slice, by the ``key`` of its fragment: of a batch or of sequences
+        its ops see the number of tokens, but for attention."""
         name, row, view = token.fragment, token.slice, self._view(plan)
-        # Ops of a layer see of a batch the tokens of their slice.
-        which: tuple[object, ...] = ()
-        if plan.slices_sequences:
-            which = self._batch, row * ("core_attn" in name)
-        if name.endswith("_wgrad"):
+        which: tuple[object, ...] = view.unsliced, row < 0 and plan.row_slices
+        if "core_attn" in name:
+            which = view.mode, ()
+            if plan.slices_sequences:
+                which = view.mode, (self._batch, row, plan.row_slices)
+        elif name.endswith("_wgrad"):
             which += (row > 0 and view.is_even,)
-        key = *key, token.piece, which, *view.builder.cut(row)
+        key = *key, token.piece, *which, view.shapes.tokens(row)
         found = self._fragments.get(key)
         if found is None:
-            ops = view.builder.made(token)
+            ops = self._building(plan).made(token)
             name = f"{name}{AGAIN}" if again else name
             found = self._fragments[key] = self._recipe(plan, ((name, op) for op in ops))
         return found
 
+    def _building(self, plan: SlicePlan) -> Fragments:
+        """Return the builder of a plan's ops; the last one is kept."""
+        if self._builder is None or self._builder.shapes.plan is not plan:
+            self._builder = Fragments(shapes=self.case.shapes(plan))
+        return self._builder
+
     def _view(self, plan: SlicePlan) -> _View:
-        """Return the view of a plan; the last one is kept."""
-        if self._viewed is not None and self._viewed[0] is plan:
-            return self._viewed[1]
-        shapes = self.case.shapes(plan)
-        kinds: dict[tuple[int, bool], list[int]] = {}
-        for row in range(plan.row_slices):
-            kinds.setdefault((shapes.tokens(row), row == 0), []).append(row)
-        found = _View(
-            self._modes.setdefault((self.kinds, mode_of(plan)), len(self._modes)),
-            Fragments(shapes=shapes),
-            [(rows[0], len(rows)) for rows in kinds.values()],
-            len({tokens for tokens, _ in kinds}) == 1,
-        )
-        self._viewed = plan, found
+        """Return what recipes of a plan's layers need beside its pieces."""
+        mode = mode_of(plan)
+        found = self._views.get((mode, plan.row_slices))
+        if found is None:
+            shapes = self.case.shapes(plan)
+            kinds: dict[tuple[int, bool], list[int]] = {}
+            for row in range(plan.row_slices):
+                kinds.setdefault((shapes.tokens(row), row == 0), []).append(row)
+            own, unsliced = (
+                self._modes.setdefault((self.kinds, one), len(self._modes))
+                for one in (mode, mode_of(plan, sliced=False))
+            )
+            found = self._views[mode, plan.row_slices] = _View(
+                own,
+                unsliced,
+                shapes,
+                [(rows[0], len(rows)) for rows in kinds.values()],
+                len({tokens for tokens, _ in kinds}) == 1,
+            )
         return found
 
     def _counts(self, plan: SlicePlan, block: str, fragments: BlockFragments) -> tuple[int, ...]:
@@ -330,10 +343,10 @@ def edge_key(plan: SlicePlan) -> tuple[object, ...]:
     return *step_key(plan), plan.row_slices, plan.slice_dim, plan.slice_balance
 
 
-def mode_of(plan: SlicePlan) -> tuple[object, ...]:
+def mode_of(plan: SlicePlan, *, sliced: bool = True) -> tuple[object, ...]:
     """Return the fields that determine a plan's ops, and a rival's windows, besides the numbers of
-    slices and the merging."""
-    slicing = plan.slice_dim, plan.slice_balance
+    slices and the merging; ``sliced``: with what is cut into slices."""
+    slicing = (plan.slice_dim, plan.slice_balance) if sliced else ()
     strategy = plan.strategy, plan.tp_comm_overlap, plan.strategy in RIVALS and plan.wgrad
     return *strategy, plan.comm_ctas, plan.sequence_parallel, *slicing
 

@@ -57,13 +57,14 @@ THRESHOLD: Final = 5_000_000
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Look for cycles rarely. A search makes millions of small tuples, none of them in cycles;
-    looking through them takes a quarter of its time."""
+    """Look for cycles rarely, and afterwards only in what is made then. A search makes millions of
+    small tuples, none of them in cycles; looking through them takes a quarter of its time."""
     before = gc.get_threshold()
     gc.set_threshold(THRESHOLD, *before[1:])
     try:
         yield
     finally:
+        gc.freeze()
         gc.set_threshold(*before)
 
 

@@ -45,6 +45,7 @@ def plan_grid(
     problem: SimulatedPlans,
     known_peak_bytes: int,
     trials: Sequence[Trial] = (),
+    rows: Sequence[int] = ROWS,
 ) -> tuple[GridCell, ...]:
     """Return one cell per cut. ``known_peak_bytes``: the peak memory of any plan of the case;
     ``trials``: plans with known times.
@@ -55,7 +56,7 @@ def plan_grid(
     near_full = known_peak_bytes > NEAR_FULL * case.memory.sure_bytes
     known_ns = {trial.plan: trial.iteration_ns for trial in trials}
     fastest = _Fastest(problem, known_ns)
-    cuts = [(rows, columns) for rows in ROWS if any(_slicings(case, rows)) for columns in COLUMNS]
+    cuts = [(row, columns) for row in rows if any(_slicings(case, row)) for columns in COLUMNS]
     return tuple(_cell(fastest, *cut, near_full=near_full) for cut in cuts)
 
 

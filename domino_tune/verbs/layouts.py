@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from domino_tune.base.cores import Ahead, in_turn, on_all_cores
+from domino_tune.base.cores import Ahead, Beside, in_a_copy, in_turn, later, on_all_cores
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.requests import LayoutRequest
 from domino_tune.results.layouts import LayoutResult, LayoutsResult
@@ -107,7 +107,8 @@ def tune_layouts(
     search = LayoutSearch(space.candidates, progress, on_all_cores, edge=space.edge)
     search.run()
     progress(f"{search.evaluations:,} plans done, none left; comparing strategies")
-    return replace(conclude(space, search, on_all_cores), seconds=time.perf_counter() - began)
+    result = conclude(space, search, on_all_cores, in_a_copy)
+    return replace(result, seconds=time.perf_counter() - began)
 
 
 def space_of(
@@ -126,13 +127,15 @@ def conclude(
     space: LayoutSpace,
     search: LayoutSearch,
     ahead: Ahead = in_turn,
+    beside: Beside = later,
     *,
     stopped_by: str | None = None,
 ) -> LayoutsResult:
     """Return the answer of a search that has ended, with the best layout simulated and compared
-    with its rivals; ``seconds`` is 0. ``stopped_by``: why the search ended early; then nothing is
-    proven, and the best layout without Domino is unknown. Raise InfeasiblePlanError if no layout is
-    recommended because of its memory.
+    with its rivals, beside those that fit with less chance; ``seconds`` is 0.
+
+    ``stopped_by``: why the search ended early; then nothing is proven, and the best layout without
+    Domino is unknown. Raise InfeasiblePlanError if no layout is recommended because of its memory.
     """
     base, candidates, kept = space.base, space.candidates, search.kept()
     first = search.first
@@ -142,6 +145,8 @@ def conclude(
     case = first.recomputing(best.again)
     chosen = Chosen(plan=best.plan, order=order_of(case, best.plan))
     looked = Counter(UNSURE if one.unsure else "memory" for one in candidates if one.fits_not)
+    everyone = [*candidates, *space.edge]
+    unsure = beside(lambda: [(everyone.index(one), timed) for one, timed in search.unsure()])
     simulated = simulate_plan(case, chosen, judged=ahead)
     rival = None if stopped_by else _without_domino(search, first, best.again, simulated)
     rival_ns = rival[1].iteration_ns if rival else None
@@ -152,7 +157,7 @@ def conclude(
         global_batch_size=batch_of(space.request),
         layouts=tuple(_result(one, one.best(), rival_ns) for one in kept),
         best_without_domino=_result(*rival, rival_ns) if rival else None,
-        unsure_layouts=tuple(_result(one, timed, rival_ns) for one, timed in search.unsure()),
+        unsure_layouts=tuple(_result(everyone[one], timed, rival_ns) for one, timed in unsure()),
         frontier=_frontier(search, rival_ns),
         optimality="best_found" if stopped_by else "proven",
         candidates=len(candidates),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Final
 
-from domino_tune.base.cores import Ahead, in_turn
+from domino_tune.base.cores import Ahead, Beside, in_turn, later
 from domino_tune.requests import SimulateRequest
 from domino_tune.results.simulate import (
     BASELINE,
@@ -24,6 +24,7 @@ from domino_tune.results.simulate import (
     Variant,
     Verdict,
 )
+from domino_tune.search.simulated import rival_plans
 from domino_tune.store.plans import PlanFile, ProfileRef
 from domino_tune.store.shelf import DISK, Shelf
 from domino_tune.verbs.resolve import (
@@ -34,7 +35,7 @@ from domino_tune.verbs.resolve import (
     read_plan_file,
     resolve,
 )
-from domino_tune.verbs.verdict import verdict_of
+from domino_tune.verbs.verdict import Rivals, verdict_of
 from simulator.case import Case
 from simulator.clock import Played
 from simulator.compiler import Repriced, record
@@ -84,24 +85,30 @@ class Timelines(Mapping[str, Timeline]):
 
 
 def simulate(
-    request: SimulateRequest, *, plan_file: PlanFile | None = None, shelf: Shelf = DISK
-) -> SimulateResult:
+    request: SimulateRequest, *, plan_file: PlanFile | None = None, shelf: Shelf = DISK,
+    beside: Beside = later,
+) -> SimulateResult:  # fmt: skip
     """Predict one plan beside the baseline and the bound; replay the order of a plan file.
 
     ``plan_file`` is used in place of the request's plan file; names are looked up on ``shelf``.
+    ``beside``: how rivals are tuned.
     """
     plan_file = plan_file or read_plan_file(request)
     case = resolve(request, plan_file, shelf)
     plan = plan_of(request, plan_file, case)
     order = plan_file.order if plan_file else None
-    return simulate_plan(case, Chosen.of(case, plan, order), judged=in_turn)
+    rivals = beside(partial(rival_plans, case))
+    chosen = Chosen.of(case, plan, order)
+    return simulate_plan(case, chosen, judged=in_turn, rivals=lambda _: rivals())
 
 
-def simulate_plan(case: Case, chosen: Chosen, *, judged: Ahead | None = None) -> SimulateResult:
+def simulate_plan(
+    case: Case, chosen: Chosen, *, judged: Ahead | None = None, rivals: Rivals = rival_plans
+) -> SimulateResult:
     """Predict the variants; timelines show at most MICROS_PLAYED micro-batches.
 
-    ``judged``: also give the verdict over all strategies, computed in this way. A plan that does
-    not fit a GPU is an answer (``fits``), and so is such a baseline.
+    ``judged``: also give the verdict over all strategies and ``rivals``, computed in this way. A
+    plan that does not fit a GPU is an answer (``fits``), and so is such a baseline.
     """
     plans, left_out = _rows(case, chosen)
     peaks = {name: stage_memory(case, one.plan, one.order) for name, one in plans.items()}
@@ -136,7 +143,7 @@ def simulate_plan(case: Case, chosen: Chosen, *, judged: Ahead | None = None) ->
     return _result(
         case, chosen, variants, made_plans, timelines, timeline, confidence, unknown,
         _pipeline(case, piped.get(CHOSEN)), peaks[CHOSEN],
-        verdict_of(case, chosen, judged) if judged else None, left_out,
+        verdict_of(case, chosen, judged, rivals) if judged else None, left_out,
         _fused_loss(case, chosen, variants[CHOSEN]) if judged else [],
     )  # fmt: skip
 

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from domino_tune.base.cores import Ahead, Beside, in_a_copy, in_turn, later, where_long
@@ -25,12 +26,13 @@ from domino_tune.search import (
     search_exhaustive,
 )
 from domino_tune.search.problem import SearchOptions, go_on
-from domino_tune.search.simulated import CasePlans, SimulatedPlans, space_of
+from domino_tune.search.simulated import CasePlans, SimulatedPlans, rival_plans, space_of
 from domino_tune.store.shelf import DISK, Shelf
 from domino_tune.verbs.advice import check_may_fit
-from domino_tune.verbs.landscape import contention_sensitivity, plan_grid
+from domino_tune.verbs.landscape import ROWS, contention_sensitivity, plan_grid
 from domino_tune.verbs.resolve import Chosen, check_collectives, resolve
 from domino_tune.verbs.simulate import simulate_plan
+from domino_tune.verbs.verdict import Rivals
 from simulator.case import Case
 from simulator.dtypes import GIB, MS_PER_NS
 from simulator.errors import InfeasiblePlanError
@@ -208,8 +210,13 @@ def tune_cases(
     """
     began = time.perf_counter()
     plans = [CasePlans(case=case, target=request.target) for case in cases]
+    # Of several cases it is open whose rivals count, until the best cut is known.
+    tuned = in_a_copy(partial(rival_plans, cases[0])) if len(cases) == 1 else None
     found = search_all(plans, request, progress, ahead=where_long)
-    result = conclude(found, request, progress, ahead=where_long, beside=in_a_copy)
+    result = conclude(
+        found, request, progress, ahead=where_long, beside=in_a_copy,
+        rivals=(lambda _: tuned()) if tuned else rival_plans,
+    )  # fmt: skip
     return replace(result, seconds=time.perf_counter() - began)
 
 
@@ -255,6 +262,7 @@ def conclude(
     *,
     ahead: Ahead = in_turn,
     beside: Beside = later,
+    rivals: Rivals = rival_plans,
     stopped_by: str | None = None,
 ) -> TuneResult:
     """Simulate the best plan of all, its rivals and, beside these, the grid of cuts; ``seconds`` is
@@ -267,8 +275,11 @@ def conclude(
     best = next(one for one in made if one.found.best is best_trial)
     chosen = Chosen(plan=best_trial.plan, order=best.problem.order(best_trial.plan))
     progress("the search is done; comparing strategies and simulating the grid of cuts")
-    grid = beside(lambda: plan_grid(best.problem, best_trial.peak_bytes, best.found.trials))
-    simulated = simulate_plan(best.case, chosen, judged=ahead)
+    grid = [
+        beside(partial(plan_grid, best.problem, best_trial.peak_bytes, best.found.trials, rows))
+        for rows in (ROWS[::2], ROWS[1::2])
+    ]
+    simulated = simulate_plan(best.case, chosen, judged=ahead, rivals=rivals)
     sensitivity = contention_sensitivity(best.case, chosen, best.found.trials, ahead)
     infeasible: Counter[str] = Counter()
     for one in made:
@@ -290,7 +301,12 @@ def conclude(
         pruned=sum(one.found.pruned for one in made),
         infeasible=dict(sorted(infeasible.items())),
         trials=tuple(_trial(one.case, trial) for one in made for trial in one.found.trials),
-        grid=grid(),
+        grid=tuple(
+            sorted(
+                (cell for half in grid for cell in half()),
+                key=lambda cell: (cell.row_slices, cell.col_slices),
+            )
+        ),
         contention=sensitivity,
         seconds=0.0,
         stopped_by=stopped_by,

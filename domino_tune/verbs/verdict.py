@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -44,11 +44,15 @@ NAMES: Final[Mapping[str, str]] = {
 }  # fmt: skip
 """Strategy -> its name in a sentence."""
 Contestants = Mapping[str, Chosen]
+Rivals = Callable[[Case], Mapping[str, SlicePlan]]
+"""Gives each rival's best plan of a case."""
 
 
-def verdict_of(case: Case, chosen: Chosen, ahead: Ahead = in_turn) -> Verdict:
+def verdict_of(
+    case: Case, chosen: Chosen, ahead: Ahead = in_turn, rivals: Rivals = rival_plans
+) -> Verdict:
     """Return which strategy is the fastest on machines drawn from the profile's errors."""
-    plans = contestants_of(case, chosen)
+    plans = contestants_of(case, chosen, rivals)
     known = {
         name: found()
         for name, found in ahead(lambda name: _time_and_peak(case, plans[name]), plans)
@@ -93,7 +97,7 @@ def middle_of(drawn: NDArray[np.float64]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def contestants_of(case: Case, chosen: Chosen) -> dict[str, Chosen]:
+def contestants_of(case: Case, chosen: Chosen, rivals: Rivals = rival_plans) -> dict[str, Chosen]:
     """Return the plans to compare, by strategy: first Megatron-LM, the reference for the others,
     then the chosen plan and the rivals.
 
@@ -104,7 +108,7 @@ def contestants_of(case: Case, chosen: Chosen) -> dict[str, Chosen]:
     plans = {"megatron": chosen if mine == "megatron" else Chosen.of(case, baseline_plan(case))}
     if mine != "no_comm":
         plans[mine] = chosen
-    for strategy, plan in rival_plans(case).items():
+    for strategy, plan in rivals(case).items():
         plans.setdefault(strategy, Chosen.of(case, plan))
     return plans
 

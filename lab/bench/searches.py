@@ -20,7 +20,6 @@ from domino_tune.base.tables import Table
 from domino_tune.requests import LayoutRequest
 from domino_tune.results.layouts import LayoutResult, LayoutsResult
 from domino_tune.search.simulated import CasePlans
-from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.layouts import tune_layouts
 from lab import told
 from lab.bench.common import GPT3_13B, REPOSITORY, paper_case, shown
@@ -96,7 +95,7 @@ def _parts() -> Table:
     order = order_of(case, PLAN)
     plays, more = (plays_of(one, PLAN, order, one.cost) for one in (case, several))
     # Cases with an empty cost model, on GPUs that 16 sequences fit.
-    job = replace(paper_case(GPT3_13B, 8), profile=load_profile("h200-sxm"))
+    job = paper_case(GPT3_13B, 8)
     spaces = [CasePlans(case=replace(job)) for _ in range(3)]
     greedy = [plan for plan in spaces[0].space if plan.order == "greedy"][:500:10]
     asked, problem, ops = iter(greedy), spaces[0].problem, len(simulate(case, PLAN, order).ops)
