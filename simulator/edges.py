@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 from simulator.issue_order import ALL_SLICES, Token
 from simulator.mtp import projections, projections_bwd, repeated
 from simulator.op_table import Ops, table_of
-from simulator.ops import Pointwise, Signature
+from simulator.ops import Pointwise
 from simulator.schedule import DP, OpTemplate, Ref
 from simulator.shapes import GRAD_BYTES, Shapes
 from simulator.sharding import padded_vocab_size
@@ -135,9 +135,11 @@ class Edges:
             return [*found, *projections_bwd(t, row, (Ref(0, f"d.s{row}.x"),), adding)]
         return found
 
-    def whole(self) -> list[OpTemplate]:
-        """Return all ops of both passes, in no order that could be played."""
-        s, rows = self.shapes, self.shapes.plan.rows_back
+    def whole(self, first: int) -> list[OpTemplate]:
+        """Return all ops of both passes, in no order that could be played, but with slice ``first``
+        as the first."""
+        s, count = self.shapes, self.shapes.plan.row_slices
+        rows = sorted(range(count), key=lambda row: row != first)
         embeds = (EMBEDS, EMBED_GRADS) if s.embedding else ()
         heads = (HEADS, HEAD_GRADS) if s.head else ()
         ops = [
@@ -405,28 +407,17 @@ class Edges:
 
     @_once
     def _embed_bwd(self, row: int, name: str, before: tuple[Ref, ...]) -> list[OpTemplate]:
-        f = self.templates
+        s, f, size = self.shapes, self.templates, self.shapes.hidden_bytes(row)
+        clears = self._dense or not (f.accumulate_first or s.model.tie_word_embeddings)
+        cleared = self._table_bytes if clears and not before else 0
+        scaled = size * s.model.scaled_embeddings
+        signature = s.pointwise(
+            "embedding_bwd", size + s.mask_bytes(row) + scaled, size + cleared + scaled
+        )
         whole = f.gathered_ref(Ref(0, f"d.s{row}.x"), f"d.s{row}.embed.ag")
         if self._dense and name == "grad.embed":
             name = "grad.embed.dense"
-        signature = self._scatter(row, first=not before)
         return [f.op("embed_bwd", row, signature, (whole, *before), name, 0)]
-
-    def _scatter(self, row: int, *, first: bool) -> Pointwise:
-        s, f, size = self.shapes, self.templates, self.shapes.hidden_bytes(row)
-        clears = self._dense or not (f.accumulate_first or s.model.tie_word_embeddings)
-        cleared = self._table_bytes if clears and first else 0
-        scaled = size * s.model.scaled_embeddings
-        return s.pointwise(
-            "embedding_bwd", size + s.mask_bytes(row) + scaled, size + cleared + scaled
-        )
-
-    def ways(self, op: OpTemplate) -> tuple[Signature, ...]:
-        """Return the signatures that an op may have: the order decides which slice is the first
-        whose gradient is scattered."""
-        if op.role != "embed_bwd":
-            return (op.signature,)
-        return tuple(self._scatter(op.slice, first=first) for first in (True, False))
 
     def dense_embedding_grad(self) -> Sequence[OpTemplate]:
         """Return the sum of a gradient that the embedding made apart into the table's."""

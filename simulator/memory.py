@@ -183,7 +183,7 @@ def _turned_bytes(case: Case, plan: SlicePlan, turn: Live) -> int:
     rows = range(plan.row_slices)
     sizes = {
         ref.name: size
-        for op in Edges(templates=Templates(shapes=case.shapes(plan))).whole()
+        for op in Edges(templates=Templates(shapes=case.shapes(plan))).whole(plan.rows_back[0])
         for ref, size in zip(op.writes, op.sizes, strict=True)
     }
 
@@ -366,12 +366,12 @@ class _Rank(NamedTuple):
 
 
 class KeptBytes:
-    """What cases with the same kinds of layers and micro-batches hold, each found once. ``like``:
-    of other micro-batches of the same model."""
+    """What cases with the same kinds of layers hold, each found once; they may differ in the size
+    and number of micro-batches, stages and replicas. ``like``: of other ranks of the same model."""
 
     def __init__(self, like: KeptBytes | None = None) -> None:
         self._kinds: dict[tuple[object, ...], tuple[Counts, int]] = like._kinds if like else {}
-        self._left: dict[tuple[object, ...], int] = {}
+        self._left: dict[tuple[object, ...], tuple[int, int]] = {}
         self._of_chunks: dict[tuple[object, ...], int] = {}
         self._static: dict[tuple[object, ...], int] = {}
 
@@ -385,10 +385,11 @@ class KeptBytes:
     def of_chunk(self, case: Case, plan: SlicePlan, chunk: Chunk, work: Workload) -> int:
         """Return at least what a pass of ``chunk`` with the settings ``work`` leaves for
         backward."""
-        key = plan, chunk, work.recompute, work.recompute_layers
+        alike = chunk, work.recompute, work.recompute_layers
+        key = plan, case.workload.micro_batch_size, *alike
         found = self._of_chunks.get(key)
         if found is None:
-            alike, short = key[1:], chunk._replace(layers=1, dense=0)
+            short = chunk._replace(layers=1, dense=0)
             if alike not in self._kinds:
                 model = chunk.model(case.model)
                 stacked = model.stacked_layers - chunk.layers + short.layers
@@ -410,12 +411,16 @@ class KeptBytes:
         return two - one
 
     def _left_by(self, case: Case, plan: SlicePlan, kind: LayerKind, chunk: Chunk) -> int:
-        """Return the bytes that a pass forward of a chunk with layers of a kind leaves."""
-        key = plan, kind, chunk
-        if key not in self._left:
-            pieces = pieces_of(case.of(kind), plan)
-            self._left[key] = held_phases(pieces, chunk)["F"].held.whole
-        return self._left[key]
+        """Return the bytes that a pass forward of a chunk with layers of a kind leaves: as many for
+        each sequence, but for the whole rows of the rank with the most."""
+        size, balanced = case.workload.micro_batch_size, case.workload.moe_imbalance == 1
+        key = plan, kind, chunk, 0 if balanced else size
+        known_size, left = self._left.get(key, (0, 0))
+        if not known_size or size % known_size:
+            left = held_phases(pieces_of(case.of(kind), plan), chunk)["F"].held.whole
+            self._left.setdefault(key, (size, left))
+            return left
+        return left * (size // known_size)
 
 
 class LeastBytes:

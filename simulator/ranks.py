@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -161,9 +162,9 @@ class Rank:
         key = edge_key(plan)
         found = self._edges.get(key)
         if found is None:
-            recipes = *self._recipes.micros(plan), *self._recipes.once(plan)
-            works = (self.layers.work(one, self.prices) for one in recipes)
-            found = self._edges[key] = EdgeCurves(*works)
+            first, later = map(self._least, self._recipes.micros(plan))
+            once = (self.layers.work(one, self.prices) for one in self._recipes.once(plan))
+            found = self._edges[key] = EdgeCurves(first, later, *once)
         return found
 
     def passes(self, plans: Sequence[SlicePlan], which: Pass) -> PassCurves:
@@ -199,16 +200,21 @@ class Rank:
         least_ns = np.maximum(least_ns, compute_ns + exposed_ns)
         return PassCurves(least_ns, drawn_j, launch_ns)
 
+    def _least(self, ways: Sequence[Recipe]) -> Work:
+        """Return the least work of several ways to do the same."""
+        works = [self.layers.work(one, self.prices) for one in ways]
+        if len(works) == 1:
+            return works[0]
+        return works[0]._replace(rows=np.minimum.reduce([one.rows for one in works]))
+
     def _most_edges_ns(self, plan: SlicePlan) -> Floats:
         """Return the compute of a micro-batch outside the layers, by family."""
         key = edge_key(plan)
         found = self._most_edges.get(key)
         if found is None:
-            first, later = (
-                self.layers.work(one, self.prices).rows[:COUNT]
-                for one in self._recipes.micros(plan)
-            )
-            found = self._most_edges[key] = np.maximum(first, later)
+            ways = chain(*self._recipes.micros(plan))
+            rows = [self.layers.work(one, self.prices).rows[:COUNT] for one in ways]
+            found = self._most_edges[key] = np.maximum.reduce(rows)
         return found
 
     def least_of(

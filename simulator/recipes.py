@@ -7,7 +7,7 @@ made once and priced at many clocks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
@@ -101,7 +101,7 @@ class Recipes:
         self._modes: dict[tuple[object, ...], int] = like._modes if like else {}
         self._fragments: dict[tuple[object, ...], Recipe] = like._fragments if like else {}
         self._sliced: dict[tuple[object, ...], Sliced] = like._sliced if like else {}
-        self._micro_edges: dict[tuple[object, ...], tuple[Recipe, Recipe]] = (
+        self._micro_edges: dict[tuple[object, ...], tuple[tuple[Recipe, ...], ...]] = (
             like._micro_edges if like else {}
         )
         self._windows: dict[tuple[object, ...], tuple[Window, ...]] = like._windows if like else {}
@@ -246,9 +246,10 @@ class Recipes:
             )
         )
 
-    def micros(self, plan: SlicePlan) -> tuple[Recipe, Recipe]:
+    def micros(self, plan: SlicePlan) -> tuple[tuple[Recipe, ...], ...]:
         """Return the recipes of the compute outside the layers, of the first micro-batch and of a
-        later one, which adds to the gradients that the first one clears."""
+        later one, which adds to the gradients that the first one clears; one for each kind of slice
+        that may come first in backward."""
         chunk = self.case.chunk
         ends = (chunk.embedding, chunk.head) if chunk else (True, True)
         key = self._batch, edge_key(plan), *ends
@@ -259,11 +260,15 @@ class Recipes:
             self._micro_edges[key] = first, later
         return self._micro_edges[key]
 
-    def _micro(self, plan: SlicePlan, *, accumulate_first: bool) -> Recipe:
+    def _micro(self, plan: SlicePlan, *, accumulate_first: bool) -> tuple[Recipe, ...]:
         templates = Templates(shapes=self.case.shapes(plan), accumulate_first=accumulate_first)
-        edges = Edges(templates=templates)
-        own = None if self._view(plan).is_even else edges.ways
-        return self._recipe(plan, (("", op) for op in edges.whole()), own)
+        view = self._view(plan)
+        is_known = view.is_even or plan.slices_sequences
+        firsts = plan.rows_back[:1] if is_known else [row for row, _ in view.alike]
+        return tuple(
+            self._recipe(plan, (("", op) for op in Edges(templates=templates).whole(row)))
+            for row in firsts
+        )
 
     def once(self, plan: SlicePlan) -> tuple[Recipe, Recipe, Recipe]:
         """Return the recipes of what clears the gradients, and of the optimizer's step: up to the
@@ -279,12 +284,8 @@ class Recipes:
             self._steps[key] = clears, sums, update
         return self._steps[key]
 
-    def _recipe(
-        self, plan: SlicePlan, ops: Iterable[tuple[str, OpTemplate]],
-        own: Callable[[OpTemplate], tuple[Signature, ...]] | None = None,
-    ) -> Recipe:  # fmt: skip
-        """Return the recipe of ``ops``, each with its fragment. ``own``: ways of those that are no
-        products."""
+    def _recipe(self, plan: SlicePlan, ops: Iterable[tuple[str, OpTemplate]]) -> Recipe:
+        """Return the recipe of ``ops``, each with its fragment."""
         counts: Counter[tuple[str, tuple[Signature, ...], bool, bool]] = Counter()
         last: Signature | None = None
         # What may run beside the lane that is counted adds nothing for sure.
@@ -292,9 +293,7 @@ class Recipes:
         for fragment, op in ops:
             if op.lane in beside:
                 continue
-            is_product = isinstance(op.signature, Gemm)
-            ways = own(op) if own and not is_product else self._ways(plan, op)
-            counts[fragment, ways, op.lane == COMPUTE, op.replayed] += 1
+            counts[fragment, self._ways(plan, op), op.lane == COMPUTE, op.replayed] += 1
             if op.lane != COMPUTE:
                 last = op.signature
         return Recipe(tuple(Part(*key, count) for key, count in counts.items()), last)

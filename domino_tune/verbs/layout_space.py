@@ -152,19 +152,25 @@ def _fits(
     cases: Sequence[Case], request: LayoutRequest, groups: Sequence[_LayoutGroup], ahead: Ahead
 ) -> Iterator[tuple[int, tuple[_LayoutGroup, _Fits]]]:
     """Yield each case's number, with its group and how it fits."""
+    shared, alike = KeptBytes(), defaultdict[int, list[_LayoutGroup]](list)
+    for group in groups:
+        alike[id(group.layers)].append(group)
+    several = list(alike.values())
 
-    shared = KeptBytes()
-
-    def of_group(number: int) -> list[_Fits]:
-        kept, plans = KeptBytes(shared), groups[number].unsliced
+    def of_groups(number: int) -> list[list[_Fits]]:
+        kept = KeptBytes(shared)
         return [
-            _fits_of(cases[one], recomputed_layers(cases[one], request), plans, kept)
-            for one in groups[number].numbers
+            [
+                _fits_of(cases[one], recomputed_layers(cases[one], request), group.unsliced, kept)
+                for one in group.numbers
+            ]
+            for group in several[number]
         ]
 
-    for number, found in ahead(of_group, range(len(groups))):
-        for one, fits in zip(groups[number].numbers, found(), strict=True):
-            yield one, (groups[number], fits)
+    for number, found in ahead(of_groups, range(len(several))):
+        for group, fitting in zip(several[number], found(), strict=True):
+            for one, fits in zip(group.numbers, fitting, strict=True):
+                yield one, (group, fits)
 
 
 def _fits_of(

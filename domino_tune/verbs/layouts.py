@@ -262,8 +262,7 @@ def _some_fits(base: Case, request: LayoutRequest, deadline: Deadline) -> bool:
     kept: dict[tuple[object, ...], KeptBytes] = defaultdict(KeptBytes)
     for case in _cases(base, request, deadline):
         cluster = case.cluster
-        size = case.workload.micro_batch_size
-        shared = kept[cluster.tp, cluster.cp, size, cluster.ep, cluster.etp, cluster.domain]
+        shared = kept[cluster.tp, cluster.cp, cluster.ep, cluster.etp, cluster.domain]
         least = (LeastBytes(case, plan, shared) for plan in unsliced_plans(case))
         plans = [one.plan for one in least if one.of(case.workload) <= case.memory.sure_bytes]
         if plans and really_fits(case, plans):
