@@ -174,8 +174,7 @@ def _caps(profile: str, model: str) -> tuple[str, ...]:
 
 RANKS: Final = 8
 GATHER_N, HIDDEN, SCATTER_K = 7168, 8192, 3584
-"""Flux's GEMMs: [m, 8192] · [8192, 7168] behind a gather; [m, 3584] · [3584, 8192] before a
-scatter."""
+"""Flux's GEMMs: [m, 8192] · [8192, 7168] after a gather; [m, 3584] · [3584, 8192], scattered."""
 DOMINO: Final = SlicePlan(row_slices=2, merge_wgrad=True, sequence_parallel=True)
 
 

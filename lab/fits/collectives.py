@@ -143,8 +143,7 @@ scatters: 6 and 5 %."""
 FITTED_BYTES: Final[dict[str, Any]] = {"min_bytes": MIB, "max_bytes": GIB}
 """Sizes to which that script fits."""
 BOTH_DIRECTIONS: Final = 2
-"""The table's send and receive run at 1,403 GB/s, and a link has 900 GB/s one way: both are
-counted."""
+"""The table's send and receive run at 1,403 GB/s, a link at 900 one way: both are counted."""
 
 
 def b200_collectives(sources: Sources) -> Iterator[CollectiveFit]:

@@ -36,8 +36,7 @@ OWN: Final = ("b200", "h100", "h200")  # GPUs that have rows of a trainer's call
 LEAST_ROWS: Final = 16
 MOST_EP: Final = 8  # Beyond, most of a layer's time is of tokens that the rank does not compute
 SLOWER: Final = 1.03
-"""A layer that takes more times as long as one with more to do has a kernel that was not searched
-well."""
+"""A layer that takes more times as long as one with more to do has a badly chosen kernel."""
 KERNELS: Final = 6
 """Of a layer, between which its fixed time is divided: sort, gather, two GEMMs, activation, sum."""
 UNGATED: Final = ("nemotron", 22)  # Models, and the top-k, whose experts have one input projection

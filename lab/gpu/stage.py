@@ -88,8 +88,7 @@ class Stage:
         folder.mkdir(parents=True, exist_ok=True)
 
     def run(self, cases: Iterable[GpuCase]) -> None:
-        """Measure what is left until the time is up; what fails is recorded and tried again
-        later."""
+        """Measure what is left until the time is up; record what fails, to try it later."""
         left = self.left(cases)
         print(self.announced(left), flush=True)
         for case in left:

@@ -73,8 +73,7 @@ class Visitor:
     async def ask(
         self, kind: str, method: str, path: str, *, due_s: float | None = None, **options: Any
     ) -> Answer:
-        """Send a request that was due at ``due_s`` (monotonic) or now; record its answer or
-        failure."""
+        """Send a request due at ``due_s`` (monotonic) or now; record its answer or failure."""
         due_s = time.monotonic() if due_s is None else due_s
         try:
             response = await self.client.request(method, path, **options)
