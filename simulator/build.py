@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
+Made = TypeVar("Made")
 MAX_SPAN: Final = 4
 """By how many repetitions a stored order may move a token."""
 
@@ -218,19 +219,26 @@ class Builder:
     def forward(self, fragments: Fragments, *, first: bool) -> list[Segment]:
         """Return the segments of a micro-batch's forward pass, up to the loss."""
         key = self.order.forward, first, self.shapes.pieces(backward=False)
-        return self._once(fragments, key, lambda: self._ahead(fragments, first=first))
+        made = self.once(fragments, key, lambda: self._ahead(fragments, first=first), begins=first)
+        return list(made)
 
-    def _once(
-        self, fragments: Fragments, key: tuple[object, ...], make: Callable[[], list[Segment]]
-    ) -> list[Segment]:
-        """Return the segments of a pass, laid out once for all plans that share it."""
-        t = self._templates
-        told = self.shapes.plan.tp_comm_overlap
-        whole = Builder, *key, told, fragments.accumulate_first, self.in_pipeline, *t.rank
-        found: list[Segment] | None = t.shared.get(whole)
+    def once(
+        self, fragments: Fragments, key: tuple[object, ...], make: Callable[[], Made], *,
+        begins: bool = False,
+    ) -> Made:  # fmt: skip
+        """Return what is made of a pass, once for all plans and ranks that share it; in a pipeline
+        ranks with other replicas and stages do. ``begins``: it begins the iteration, with what a
+        rank does once."""
+        t, s = self._templates, self.shapes
+        rank = t.rank
+        if self.in_pipeline and not begins:
+            rank = s.model, s.workload.recompute_layers, s.embedding, s.head
+        told = s.plan.tp_comm_overlap
+        whole = Builder, *key, told, fragments.accumulate_first, self.in_pipeline, *rank
+        found: Made | None = t.shared.get(whole)
         if found is None:
             found = t.shared[whole] = make()
-        return list(found)
+        return found
 
     def _ahead(self, fragments: Fragments, *, first: bool) -> list[Segment]:
         order, shapes = self.order.forward, self.shapes
@@ -263,7 +271,7 @@ class Builder:
         """Return the segments of a micro-batch's backward pass, from the loss. ``last``: of the
         iteration."""
         key = self.order.backward, last, self.shapes.pieces(backward=True)
-        return self._once(fragments, key, lambda: self._back(fragments, last=last))
+        return list(self.once(fragments, key, lambda: self._back(fragments, last=last)))
 
     def _back(self, fragments: Fragments, *, last: bool) -> list[Segment]:
         """Return them run by run of the stack."""

@@ -8,7 +8,7 @@ The values of the last micro-batch are counted, and those of the optimizer's ste
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, product
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -318,14 +318,11 @@ def held_phases(pieces: Pieces, chunk: Chunk) -> Phases:
 
 def _held_in(pieces: Pieces, chunk: Chunk, kinds: str) -> Phases:
     """Return the same of passes that follow one another."""
-    parts = {kind: PASSES[kind] for kind in kinds}
-    schedules = [pieces.schedule(Piece(chunk, part, False)) for part in parts.values()]
-    segments = [one.parts[0].segments for one in schedules]
-    passes = (Repeat(segments=tuple(chain(*segments))),)
-    whole = replace(schedules[0], parts=passes)
-    phased = np.repeat(np.arange(len(parts)), [len(several) for several in segments])
-    found = lifetimes(listing_of(whole), phased, len(parts))
-    phases = dict(zip(parts, found, strict=True))
+    schedules = [pieces.schedule(Piece(chunk, PASSES[kind], False)) for kind in kinds]
+    known, key = schedules[0].programs, (Phase, *map(id, schedules[1:]))  # these stay with it
+    if key not in known:
+        known[key] = _lived(schedules)
+    phases = dict(zip(kinds, known[key], strict=True))
     received = pieces.whole.residual_bytes(-1)
     if not chunk.embedding:
         phases["F"] = _more(phases["F"], received, received)
@@ -333,6 +330,14 @@ def _held_in(pieces: Pieces, chunk: Chunk, kinds: str) -> Phases:
     if not chunk.head:
         phases[kinds[1]] = _more(phases[kinds[1]], received, 0)
     return phases
+
+
+def _lived(schedules: Sequence[Schedule]) -> list[Phase]:
+    """Return what lives during and after each of passes that follow one another."""
+    segments = [one.parts[0].segments for one in schedules]
+    whole = replace(schedules[0], parts=(Repeat(segments=tuple(chain(*segments))),))
+    phased = np.repeat(np.arange(len(segments)), list(map(len, segments)))
+    return lifetimes(listing_of(whole), phased, len(segments))
 
 
 def _step_peak(pieces: Pieces, rank: int) -> Live:

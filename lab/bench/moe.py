@@ -98,16 +98,16 @@ def _deepseek() -> list[Table]:
 def _pairs() -> list[Table]:
     lines, gains = [], []
     for row in rows("moe_overlap_pairs.csv"):
-        measured, told = float(row["without"]) / float(row["with"]), "not played"
+        seconds, told = [float(row[name]) for name in ("without", "with")], ("not played", "")
         if row["change"] in TOLD["changes"]:
-            ways, held = TOLD["changes"][row["change"]], SMS.get(row["dispatcher"], {})
-            given = USUAL | held | {key: cell for key, cell in row.items() if cell}
-            case = run_of("pairs", given).case
-            before, after = (_way_ms(case, row, *way) for way in ways)
-            gains.append((before / after, measured))
-            told = f"{before / after:.3f}"
+            ways, given = TOLD["changes"][row["change"]], {k: c for k, c in row.items() if c}
+            case = run_of("pairs", USUAL | SMS.get(row["dispatcher"], {}) | given).case
+            found = [_way_ms(case, row, *way) / 1e3 for way in ways]
+            gains.append((found[0] / found[1], seconds[0] / seconds[1]))
+            off = (one / s - 1 for one, s in zip(found, seconds, strict=True))
+            told = f"{gains[-1][0]:.3f}", "{:+.1%} and {:+.1%}".format(*off)
         job = "{model} {gpu} {precision}, {dispatcher}".format(**row)
-        lines.append((job, row["change"], f"{measured:.3f}", told))
+        lines.append((job, row["change"], f"{seconds[0] / seconds[1]:.3f}", *told))
     right = sum((gain > 1) == (measured > 1) for gain, measured in gains)
     near = sum(abs(gain - measured) <= 0.10 for gain, measured in gains)
     checks = equal("right in sign", len(gains), right), reported("of these, within 0.10", str(near))

@@ -160,9 +160,9 @@ def permutation_works(one: Experts, tokens: int, device: torch.device) -> Moves:
         "permute": (size, lambda call: permuted(x, source, many)),
         "permute by torch": (size, lambda call: torch.index_select(x, 0, source)),
         "unpermute": (size, lambda call: unpermuted(y, place, weight, few)),
-        "unpermute by torch": (
-            size, lambda call: (y[place.view(-1)].view(tokens, top, hidden)
-                                * weight[..., None].to(BF16)).sum(1),
-        ),
+        "unpermute by scatter_add": (size, lambda call: torch.zeros_like(x).scatter_add_(
+            0, source[:, None].expand(-1, hidden), y)),
+        "permute's gradient by index_add": (
+            size, lambda call: torch.zeros_like(x).index_add_(0, source, y)),
         "router by torch": (0, lambda call: torch.topk(torch.softmax(states @ gate.t(), -1), top)),
     }  # fmt: skip

@@ -14,6 +14,7 @@ from simulator.build import Builder, check_order_of
 from simulator.case import Case, Chunk, chunks_of_ranks, joined, place, stage_of
 from simulator.compiler import NEVER_NS, Led, Totals, repriced
 from simulator.cost import CostModel
+from simulator.fragments import Fragments
 from simulator.greedy import order_of
 from simulator.issue_order import LayerOrder
 from simulator.ops import Collective
@@ -195,28 +196,27 @@ class Pieces:
         """Return the ops of a pass, or of a pair of them."""
         if piece.beside is not None:
             return self._paired(*piece.pair)
-        shapes = self.shapes(piece.chunk)
-        builder = Builder(shapes, self.order, in_pipeline=True)
-        fragments = builder.fragments(first=piece.first)
-        if piece.part == "forward":
-            segments = builder.forward(fragments, first=piece.first)
-        else:
-            segments = builder.backward(fragments, last=False)
-            if piece.part != "backward":
-                segments = _only(segments, wgrads=piece.part == "wgrad")
-        return Schedule(
-            parts=(Repeat(segments=tuple(segments)),), launch_order=builder.shapes.launch_order,
-            shared=fragments.shared,
+        builder = Builder(self.shapes(piece.chunk), self.order, in_pipeline=True)
+        fragments, ahead = builder.fragments(first=piece.first), piece.part == "forward"
+        order = self.order.forward if ahead else self.order.backward
+        key = Schedule, piece.part, order, builder.shapes.pieces(backward=not ahead)
+        return builder.once(
+            fragments, (*key, piece.first, builder.shapes.launch_order),
+            lambda: _of_piece(builder, fragments, piece), begins=piece.first,
         )  # fmt: skip
 
     def _paired(self, ahead: Piece, back: Piece) -> Schedule:
         forward, backward = (self.schedule(one) for one in (ahead, back))
-        segments = paired(
-            forward.parts[0].segments, backward.parts[0].segments,
-            (ahead.chunk.layers, back.chunk.layers), forward.shared,
-            delays_wgrads=self.whole.plan.wgrad == "deferred",
-        )  # fmt: skip
-        return replace(forward, parts=(Repeat(segments=tuple(segments)),))
+        delays, shared = self.whole.plan.wgrad == "deferred", forward.shared
+        key = paired, id(forward), id(backward), delays  # both stay, as parts of ``shared``
+        found: Schedule | None = shared.get(key)
+        if found is None:
+            segments = paired(
+                forward.parts[0].segments, backward.parts[0].segments,
+                (ahead.chunk.layers, back.chunk.layers), shared, delays_wgrads=delays,
+            )  # fmt: skip
+            found = shared[key] = replace(forward, parts=(Repeat(segments=tuple(segments)),))
+        return found
 
     def step(self, rank: int) -> tuple[Schedule, Schedule]:
         """Return a rank's ops up to the norm's sum over all ranks, and from there on."""
@@ -290,6 +290,20 @@ def _steps_of(shapes: Shapes) -> tuple[Schedule, Schedule]:
 def _schedule_of(ops: list[OpTemplate]) -> Schedule:
     segments = [Segment(templates=tuple(ops))] if ops else []
     return Schedule(parts=(Repeat(segments=tuple(segments)),))
+
+
+def _of_piece(builder: Builder, fragments: Fragments, piece: Piece) -> Schedule:
+    """Return the ops of a pass that runs alone."""
+    if piece.part == "forward":
+        segments = builder.forward(fragments, first=piece.first)
+    else:
+        segments = builder.backward(fragments, last=False)
+        if piece.part != "backward":
+            segments = _only(segments, wgrads=piece.part == "wgrad")
+    return Schedule(
+        parts=(Repeat(segments=tuple(segments)),), launch_order=builder.shapes.launch_order,
+        shared=fragments.shared,
+    )  # fmt: skip
 
 
 def _only(segments: Iterable[Segment], *, wgrads: bool) -> list[Segment]:
