@@ -97,16 +97,13 @@ def _parts() -> Table:
     case = paper_case(MODELS["gpt3-175b"], 8)
     work, ranks = replace(case.workload, grad_accumulation=4), replace(case.cluster, dp=4)
     several = case.training(work, ranks)
-    order, spaces = (
-        order_of(case, PLAN),
-        [CasePlans(case=paper_case(GPT3_13B, 8)) for _ in range(3)],
-    )
+    order, ops = order_of(case, PLAN), len(simulate(case, PLAN).ops)
     plays, more = (plays_of(one, PLAN, order, one.cost) for one in (case, several))
-    greedy = [plan for plan in spaces[0].space if plan.order == "greedy"][:500:10]
-    asked, problem, ops = iter(greedy), spaces[0].problem, len(simulate(case, PLAN, order).ops)
+    problem, *problems = [CasePlans(case=paper_case(GPT3_13B, 8)).problem for _ in range(4)]
+    asked = iter(greedy := [plan for plan in problem.plans if plan.order == "greedy"][:500:10])
     parts: tuple[tuple[str, float | None, int, Callable[[], object]], ...] = (
         ("a process that imports tune, numpy and pydantic", None, 5, lambda: _run("-c", IMPORT)),
-        ("bounds of all plans of GPT-3 13B", 100, 2, lambda: spaces.pop().problem.quick_bounds_ns),
+        ("bounds of all plans of GPT-3 13B", 100, 3, lambda: problems.pop().quick_bounds_ns),
         ("one evaluation of a greedy plan: order, memory, play at its clock", 2, len(greedy),
          lambda: problem.evaluate(next(asked))),
         ("a play of GPT-3 175B, 4×4 slices, one micro-batch", 0.1, 50,

@@ -53,7 +53,7 @@ def test_every_way_has_a_time(process: ProcessPoolExecutor, tmp_path: Path) -> N
     assert not any(cell["failed"] for cell in grouped["cells"])  # type: ignore[attr-defined]
     for cell in quantized["quantized"]:  # type: ignore[attr-defined]
         assert len(cell["ns"]) + len(cell["failed"]) == 4
-    assert len(permutation["ways"]) == 5  # type: ignore[arg-type]
+    assert len(permutation["ways"]) == 6  # type: ignore[arg-type]
 
 
 def _casts_differ() -> float:
