@@ -226,8 +226,8 @@ class Builder:
         self, fragments: Fragments, key: tuple[object, ...], make: Callable[[], Made], *,
         begins: bool = False,
     ) -> Made:  # fmt: skip
-        """Return what is made of a pass, once for all plans and ranks that share it; in a pipeline
-        ranks with other replicas and stages do. ``begins``: it begins the iteration, with what a
+        """Return what is made of a pass, once for all plans and ranks that share it. In a pipeline
+        it does not depend on replicas and stages, unless it ``begins`` the iteration with what a
         rank does once."""
         t, s = self._templates, self.shapes
         rank = t.rank

@@ -136,8 +136,8 @@ class Edges:
         return found
 
     def whole(self, first: int) -> list[OpTemplate]:
-        """Return all ops of both passes, in no order that could be played, but with slice ``first``
-        as the first."""
+        """Return all ops of both passes, where slice ``first`` comes first in backward; their order
+        cannot be played."""
         s, count = self.shapes, self.shapes.plan.row_slices
         rows = sorted(range(count), key=lambda row: row != first)
         embeds = (EMBEDS, EMBED_GRADS) if s.embedding else ()

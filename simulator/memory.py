@@ -319,10 +319,10 @@ def held_phases(pieces: Pieces, chunk: Chunk) -> Phases:
 def _held_in(pieces: Pieces, chunk: Chunk, kinds: str) -> Phases:
     """Return the same of passes that follow one another."""
     schedules = [pieces.schedule(Piece(chunk, PASSES[kind], False)) for kind in kinds]
-    known, key = schedules[0].programs, (Phase, *map(id, schedules[1:]))  # these stay with it
+    known, key = schedules[0].programs, (Phase, *map(id, schedules[1:]))
     if key not in known:
-        known[key] = _lived(schedules)
-    phases = dict(zip(kinds, known[key], strict=True))
+        known[key] = _lived(schedules), schedules[1:]  # which stay, with their ids
+    phases = dict(zip(kinds, known[key][0], strict=True))
     received = pieces.whole.residual_bytes(-1)
     if not chunk.embedding:
         phases["F"] = _more(phases["F"], received, received)
@@ -372,7 +372,8 @@ class _Rank(NamedTuple):
 
 class KeptBytes:
     """What cases with the same kinds of layers hold, each found once; they may differ in the size
-    and number of micro-batches, stages and replicas. ``like``: of other ranks of the same model."""
+    and number of micro-batches, stages and replicas. ``like``: of the same model, whose stacks it
+    shares."""
 
     def __init__(self, like: KeptBytes | None = None) -> None:
         self._kinds: dict[tuple[object, ...], tuple[Counts, int]] = like._kinds if like else {}
@@ -381,7 +382,8 @@ class KeptBytes:
         self._static: dict[tuple[object, ...], int] = {}
 
     def static_bytes(self, case: Case, plan: SlicePlan, chunk: Chunk) -> int:
-        """Return what a rank with the layers of ``chunk`` always holds."""
+        """Return what a rank with the layers of ``chunk`` always holds, under an unsliced plan: no
+        buffer depends on the micro-batch."""
         key = plan, chunk, case.cluster.dp
         if key not in self._static:
             self._static[key] = sum(held_parameters(case, chunk.of(case.shapes(plan))))
@@ -416,8 +418,8 @@ class KeptBytes:
         return two - one
 
     def _left_by(self, case: Case, plan: SlicePlan, kind: LayerKind, chunk: Chunk) -> int:
-        """Return the bytes that a pass forward of a chunk with layers of a kind leaves: as many for
-        each sequence, but for the whole rows of the rank with the most."""
+        """Return the bytes that a pass forward of a chunk with layers of a kind leaves. Each
+        sequence leaves as many, except where a rank gets more rows than others, which are whole."""
         size, balanced = case.workload.micro_batch_size, case.workload.moe_imbalance == 1
         key = plan, kind, chunk, 0 if balanced else size
         known_size, left = self._left.get(key, (0, 0))

@@ -72,9 +72,9 @@ class Window(NamedTuple):
 
 
 class _View(NamedTuple):
-    """What the recipes of a plan's layers need beside its column pieces: numbers of its mode, and
-    of it whatever the slices; shapes; a slice of each kind and their number, and whether all slices
-    have equally many tokens.
+    """What the recipes of a plan's layers need beside its column pieces: the number of its mode,
+    and that of the mode without what is sliced; shapes; a slice of each kind and their number; and
+    whether all slices have equally many tokens.
 
     Slices with the same number of tokens are alike, except for the first one, which may overwrite
     gradients.
@@ -90,7 +90,7 @@ class _View(NamedTuple):
 class Recipes:
     """Recipes of the plans of one case, each made once.
 
-    ``like``: recipes that share their caches, whose keys hold kinds of layers, micro-batch size,
+    ``like``: recipes that share their caches, whose keys hold kinds of layers, numbers of tokens,
     ends and the plan's mode: machine, tp, cp, schedule and the experts' division must be equal.
     """
 
@@ -107,7 +107,7 @@ class Recipes:
         self._windows: dict[tuple[object, ...], tuple[Window, ...]] = like._windows if like else {}
         self._steps: dict[tuple[object, ...], tuple[Recipe, Recipe, Recipe]] = {}
         self._views: dict[tuple[object, ...], _View] = {}
-        self._builder: Fragments | None = None
+        self._builder: tuple[SlicePlan, Fragments] | None = None
 
     @cached_property
     def _kept(self) -> Recipes:
@@ -154,8 +154,8 @@ class Recipes:
             yield found
 
     def _of(self, plan: SlicePlan, token: Token, key: tuple[object, ...], *, again: bool) -> Recipe:
-        """Return the recipe of a slice, by the ``key`` of its fragment: of a batch or of sequences
-        its ops see the number of tokens, but for attention."""
+        """Return the recipe of a slice, by the ``key`` of its fragment. Attention depends on what
+        is sliced; other fragments depend on the slice's number of tokens alone."""
         name, row, view = token.fragment, token.slice, self._view(plan)
         which: tuple[object, ...] = view.unsliced, row < 0 and plan.row_slices
         if "core_attn" in name:
@@ -174,9 +174,9 @@ class Recipes:
 
     def _building(self, plan: SlicePlan) -> Fragments:
         """Return the builder of a plan's ops; the last one is kept."""
-        if self._builder is None or self._builder.shapes.plan is not plan:
-            self._builder = Fragments(shapes=self.case.shapes(plan))
-        return self._builder
+        if self._builder is None or self._builder[0] is not plan:
+            self._builder = plan, Fragments(shapes=self.case.shapes(plan))
+        return self._builder[1]
 
     def _view(self, plan: SlicePlan) -> _View:
         """Return what recipes of a plan's layers need beside its pieces."""
@@ -247,9 +247,9 @@ class Recipes:
         )
 
     def micros(self, plan: SlicePlan) -> tuple[tuple[Recipe, ...], ...]:
-        """Return the recipes of the compute outside the layers, of the first micro-batch and of a
-        later one, which adds to the gradients that the first one clears; one for each kind of slice
-        that may come first in backward."""
+        """Return the recipes of the compute outside the layers: those of the first micro-batch,
+        then those of a later one, which adds to the gradients that the first one clears. Each has
+        one recipe for each kind of slice that may come first in backward."""
         chunk = self.case.chunk
         ends = (chunk.embedding, chunk.head) if chunk else (True, True)
         key = self._batch, edge_key(plan), *ends
@@ -263,8 +263,7 @@ class Recipes:
     def _micro(self, plan: SlicePlan, *, accumulate_first: bool) -> tuple[Recipe, ...]:
         templates = Templates(shapes=self.case.shapes(plan), accumulate_first=accumulate_first)
         view = self._view(plan)
-        is_known = view.is_even or plan.slices_sequences
-        firsts = plan.rows_back[:1] if is_known else [row for row, _ in view.alike]
+        firsts = plan.rows_back[:1] if view.is_even else [row for row, _ in view.alike]
         return tuple(
             self._recipe(plan, (("", op) for op in Edges(templates=templates).whole(row)))
             for row in firsts

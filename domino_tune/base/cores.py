@@ -11,7 +11,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import chain, count
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
@@ -119,22 +119,29 @@ def later(function: Callable[[], Result]) -> Callable[[], Result]:
     return function
 
 
-def in_a_copy(function: Callable[[], Result]) -> Callable[[], Result]:
-    """Compute the result in a copy of this process, which does not wait, where it may be copied and
-    has another core."""
-    if not _may_copy():
-        return function
-    coming = on_all_cores(lambda _: function(), (None,), most=1)
-    _, result = next(coming)
+@contextmanager
+def copies() -> Iterator[Beside]:
+    """Give what computes results in copies of this process, which does not wait, where it may be
+    copied and has another core. Copies that nobody asked end with the block."""
+    with ExitStack() as open_ones:
 
-    def ended() -> Result:
-        with closing(coming):
-            try:
-                return result()
-            except (EOFError, ConnectionError):  # the copy was killed
-                return function()
+        def in_a_copy(function: Callable[[], Result]) -> Callable[[], Result]:
+            if not _may_copy():
+                return function
+            coming = on_all_cores(lambda _: function(), (None,), most=1)
+            open_ones.callback(coming.close)
+            _, result = next(coming)
 
-    return ended
+            def ended() -> Result:
+                with closing(coming):
+                    try:
+                        return result()
+                    except (EOFError, ConnectionError):  # the copy was killed
+                        return function()
+
+            return ended
+
+        yield in_a_copy
 
 
 def _may_copy() -> bool:

@@ -35,13 +35,14 @@ from domino_tune.store.files import write_whole
 
 def simulate(request: requests.SimulateRequest, outputs: PlanOutputs) -> None:
     """Predict one plan and print it."""
-    from domino_tune.base.cores import in_a_copy
+    from domino_tune.base.cores import copies
     from domino_tune.verbs.simulate import simulate as run
 
     check_places(outputs)
     with show.progress() as progress:
         progress("simulating the plan, and those that it is compared with")
-        result = run(request, beside=in_a_copy)
+        with copies() as beside:
+            result = run(request, beside=beside)
     _write_files(outputs, result, result.plan.strategy)
     _report("simulation", outputs, request, result)
     show.answer(result, outputs.as_json)

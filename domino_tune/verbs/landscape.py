@@ -47,8 +47,8 @@ def plan_grid(
     trials: Sequence[Trial] = (),
     rows: Sequence[int] = ROWS,
 ) -> tuple[GridCell, ...]:
-    """Return one cell per cut. ``known_peak_bytes``: the peak memory of any plan of the case;
-    ``trials``: plans with known times.
+    """Return one cell for each cut into ``rows``. ``known_peak_bytes``: the peak memory of any plan
+    of the case; ``trials``: plans with known times.
 
     Slices hardly change the memory, so each cell's memory is checked only if it is nearly full.
     """

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from domino_tune.base.cores import Ahead, Beside, in_a_copy, in_turn, later, on_all_cores
+from domino_tune.base.cores import Ahead, Beside, copies, in_turn, later, on_all_cores
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.requests import LayoutRequest
 from domino_tune.results.layouts import LayoutResult, LayoutsResult
@@ -107,7 +107,8 @@ def tune_layouts(
     search = LayoutSearch(space.candidates, progress, on_all_cores, edge=space.edge)
     search.run()
     progress(f"{search.evaluations:,} plans done, none left; comparing strategies")
-    result = conclude(space, search, on_all_cores, in_a_copy)
+    with copies() as beside:
+        result = conclude(space, search, on_all_cores, beside)
     return replace(result, seconds=time.perf_counter() - began)
 
 
@@ -131,8 +132,8 @@ def conclude(
     *,
     stopped_by: str | None = None,
 ) -> LayoutsResult:
-    """Return the answer of a search that has ended, with the best layout simulated and compared
-    with its rivals, beside those that fit with less chance; ``seconds`` is 0.
+    """Return the answer of a search that has ended: the best layout, simulated and compared with
+    its rivals, and ``beside`` that layouts that fit with less chance; ``seconds`` is 0.
 
     ``stopped_by``: why the search ended early; then nothing is proven, and the best layout without
     Domino is unknown. Raise InfeasiblePlanError if no layout is recommended because of its memory.

@@ -99,16 +99,17 @@ def simulate(
     order = plan_file.order if plan_file else None
     rivals = beside(partial(rival_plans, case))
     chosen = Chosen.of(case, plan, order)
-    return simulate_plan(case, chosen, judged=in_turn, rivals=lambda _: rivals())
+    return simulate_plan(case, chosen, judged=in_turn, rivals=rivals)
 
 
 def simulate_plan(
-    case: Case, chosen: Chosen, *, judged: Ahead | None = None, rivals: Rivals = rival_plans
+    case: Case, chosen: Chosen, *, judged: Ahead | None = None, rivals: Rivals | None = None
 ) -> SimulateResult:
     """Predict the variants; timelines show at most MICROS_PLAYED micro-batches.
 
-    ``judged``: also give the verdict over all strategies and ``rivals``, computed in this way. A
-    plan that does not fit a GPU is an answer (``fits``), and so is such a baseline.
+    ``judged``: also give the verdict over all strategies, computed in this way; ``rivals``: their
+    plans, where they are tuned already. A plan that does not fit a GPU is an answer (``fits``), and
+    so is such a baseline.
     """
     plans, left_out = _rows(case, chosen)
     peaks = {name: stage_memory(case, one.plan, one.order) for name, one in plans.items()}

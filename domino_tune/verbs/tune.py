@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from domino_tune.base.cores import Ahead, Beside, in_a_copy, in_turn, later, where_long
+from domino_tune.base.cores import Ahead, Beside, copies, in_turn, later, where_long
 from domino_tune.base.progress import Progress, SearchPace, no_progress
 from domino_tune.requests import TuneRequest
 from domino_tune.results.simulate import SimulateResult
@@ -210,13 +210,11 @@ def tune_cases(
     """
     began = time.perf_counter()
     plans = [CasePlans(case=case, target=request.target) for case in cases]
-    # Of several cases it is open whose rivals count, until the best cut is known.
-    tuned = in_a_copy(partial(rival_plans, cases[0])) if len(cases) == 1 else None
-    found = search_all(plans, request, progress, ahead=where_long)
-    result = conclude(
-        found, request, progress, ahead=where_long, beside=in_a_copy,
-        rivals=(lambda _: tuned()) if tuned else rival_plans,
-    )  # fmt: skip
+    with copies() as beside:
+        # Of several cases it is open whose rivals count, until the best cut is known.
+        rivals = beside(partial(rival_plans, cases[0])) if len(cases) == 1 else None
+        found = search_all(plans, request, progress, ahead=where_long)
+        result = conclude(found, request, progress, ahead=where_long, beside=beside, rivals=rivals)
     return replace(result, seconds=time.perf_counter() - began)
 
 
@@ -262,13 +260,14 @@ def conclude(
     *,
     ahead: Ahead = in_turn,
     beside: Beside = later,
-    rivals: Rivals = rival_plans,
+    rivals: Rivals | None = None,
     stopped_by: str | None = None,
 ) -> TuneResult:
-    """Simulate the best plan of all, its rivals and, beside these, the grid of cuts; ``seconds`` is
-    0.
+    """Simulate the best plan of all, its rivals and, ``beside`` these, the grid of cuts, in two
+    halves; ``seconds`` is 0.
 
-    ``stopped_by``: why the searches ended early; nothing is proven then.
+    ``rivals``: their plans, where they are tuned already. ``stopped_by``: why the searches ended
+    early; nothing is proven then.
     """
     made = searched.made
     best_trial = choose_best([one.found.best for one in made])

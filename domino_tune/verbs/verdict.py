@@ -44,14 +44,15 @@ NAMES: Final[Mapping[str, str]] = {
 }  # fmt: skip
 """Strategy -> its name in a sentence."""
 Contestants = Mapping[str, Chosen]
-Rivals = Callable[[Case], Mapping[str, SlicePlan]]
-"""Gives each rival's best plan of a case."""
+Rivals = Callable[[], Mapping[str, SlicePlan]]
+"""Gives each rival's best plan, once."""
 
 
 def verdict_of(
-    case: Case, chosen: Chosen, ahead: Ahead = in_turn, rivals: Rivals = rival_plans
+    case: Case, chosen: Chosen, ahead: Ahead = in_turn, rivals: Rivals | None = None
 ) -> Verdict:
-    """Return which strategy is the fastest on machines drawn from the profile's errors."""
+    """Return which strategy is the fastest on machines drawn from the profile's errors. ``rivals``:
+    their plans, where they are tuned already."""
     plans = contestants_of(case, chosen, rivals)
     known = {
         name: found()
@@ -97,7 +98,7 @@ def middle_of(drawn: NDArray[np.float64]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def contestants_of(case: Case, chosen: Chosen, rivals: Rivals = rival_plans) -> dict[str, Chosen]:
+def contestants_of(case: Case, chosen: Chosen, rivals: Rivals | None = None) -> dict[str, Chosen]:
     """Return the plans to compare, by strategy: first Megatron-LM, the reference for the others,
     then the chosen plan and the rivals.
 
@@ -108,7 +109,7 @@ def contestants_of(case: Case, chosen: Chosen, rivals: Rivals = rival_plans) -> 
     plans = {"megatron": chosen if mine == "megatron" else Chosen.of(case, baseline_plan(case))}
     if mine != "no_comm":
         plans[mine] = chosen
-    for strategy, plan in rivals(case).items():
+    for strategy, plan in (rivals() if rivals else rival_plans(case)).items():
         plans.setdefault(strategy, Chosen.of(case, plan))
     return plans
 

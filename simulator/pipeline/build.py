@@ -208,14 +208,15 @@ class Pieces:
     def _paired(self, ahead: Piece, back: Piece) -> Schedule:
         forward, backward = (self.schedule(one) for one in (ahead, back))
         delays, shared = self.whole.plan.wgrad == "deferred", forward.shared
-        key = paired, id(forward), id(backward), delays  # both stay, as parts of ``shared``
-        found: Schedule | None = shared.get(key)
+        key = paired, id(forward), id(backward), delays
+        found: Schedule | None = shared.get(key, (None,))[0]
         if found is None:
             segments = paired(
                 forward.parts[0].segments, backward.parts[0].segments,
                 (ahead.chunk.layers, back.chunk.layers), shared, delays_wgrads=delays,
             )  # fmt: skip
-            found = shared[key] = replace(forward, parts=(Repeat(segments=tuple(segments)),))
+            found = replace(forward, parts=(Repeat(segments=tuple(segments)),))
+            shared[key] = found, forward, backward  # which stay, with their ids
         return found
 
     def step(self, rank: int) -> tuple[Schedule, Schedule]:

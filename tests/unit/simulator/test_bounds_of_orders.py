@@ -41,6 +41,16 @@ def test_bounds_hold_whichever_of_uneven_slices_clears_the_tables_gradient() -> 
     check_space_bounds(2453)
 
 
+@pytest.mark.parametrize("rows", [2, 4])
+def test_bounds_hold_whichever_slice_of_sequences_does(rows: int) -> None:
+    """With merged gradients of weights the first slice goes back before the last one."""
+    job = JOB | {"model": "llama3-8b", "overrides": ("num_hidden_layers=2",), "tp": 1}
+    job |= {"seq_length": 8192, "micro_batch_size": 1, "implementation": "torch"}
+    case = resolve(TuneRequest(**job))
+    plan = SlicePlan(row_slices=rows, merge_wgrad=True, slice_dim="sequence", slice_balance="front")
+    assert Bounds(case).any_order_ns([plan])[0] <= predict(case, plan).makespan_ns
+
+
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.label)
 def test_the_bound_of_ordered_launches_is_near(plan: SlicePlan) -> None:
     """It leaves out how ops are slowed, one after the other, and the collectives of the loss;

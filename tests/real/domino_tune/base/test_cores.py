@@ -103,18 +103,33 @@ def test_a_process_with_threads_is_not_copied() -> None:
 def test_a_result_is_computed_in_a_copy_while_this_process_goes_on() -> None:
     printed = _script(
         "import psutil\n"
-        "result, failed = cores.in_a_copy(lambda: square(5)), cores.in_a_copy(lambda: square(7))\n"
-        "value, pid = result()\n"
-        "print(value, pid == os.getpid())\n"
-        "try:\n"
-        "    failed()\n"
-        "except InfeasiblePlanError as error:\n"
-        "    print(error.reason)\n"
-        "print(len(psutil.Process().children()))\n"
-        "cores._cores = lambda: 1\n"
-        "print(cores.in_a_copy(lambda: square(6))()[1] == os.getpid())\n"
+        "with cores.copies() as beside:\n"
+        "    result, failed = beside(lambda: square(5)), beside(lambda: square(7))\n"
+        "    value, pid = result()\n"
+        "    print(value, pid == os.getpid())\n"
+        "    try:\n"
+        "        failed()\n"
+        "    except InfeasiblePlanError as error:\n"
+        "        print(error.reason)\n"
+        "    print(len(psutil.Process().children()))\n"
+        "    cores._cores = lambda: 1\n"
+        "    print(beside(lambda: square(6))()[1] == os.getpid())\n"
     )
     assert printed.splitlines() == ["25 False", "memory", "0", "True"]
+
+
+def test_copies_that_nobody_asked_end_with_the_block() -> None:
+    printed = _script(
+        "import psutil\n"
+        "try:\n"
+        "    with cores.copies() as beside:\n"
+        "        beside(lambda: time.sleep(3600))\n"
+        "        print(len(psutil.Process().children()))\n"
+        "        square(7)\n"
+        "except InfeasiblePlanError as error:\n"
+        "    print(len(psutil.Process().children()))\n"
+    )
+    assert printed.split() == ["1", "0"]
 
 
 def test_a_copy_copies_nothing_and_one_that_is_killed_is_made_up_for() -> None:
@@ -123,13 +138,14 @@ def test_a_copy_copies_nothing_and_one_that_is_killed_is_made_up_for() -> None:
         "def inner():\n"
         "    found = [result() for _, result in cores.on_all_cores(square, range(4))]\n"
         "    return len({pid for _, pid in found}), found[0][1] == os.getpid()\n"
-        "print(cores.in_a_copy(inner)())\n"
         "here = os.getpid()\n"
         "def killed():\n"
         "    if os.getpid() != here:\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return 'made here'\n"
-        "print(cores.in_a_copy(killed)())\n"
+        "with cores.copies() as beside:\n"
+        "    print(beside(inner)())\n"
+        "    print(beside(killed)())\n"
     )
     assert printed.splitlines() == ["(1, True)", "made here"]
 
