@@ -86,9 +86,10 @@ def run(argv: Sequence[str] | None) -> int:
 
 def command() -> NoReturn:
     """Run the command line and end the process, without a last look for cycles among all objects:
-    after a search it takes up to a second."""
+    after a search it takes up to a second. Triton would call what stays a leak."""
     code = main()
-    gc.freeze()
+    if "triton" not in sys.modules:
+        gc.freeze()
     sys.exit(code)
 
 
