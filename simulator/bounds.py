@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from simulator.build import Builder
-from simulator.case import Case
+from simulator.case import Case, Chunk
 from simulator.curves import FAMILIES, PASSES, Pass, slices_of
 from simulator.dtypes import S_PER_NS
 from simulator.greedy import order_of
@@ -61,6 +61,7 @@ from simulator.plan import SlicePlan
 from simulator.ranks import Layers, PassCurves, joined, joins_edges, waits_for_gathers
 from simulator.recipes import edge_key, mode_of
 from simulator.schedule import TP, Repeat
+from simulator.shapes import Shapes
 from simulator.specs import WGRADS_APART
 from simulator.stack import is_uniform, kinds
 
@@ -325,10 +326,19 @@ class Bounds:
 
     def _last_sum_ns(self, plan: SlicePlan) -> Floats:
         """Return the time of the critical rank's last sum of gradients."""
-        whole, found = self.case.shapes(plan), np.zeros(len(self.prices.mhz))
+        case, known = self.case, self._layers.last_sums
+        chunk = case.chunks[case.critical_rank][0]
+        key = case.cluster, chunk, case.workload.data_parallel, plan.strategy == "no_comm"
+        if key not in known:
+            known[key] = self._summed_ns(case.shapes(plan), chunk)
+        return known[key]
+
+    def _summed_ns(self, whole: Shapes, chunk: Chunk) -> Floats:
+        """Return the time in which replicas sum the gradients of a chunk."""
+        found = np.zeros(len(self.prices.mhz))
         if not whole.reduces:
             return found
-        held = self.case.chunks[self.case.critical_rank][0].of(whole).held
+        held = chunk.of(whole).held
         if held.experts:
             found += self.prices.ns(whole.dp_reduction(held.experts, experts=True))
         if held.rest:

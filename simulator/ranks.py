@@ -49,6 +49,7 @@ class Layers:
         self.slow: dict[tuple[object, ...], list[float]] = {}
         self.slow_of_plans: dict[tuple[object, ...], Floats] = {}
         self.passes: dict[tuple[object, ...], PassCurves] = {}
+        self.last_sums: dict[tuple[object, ...], Floats] = {}
 
     def prices(self, case: Case) -> Prices:
         """Return the prices of the machine."""
