@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import io
 import os
 import signal
@@ -86,10 +85,11 @@ def run(argv: Sequence[str] | None) -> int:
 
 def command() -> NoReturn:
     """Run the command line and end the process, without a last look for cycles among all objects:
-    after a search it takes up to a second. Triton would call what stays a leak."""
+    after a search it takes up to a second."""
     code = main()
-    if "triton" not in sys.modules:
-        gc.freeze()
+    from domino_tune.base.memory import freeze  # late: an interrupt of any import is told by main
+
+    freeze()
     sys.exit(code)
 
 

@@ -142,7 +142,7 @@ class Recipes:
         for name in fragments[block]:
             alone = len(counts) == 1 and not is_cut(block, name) and name not in SEES
             merged = plan.merge_wgrad and name.endswith("_wgrad")
-            # But for names of values such a fragment depends on no counts.
+            # Nothing but names of values depends on the counts then.
             key = block, name, again, () if alone else counts
             whole = self._batch, plan.row_slices, merged, view.mode, *key
             found = self._sliced.get(whole)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -378,3 +378,13 @@ def _union(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _length(spans: Iterable[tuple[int, int]]) -> int:
     return sum(end - start for start, end in spans)
+
+
+def parted(segments: Iterable[Segment], *, wgrads: bool) -> list[Segment]:
+    """Return the gradients of weights, or all else; collectives are not gradients of weights."""
+    kept = []
+    for segment in segments:
+        templates = tuple(t for t in segment.templates if ("_wgrad" in t.role) == wgrads)
+        if templates:
+            kept.append(replace(segment, templates=templates))
+    return kept

@@ -59,16 +59,21 @@ THRESHOLD: Final = 5_000_000
 @contextmanager
 def rare_collections() -> Iterator[None]:
     """Look for cycles rarely, and afterwards only in what is made then. A search makes millions of
-    small tuples, none of them in cycles; looking through them takes a quarter of its time. Where
-    Triton is loaded, all is looked through: it would call what stays a leak."""
+    small tuples, none of them in cycles; looking through them takes a quarter of its time."""
     before = gc.get_threshold()
     gc.set_threshold(THRESHOLD, *before[1:])
     try:
         yield
     finally:
-        if "triton" not in sys.modules:
-            gc.freeze()
+        freeze()
         gc.set_threshold(*before)
+
+
+def freeze() -> None:
+    """Leave what there is out of all collections to come, the last one among them; but nothing
+    where Triton is loaded, which would call what stays a leak."""
+    if "triton" not in sys.modules:
+        gc.freeze()
 
 
 def leave_out_what_is_there() -> None:
@@ -78,4 +83,4 @@ def leave_out_what_is_there() -> None:
     every third what-if.
     """
     gc.collect()
-    gc.freeze()
+    freeze()

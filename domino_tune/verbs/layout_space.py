@@ -29,7 +29,7 @@ from domino_tune.verbs.tune import divisors
 from simulator.case import Case
 from simulator.curves import Prices
 from simulator.errors import InfeasiblePlanError, InputError
-from simulator.memory import KeptBytes, LeastBytes
+from simulator.least_memory import KeptBytes, LeastBytes
 from simulator.plan import SlicePlan, row_problem
 from simulator.ranks import Layers
 from simulator.sharding import balanced_layers, spread_layers

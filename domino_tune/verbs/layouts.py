@@ -50,7 +50,8 @@ from simulator.case import Case
 from simulator.dtypes import GIB, MS_PER_NS
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.greedy import order_of
-from simulator.memory import KeptBytes, LeastBytes, may_fit, peak_bytes
+from simulator.least_memory import KeptBytes, LeastBytes
+from simulator.memory import may_fit, peak_bytes
 from simulator.model_flops import mfu
 from simulator.usable import UNSURE
 

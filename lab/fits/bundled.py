@@ -14,7 +14,7 @@ from domino_tune.measure.importers.tables import gemm_csv
 from lab.fits import attention, blackwell, collectives, contention, measured
 from lab.fits.common import ASSUMED_ERROR, TRANSFER_ERROR, Description, Gpu, Sources, rounded
 from lab.fits.gemm import gemm_section
-from lab.fits.grouped import grouped_gemms, trainer_on
+from lab.fits.grouped import Trainer, grouped_gemms, trainer_on
 from lab.fits.power import capped_section
 from lab.fits.quantized import with_quantized
 from lab.fits.unshipped import a100_overlap, collectives_of
@@ -171,6 +171,10 @@ def _blackwell(
 
 
 @cache
+def _trainer(name: str, sources: Sources) -> Trainer:
+    return trainer_on(Gpu(name), sources)
+
+
 def _gemms(gpu: Gpu, sources: Sources) -> tuple[GemmRow, ...]:
     return gemm_csv(sources.table(gpu.told["gemm"]["table"])).rows
 
@@ -217,8 +221,7 @@ def with_experts(profile: Profile, sources: Sources) -> Profile:
     if gpu == "a100":
         return made
     latent, on = attention.latent_level(sources), "_hopper" if gpu in attention.HOPPER else ""
-    name = B200.name if profile.machine.fp8_any_layout else profile.name
-    trainer = trainer_on(Gpu(name), sources)
+    trainer = _trainer(B200.name if profile.machine.fp8_any_layout else profile.name, sources)
     forward, dgrad, wgrad = (trainer.times[x] for x in ("forward", "dgrad", "wgrad"))
     words = WORDS.words(
         f"grouped{on}", trainer.error, forward=forward.flops, dgrad=dgrad.flops / forward.flops,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -30,7 +30,7 @@ from simulator.overlapped import paired
 from simulator.pipeline.orders import LOWER, Action, Ints, Orders, Wiring, wiring
 from simulator.pipeline.program import PipelineProgram, hosts_lead, sends_beside
 from simulator.plan import MEGATRON, SlicePlan
-from simulator.schedule import OpTemplate, Repeat, Schedule, Segment
+from simulator.schedule import OpTemplate, Repeat, Schedule, Segment, parted
 from simulator.shapes import Shapes
 from simulator.sharding import Held
 from simulator.templates import Templates
@@ -199,24 +199,23 @@ class Pieces:
         builder = Builder(self.shapes(piece.chunk), self.order, in_pipeline=True)
         fragments, ahead = builder.fragments(first=piece.first), piece.part == "forward"
         order = self.order.forward if ahead else self.order.backward
-        key = Schedule, piece.part, order, builder.shapes.pieces(backward=not ahead)
-        return builder.once(
-            fragments, (*key, piece.first, builder.shapes.launch_order),
-            lambda: _of_piece(builder, fragments, piece), begins=piece.first,
-        )  # fmt: skip
+        cut = builder.shapes.pieces(backward=not ahead), builder.shapes.launch_order
+        key = Schedule, piece.part, piece.first, order, *cut
+        make = partial(_of_piece, builder, fragments, piece)
+        return builder.once(fragments, key, make, begins=piece.first)
 
     def _paired(self, ahead: Piece, back: Piece) -> Schedule:
         forward, backward = (self.schedule(one) for one in (ahead, back))
         delays, shared = self.whole.plan.wgrad == "deferred", forward.shared
         key = paired, id(forward), id(backward), delays
-        found: Schedule | None = shared.get(key, (None,))[0]
-        if found is None:
+        if key not in shared:
             segments = paired(
                 forward.parts[0].segments, backward.parts[0].segments,
                 (ahead.chunk.layers, back.chunk.layers), shared, delays_wgrads=delays,
             )  # fmt: skip
-            found = replace(forward, parts=(Repeat(segments=tuple(segments)),))
-            shared[key] = found, forward, backward  # which stay, with their ids
+            whole = replace(forward, parts=(Repeat(segments=tuple(segments)),))
+            shared[key] = whole, forward, backward  # which stay, with their ids
+        found: Schedule = shared[key][0]
         return found
 
     def step(self, rank: int) -> tuple[Schedule, Schedule]:
@@ -299,22 +298,12 @@ def _of_piece(builder: Builder, fragments: Fragments, piece: Piece) -> Schedule:
         segments = builder.forward(fragments, first=piece.first)
     else:
         segments = builder.backward(fragments, last=False)
-        if piece.part != "backward":
-            segments = _only(segments, wgrads=piece.part == "wgrad")
+    if piece.part in ("dgrad", "wgrad"):
+        segments = parted(segments, wgrads=piece.part == "wgrad")
     return Schedule(
         parts=(Repeat(segments=tuple(segments)),), launch_order=builder.shapes.launch_order,
         shared=fragments.shared,
     )  # fmt: skip
-
-
-def _only(segments: Iterable[Segment], *, wgrads: bool) -> list[Segment]:
-    """Return the gradients of weights, or all else; collectives are not gradients of weights."""
-    kept = []
-    for segment in segments:
-        templates = tuple(t for t in segment.templates if ("_wgrad" in t.role) == wgrads)
-        if templates:
-            kept.append(replace(segment, templates=templates))
-    return kept
 
 
 class ReplicaTimes(NamedTuple):

@@ -15,7 +15,8 @@ from simulator.dtypes import Fp8Recipe
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.greedy import order_of
 from simulator.implementation import IMPLEMENTATIONS
-from simulator.memory import KeptBytes, LeastBytes, held_parameters, peak_bytes
+from simulator.least_memory import KeptBytes, LeastBytes
+from simulator.memory import held_parameters, peak_bytes
 from simulator.ops import Collective, Gemm, Pointwise, Signature
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import predict, simulate
