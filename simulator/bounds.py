@@ -23,12 +23,13 @@ compute, and of each collective what this does not save.
 A rank of a pipeline plays all its passes and its step. Before its first forward, a micro-batch
 passes the first chunks of all ranks before it; after its last backward it goes back through them.
 So an iteration takes at least the rank's own work and these passes. That holds for each rank, and
-the *critical* one is that for which it is most, as far as numbers of layers tell: of ranks with
-equally many layers the last. With gradients of weights apart, a rank may play its own while the
-others end, so only the way there counts. While the last micro-batch goes back, a rank after the
-first sums the gradients of its first chunk over the replicas, in one bucket that is whole when its
-last backward ends, and plays its step up to the norm's sum over all ranks: the longer of both
-counts. Where messages block, each pass begins with its host, and takes as long as that.
+the *critical* ones are those for which it may be most: of ranks with most layers the last, and the
+one with the head, whose time no number of layers tells. With gradients of weights apart, a rank may
+play its own while the others end, so only the way there counts. While the last micro-batch goes
+back, a rank after the first sums the gradients of its first chunk over the replicas, in one bucket
+that is whole when its last backward ends, and plays its step up to the norm's sum over all ranks:
+the longer of both counts. Where messages block, each pass begins with its host, and takes as long
+as that.
 
 At clock f an iteration takes at least LB(f), the bound at that clock, and, to keep the power cap,
 at least step + E(f) / (cap − idle), where E is what the passes of the busiest rank draw above idle.
@@ -58,7 +59,7 @@ from simulator.ops import Gemm, Signature
 from simulator.overlap import EP_OVERLAP
 from simulator.pipeline.program import hosts_lead
 from simulator.plan import SlicePlan
-from simulator.ranks import Layers, PassCurves, joined, joins_edges, waits_for_gathers
+from simulator.ranks import Layers, PassCurves, Rank, joined, joins_edges, waits_for_gathers
 from simulator.recipes import edge_key, mode_of
 from simulator.schedule import TP, Repeat
 from simulator.shapes import Shapes
@@ -133,8 +134,15 @@ def alone(plans: Sequence[SlicePlan]) -> BoundGroups:
 # Bounds -------------------------------------------------------------------------------------------
 
 
+class _Place(NamedTuple):
+    """A rank that may be critical, by its number in the pipeline."""
+
+    number: int
+    rank: Rank
+
+
 class _Curves(NamedTuple):
-    """What bounds of plans add up: passes of the critical rank by kind, with what their micro-batch
+    """What bounds of plans add up: passes of a critical rank by kind, with what their micro-batch
     takes on the ranks before it; and edges by kind, energy and the highest clock's step those of
     the busiest rank."""
 
@@ -153,8 +161,14 @@ class Bounds:
         self.case, self._law = case, case.power
         self._layers = layers or Layers()
         self.prices = self._layers.prices(case)
-        ranks = (None, None) if case.cluster.pp == 1 else (case.busiest_rank, case.critical_rank)
-        self.busiest, self._critical = (self._layers.rank(case, rank) for rank in ranks)
+        if case.cluster.pp == 1:
+            self.busiest = self._layers.rank(case, None)
+            self._critical = [_Place(0, self.busiest)]
+        else:
+            self.busiest = self._layers.rank(case, case.busiest_rank)
+            self._critical = [
+                _Place(number, self._layers.rank(case, number)) for number in case.critical_ranks
+            ]
         self._micros = case.workload.grad_accumulation
         self._leads = case.cluster.pp == 1 or hosts_lead(case.workload, case.cost)
         self._stack = tuple(kinds(case.model, case.workload))
@@ -166,6 +180,23 @@ class Bounds:
         """Return a bound of each plan that holds for any order of its slices."""
         bounds: list[int] = self.quick_ns(alone(plans)).tolist()
         return bounds
+
+    def floor_ns(self, plans: tuple[SlicePlan, ...]) -> int:
+        """Return a bound of the fastest of few plans, from what their layers take: less tight than
+        ``any_order_ns``, and quick where cases share layers."""
+        case, kept_ns, found = self.case, np.zeros(1), []
+        if self._law:
+            drawn_j = self._micros * self.busiest.layers_alone(plans)[1]
+            kept_ns = drawn_j / (self._law.cap_w - self._law.idle_w) / S_PER_NS
+            kept_ns *= 1 - CLOCK_SAFETY
+        for number, rank in self._critical:
+            least_ns = self._micros * rank.layers_alone(plans)[0]
+            if number:
+                layers = sum(chunks[0].layers for chunks in case.chunks[:number])
+                for which in PASSES[: 1 if case.workload.pp_schedule in WGRADS_APART else 2]:
+                    least_ns += layers * rank.least_of(plans, which, self._stack).least_ns
+            found.append(np.maximum(least_ns, kept_ns).min())
+        return int(max(found) * (1 - SAFETY))
 
     def lower_bound_ns(self, plan: SlicePlan) -> int:
         """Return a bound that is never above ``predict(case, plan).makespan_ns``."""
@@ -183,7 +214,8 @@ class Bounds:
 
     def clock(self, plan: SlicePlan) -> int:
         """Return the clock, of ``prices.clocks``, from which on the cap decides no longer."""
-        curves, clocks = self._curves([plan], [plan], [plan]), self.prices.clocks
+        curves = self._curves(self._critical[-1], [plan], [plan], [plan])
+        clocks = self.prices.clocks
         lower_ns, kept_ns = self._at(curves, 0, 0, 0, np.arange(len(clocks)))
         decides = kept_ns <= lower_ns
         return clocks[int(decides.argmax()) if decides.any() else -1]
@@ -193,11 +225,18 @@ class Bounds:
         return self._bounds_ns(groups)
 
     def _bounds_ns(self, groups: BoundGroups, *, ordered: bool = False) -> Ints:
+        found: Ints = np.maximum.reduce([
+            self._bounds_by(place, groups, ordered=ordered) for place in self._critical
+        ])  # fmt: skip
+        return found
+
+    def _bounds_by(self, place: _Place, groups: BoundGroups, *, ordered: bool) -> Ints:
+        """Return the bounds by what one rank plays."""
         plans = groups.plans
         curves = self._curves(
-            *([plans[first] for first in one.first.tolist()] for one in groups[1:]),
+            place, *([plans[first] for first in one.first.tolist()] for one in groups[1:]),
             ordered=ordered,
-        )
+        )  # fmt: skip
         f, b, e = groups.forward.kind, groups.backward.kind, groups.edges.kind
         last = len(self.prices.mhz) - 1
         low, high = np.zeros(len(f), np.int64), np.full(len(f), last + 1)
@@ -244,25 +283,24 @@ class Bounds:
     # Parts --------------------------------------------------------------------------------------
 
     def _curves(
-        self, forward: list[SlicePlan], backward: list[SlicePlan], edges: list[SlicePlan], *,
-        ordered: bool = False,
+        self, place: _Place, forward: list[SlicePlan], backward: list[SlicePlan],
+        edges: list[SlicePlan], *, ordered: bool = False,
     ) -> _Curves:  # fmt: skip
         """Return the curves of plans of each kind of pass and of edge; ``ordered``: in their own
         orders."""
         both = list(zip((forward, backward), PASSES, strict=True))
         if ordered or len(forward) == 1 == len(backward):
             passes = [
-                joined([self._kept(plan, which, ordered=ordered) for plan in plans])
+                joined([self._kept(place.rank, plan, which, ordered=ordered) for plan in plans])
                 for plans, which in both
             ]
         else:
-            passes = [self._critical.passes(plans, which) for plans, which in both]
+            passes = [place.rank.passes(plans, which) for plans, which in both]
         drawing = passes
-        if self.busiest is not self._critical:
+        if self.busiest is not place.rank:
             drawing = [self.busiest.passes(plans, which) for plans, which in both]
         drawn_j = [self._micros * one.drawn_j for one in drawing]
-        own = [self._critical.edges(plan) for plan in edges]
-        most = [self.busiest.edges(plan) for plan in edges]
+        own, most = place.rank.several_edges(edges), self.busiest.several_edges(edges)
         floors_ns: Sequence[Floats] = ()
         fills_ns: Sequence[Floats] = ()
         if self.case.cluster.pp > 1:
@@ -270,26 +308,21 @@ class Bounds:
                 np.where(_are_apart(plans)[:, None], one.alone_ns, one.least_ns)
                 for (plans, _), one in zip(both, passes, strict=True)
             ]
-            fills_ns = self._fills_ns(forward, backward)
+            fills_ns = self._fills_ns(place, forward, backward)
         return _Curves(
             passes, floors_ns, fills_ns, drawn_j,
-            (
-                np.array([one.micro_ns(self._micros) for one in own]),
-                np.array([one.step_ns for one in own]),
-                np.array([one.drawn_j(self._micros) for one in most]),
-                np.array([one.sums.compute_ns for one in own]),
-            ),
-            np.array([one.step_ns[0] for one in most]),
+            (own.micro_ns(self._micros), own.step_ns, most.drawn_j(self._micros), own.sums_ns),
+            most.step_ns[:, 0],
         )  # fmt: skip
 
-    def _kept(self, plan: SlicePlan, which: Pass, *, ordered: bool) -> PassCurves:
-        """Return the curves of a plan's pass, in its own order or in any."""
-        key = self._key(plan, which, ordered)
+    def _kept(self, rank: Rank, plan: SlicePlan, which: Pass, *, ordered: bool) -> PassCurves:
+        """Return the curves of a plan's pass on a rank, in its own order or in any."""
+        key = id(rank), *self._key(plan, which, ordered)
         found = self._known.get(key)
         if found is None:
             knows = ordered and plan.strategy == "domino"
             exposed_ns = self._exposed_ns(plan, which) if knows else 0.0
-            found = self._known[key] = self._critical.ordered([plan], which, exposed_ns)
+            found = self._known[key] = rank.ordered([plan], which, exposed_ns)
         return found
 
     def _key(self, plan: SlicePlan, which: Pass, ordered: bool) -> tuple[object, ...]:
@@ -301,33 +334,33 @@ class Bounds:
         )  # fmt: skip
 
     def _fills_ns(
-        self, forward: Sequence[SlicePlan], backward: Sequence[SlicePlan]
+        self, place: _Place, forward: Sequence[SlicePlan], backward: Sequence[SlicePlan]
     ) -> tuple[Floats, Floats, Floats]:
         """Return what a micro-batch takes on the ranks before the critical one, on its way there
         and back; and the sum of gradients that no pass hides."""
-        rank, workload = self.case.critical_rank, self.case.workload
-        layers = sum(chunks[0].layers for chunks in self.case.chunks[:rank])
+        workload = self.case.workload
+        layers = sum(chunks[0].layers for chunks in self.case.chunks[: place.number])
         ways = []
         for plans, which in zip((forward, backward), PASSES, strict=True):
-            one = self._critical.least_of(plans, which, self._stack)
+            one = place.rank.least_of(plans, which, self._stack)
             apart = _are_apart(plans)[:, None] & (not self._leads)
             ways.append(layers * np.where(apart, one.alone_ns, one.least_ns))
         way_ns, back_ns = ways
         if workload.pp_schedule in WGRADS_APART:
             back_ns = np.zeros_like(back_ns)
         last_ns = np.zeros_like(back_ns)
-        if rank > 0 and workload.overlap_grad_reduce:
+        if place.number > 0 and workload.overlap_grad_reduce:
             summed_ns = {
-                alone: self._last_sum_ns(plan)
+                alone: self._last_sum_ns(place.number, plan)
                 for alone, plan in {one.strategy == "no_comm": one for one in backward}.items()
             }
             last_ns = np.array([summed_ns[plan.strategy == "no_comm"] for plan in backward])
         return way_ns, back_ns, last_ns
 
-    def _last_sum_ns(self, plan: SlicePlan) -> Floats:
-        """Return the time of the critical rank's last sum of gradients."""
+    def _last_sum_ns(self, rank: int, plan: SlicePlan) -> Floats:
+        """Return the time of a rank's last sum of gradients."""
         case, known = self.case, self._layers.last_sums
-        chunk = case.chunks[case.critical_rank][0]
+        chunk = case.chunks[rank][0]
         key = case.cluster, chunk, case.workload.data_parallel, plan.strategy == "no_comm"
         if key not in known:
             known[key] = self._summed_ns(case.shapes(plan), chunk)
@@ -379,7 +412,7 @@ class Bounds:
         what, columns = (Bounds, mhz.tobytes()), len(mhz) + 1
         most = rows_of(self.case.cost, what, listing.table, self._most, columns)
         rows = most.of(listing.numbers)[ops[listing.listed, lives.O_SIGNATURE]]
-        exposed_ns, law = np.empty(len(mhz)), self._critical.slow([plan], which)[0]
+        exposed_ns, law = np.empty(len(mhz)), self.busiest.slow([plan], which)[0]
         call("exposed_at", found, count, rows[:, 0].copy(), rows[:, 1:].copy(), law, exposed_ns)
         return exposed_ns
 

@@ -16,7 +16,7 @@ from simulator.plan import SlicePlan
 from simulator.power import PowerSection
 from simulator.profile import Profile
 from simulator.shapes import Shapes, shapes_of
-from simulator.sharding import check_context, check_pipeline, check_shardable, head_in_layers
+from simulator.sharding import check_context, check_pipeline, check_shardable
 from simulator.specs import ClusterSpec, ModelSpec, PipelineSchedule, Workload
 from simulator.stack import LayerKind
 from simulator.usable import NO_MARGIN, UNSURE, Margin, Usable, percent, usable_memory
@@ -324,18 +324,16 @@ class Case:
         return max(range(len(ranks)), key=lambda rank: (ranks[rank].layers, ranks[rank].head))
 
     @cached_property
-    def critical_rank(self) -> int:
-        """The rank with the most layers of its own in all micro-batches, and before it in one; a
-        head counts as layers. So of ranks with equally many layers it is the last."""
-        head, micros = head_in_layers(self.model), self.workload.grad_accumulation
-        most, critical, before = -1.0, 0, 0
+    def critical_ranks(self) -> tuple[int, ...]:
+        """The rank with the most layers of its own in all micro-batches, and before it in one, so
+        of equals the last; and the one with the head, which may take longer."""
+        micros, most, critical, before = self.workload.grad_accumulation, -1, 0, 0
         for rank, chunks in enumerate(self.chunks):
-            own = joined(chunks)
-            layers = micros * (own.layers + own.head * head) + before
+            layers = micros * joined(chunks).layers + before
             if layers > most:
                 most, critical = layers, rank
             before += chunks[0].layers
-        return critical
+        return tuple(sorted({critical, len(self.chunks) - 1}))
 
     @cached_property
     def busiest(self) -> Case:

@@ -55,6 +55,7 @@ CUT_FRAGMENTS: Final = frozenset(
 )
 WAITED: Final = frozenset({"norm", "residual_bwd"})
 """Fragments whose gathers come before anything else of their block."""
+NORM_AGAIN: Final = f"norm{AGAIN}"
 
 
 # Prices -------------------------------------------------------------------------------------------
@@ -168,7 +169,7 @@ def added_up(recipe: Recipe, prices: Prices, *, again: bool = False) -> Work:
         launch_ns += times * price.launch_ns * ahead
         if not computes:
             rows[COMM] += spent_ns
-            if fragment in WAITED or (again and fragment == f"norm{AGAIN}"):
+            if fragment in WAITED or (again and fragment == NORM_AGAIN):
                 rows[GATHER] += spent_ns
             continue
         if inline:
@@ -228,10 +229,14 @@ class LayerPasses(NamedTuple):
 
 class LayerCurves:
     """Passes of layers of one kind, for all plans of one micro-batch and its ranks; each made
-    once. ``recipes``: those of a uniform stack; ``works``: sums that are known already."""
+    once. ``recipes``: those of a uniform stack; ``works``: sums that are known already; ``kept``:
+    the same layers without recomputation, whose passes forward they have."""
 
-    def __init__(self, recipes: Recipes, prices: Prices, works: Works) -> None:
+    def __init__(
+        self, recipes: Recipes, prices: Prices, works: Works, kept: LayerCurves | None = None
+    ) -> None:
         self.recipes, self.prices, self.case = recipes, prices, recipes.case
+        self._kept = kept
         self._has_experts = self.case.model.num_experts > 0
         self._works = works
         self._fragments: dict[int, Work] = {}
@@ -259,6 +264,8 @@ class LayerCurves:
 
     def one(self, plan: SlicePlan, which: Pass) -> LayerPass:
         """Return the pass of a plan."""
+        if self._kept and which == "forward":
+            return self._kept.one(plan, which)
         pieces = slices_of(self.case, plan, which)
         merges = which == "backward" and plan.merge_wgrad
         key = which, mode_of(plan), plan.row_slices, pieces, merges
@@ -316,7 +323,8 @@ class LayerCurves:
         return found
 
     def _work(self, recipe: Recipe) -> Work:
-        key = id(recipe), self.case.workload.recompute == "full"
+        again = self.case.workload.recompute == "full"
+        key = id(recipe), again and any(part.fragment == NORM_AGAIN for part in recipe.parts)
         found = self._works.get(key)
         if found is None:
             found = self._works[key] = added_up(recipe, self.prices, again=key[1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +15,7 @@ from simulator.curves import (
     DRAWN,
     FAMILIES,
     MOST_KEPT,
+    PASSES,
     LayerCurves,
     Pass,
     Prices,
@@ -64,7 +65,9 @@ class Layers:
             uniform = kind == own_kind(case.model, case.workload)
             uniform &= is_uniform(case.model, case.workload)
             recipes = self.recipes(case if uniform else case.of(kind))
-            self._kinds[key] = LayerCurves(recipes, self.prices(case), self._works)
+            again = kind.recompute == "full"
+            kept = self.kind(kind._replace(recompute="none"), case) if again else None
+            self._kinds[key] = LayerCurves(recipes, self.prices(case), self._works, kept)
         return self._kinds[key]
 
     def recipes(self, case: Case) -> Recipes:
@@ -114,32 +117,25 @@ def joined(several: Sequence[PassCurves]) -> PassCurves:
 
 
 class EdgeCurves(NamedTuple):
-    """Compute outside the layers of a rank: of its first micro-batch, and of a later one; what
-    clears the gradients; and the optimizer's step, up to the norm's sum over all ranks, and from
-    there on."""
+    """Compute outside the layers of a rank at each clock, for one plan or for several: ns and J of
+    its first micro-batch, with what clears the gradients, and of a later one; ns of the optimizer's
+    step up to the norm's sum over all ranks, and of the whole step."""
 
-    first: Work
-    later: Work
-    clears: Work
-    sums: Work
-    update: Work
-
-    @property
-    def step_ns(self) -> Floats:
-        """The ns of the whole step at each clock."""
-        found: Floats = self.sums.compute_ns + self.update.compute_ns
-        return found
+    first_ns: Floats
+    first_j: Floats
+    later_ns: Floats
+    later_j: Floats
+    sums_ns: Floats
+    step_ns: Floats
 
     def micro_ns(self, micros: int) -> Floats:
-        """Return the ns of all micro-batches at each clock."""
-        more = (micros - 1) * self.later.compute_ns
-        found: Floats = self.clears.compute_ns + self.first.compute_ns + more
+        """Return the ns of all micro-batches."""
+        found: Floats = self.first_ns + (micros - 1) * self.later_ns
         return found
 
     def drawn_j(self, micros: int) -> Floats:
         """Return the J that they draw above idle."""
-        more = (micros - 1) * self.later.rows[DRAWN]
-        found: Floats = self.clears.rows[DRAWN] + self.first.rows[DRAWN] + more
+        found: Floats = self.first_j + (micros - 1) * self.later_j
         return found
 
 
@@ -153,7 +149,9 @@ class Rank:
         self.stack = tuple(self.counts)
         self._recipes = layers.recipes(case)
         self._edges: dict[tuple[object, ...], EdgeCurves] = {}
-        self._most_edges: dict[tuple[object, ...], Floats] = {}
+        self._several_edges: dict[tuple[SlicePlan, ...], EdgeCurves] = {}
+        self._layers_alone: dict[tuple[SlicePlan, ...], tuple[Floats, Floats]] = {}
+        self._most_edges: dict[tuple[SlicePlan, ...], Floats] = {}
         ends = (case.chunk.embedding, case.chunk.head) if case.chunk else (True, True)
         self._layers_alike = case.workload.micro_batch_size, self.stack
         self._alike = case.workload.micro_batch_size, tuple(self.counts.items()), ends
@@ -164,8 +162,26 @@ class Rank:
         found = self._edges.get(key)
         if found is None:
             first, later = map(self._least, self._recipes.micros(plan))
-            once = (self.layers.work(one, self.prices) for one in self._recipes.once(plan))
-            found = self._edges[key] = EdgeCurves(first, later, *once)
+            clears, sums, update = (
+                self.layers.work(one, self.prices) for one in self._recipes.once(plan)
+            )
+            found = self._edges[key] = EdgeCurves(
+                clears.compute_ns + first.compute_ns, clears.rows[DRAWN] + first.rows[DRAWN],
+                later.compute_ns, later.rows[DRAWN],
+                sums.compute_ns, sums.compute_ns + update.compute_ns,
+            )  # fmt: skip
+        return found
+
+    def several_edges(self, plans: Sequence[SlicePlan]) -> EdgeCurves:
+        """Return the compute outside the layers of each plan; of few plans, as layouts share them,
+        it is kept."""
+        key = tuple(plans)
+        found = self._several_edges.get(key)
+        if found is None:
+            several = zip(*map(self.edges, plans), strict=True)
+            found = EdgeCurves(*map(np.array, several))
+            if len(plans) <= MOST_KEPT:
+                self._several_edges[key] = found
         return found
 
     def passes(self, plans: Sequence[SlicePlan], which: Pass) -> PassCurves:
@@ -186,9 +202,9 @@ class Rank:
         case, clocks = self.case, len(self.prices.mhz)
         slow = self.slow(plans, which)
         edges_ns = np.zeros((len(plans), COUNT, clocks))
-        for number, plan in enumerate(plans):
-            if joins_edges(plan):
-                edges_ns[number] = self._most_edges_ns(plan)
+        joining = [number for number, plan in enumerate(plans) if joins_edges(plan)]
+        if joining:
+            edges_ns[joining] = self._most_edges_ns(tuple(plans[number] for number in joining))
         waits = self._waits(plans)
         least_ns, compute_ns, drawn_j = np.zeros((3, len(plans), clocks))
         launch_ns = np.zeros(len(plans))
@@ -208,28 +224,58 @@ class Rank:
             return works[0]
         return works[0]._replace(rows=np.minimum.reduce([one.rows for one in works]))
 
-    def _most_edges_ns(self, plan: SlicePlan) -> Floats:
-        """Return the compute of a micro-batch outside the layers, by family."""
-        key = edge_key(plan)
-        found = self._most_edges.get(key)
+    def _most_edges_ns(self, plans: tuple[SlicePlan, ...]) -> Floats:
+        """Return the compute of a micro-batch outside the layers, by family, of each plan."""
+        found = self._most_edges.get(plans)
         if found is None:
-            ways = chain(*self._recipes.micros(plan))
-            rows = [self.layers.work(one, self.prices).rows[:COUNT] for one in ways]
-            found = self._most_edges[key] = np.maximum.reduce(rows)
+            keys, rows = [edge_key(plan) for plan in plans], {}
+            for key, plan in zip(keys, plans, strict=True):
+                if key not in rows:
+                    ways = chain(*self._recipes.micros(plan))
+                    works = (self.layers.work(one, self.prices) for one in ways)
+                    rows[key] = np.maximum.reduce([one.rows[:COUNT] for one in works])
+            found = np.array([rows[key] for key in keys])
+            if len(plans) <= MOST_KEPT:
+                self._most_edges[plans] = found
         return found
 
     def least_of(
-        self, plans: Sequence[SlicePlan], which: Pass, among: Iterable[LayerKind]
+        self, plans: Sequence[SlicePlan], which: Pass, among: tuple[LayerKind, ...]
     ) -> PassCurves:
-        """Return a bound of the pass of one layer of any of these kinds."""
+        """Return a bound of the pass of one layer of any of these kinds; of few plans, as layouts
+        share them, it is kept."""
+        key = *self._layers_alike, which, tuple(plans), among
+        known = self.layers.passes.get(key)
+        if known is not None:
+            return known
         slow, waits = self.slow(plans, which), self._waits(plans)
         no_edges = np.zeros((len(plans), COUNT, len(self.prices.mhz)))
-        found = [self.layers.kind(kind, self.case).several(plans, which) for kind in among]
-        return PassCurves(
-            np.minimum.reduce([one.least_ns(1, no_edges, waits, slow) for one in found]),
-            np.minimum.reduce([one.rows[:, DRAWN] for one in found]),
-            np.minimum.reduce([one.launch_ns for one in found]),
+        several = [self.layers.kind(kind, self.case).several(plans, which) for kind in among]
+        found = PassCurves(
+            np.minimum.reduce([one.least_ns(1, no_edges, waits, slow) for one in several]),
+            np.minimum.reduce([one.rows[:, DRAWN] for one in several]),
+            np.minimum.reduce([one.launch_ns for one in several]),
         )
+        if len(plans) <= MOST_KEPT:
+            self.layers.passes[key] = found
+        return found
+
+    def layers_alone(self, plans: tuple[SlicePlan, ...]) -> tuple[Floats, Floats]:
+        """Return at least what a micro-batch takes and draws in all layers of each plan, at each
+        clock: not more than the two passes and what is outside the layers, which may run beside
+        them."""
+        found = self._layers_alone.get(plans)
+        if found is None:
+            several = [
+                (layers, self.least_of(plans, which, (kind,)))
+                for kind, layers in self.counts.items()
+                for which in PASSES
+            ]
+            found = self._layers_alone[plans] = (
+                np.add.reduce([layers * one.least_ns for layers, one in several]),
+                np.add.reduce([layers * one.drawn_j for layers, one in several]),
+            )
+        return found
 
     def slow(self, plans: Sequence[SlicePlan], which: Pass) -> Floats:
         """Return the slowdowns of a pass of each plan, as ``saved_ns`` takes them."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from heapq import heappop, heappush
+from itertools import chain
 from typing import Final, NamedTuple
 
 from domino_tune.base.cores import Ahead, in_turn
@@ -41,6 +43,17 @@ class HeldBytes(NamedTuple):
 
     peak_bytes: int
     again: int
+
+
+class Least(NamedTuple):
+    """Lower bounds of all plans that divide activations alike: their bytes with the most recomputed
+    layers, and the fewest layers to recompute with which they are sure to fit, and may fit. Where a
+    layout has no plan that is sure to fit, both are the latter.
+    """
+
+    held_bytes: int = 0
+    sure: int = 0
+    usable: int = 0
 
 
 class Timed(NamedTuple):
@@ -109,9 +122,8 @@ class Candidate:
     """A layout as a case, with the plans that slice it, those that do not, and those of rivals.
 
     A plan is timed with the fewest recomputed layers with which it can be recommended, of the
-    numbers ``again`` (of a virtual stage); ``case``, of the bounds, has the fewest with which any
-    plan may be. ``layers``: what its bounds share with those of other layouts. ``least_bytes``: a
-    lower bound on every plan's memory, with and without sequence parallelism.
+    numbers ``again`` (of a virtual stage). ``layers``: what its bounds share with those of other
+    layouts. ``least``: of the memory of plans without and with sequence parallelism.
     ``timed``: results in order of evaluation, None if a plan is not recommended because of its
     memory. ``unsure``: what plans hold that fit with less chance.
     """
@@ -122,7 +134,7 @@ class Candidate:
     unsliced: Sequence[SlicePlan]
     rivals: Sequence[SlicePlan] = ()
     layers: Layers
-    least_bytes: Mapping[bool, int]
+    least: Mapping[bool, Least]
     timed: dict[SlicePlan, Timed | None] = field(default_factory=dict)
     unsure: dict[SlicePlan, HeldBytes] = field(default_factory=dict)
     _orders: dict[tuple[SlicePlan, Recompute], LayerOrder] = field(default_factory=dict)
@@ -148,16 +160,45 @@ class Candidate:
         return (*self.unsliced, *self.rivals)
 
     @cached_property
+    def floor_ns(self) -> int:
+        """A proven lower bound of all plans that can be recommended, for less than theirs."""
+        return min(bounds.floor_ns(plans) for bounds, plans in self._alike)
+
+    @cached_property
     def bounds_ns(self) -> dict[SlicePlan, int]:
-        """The proven lower bound of each plan, lowest first."""
-        bounds = zip(
-            self.plans, Bounds(self.case, self.layers).any_order_ns(self.plans), strict=True
+        """The proven lower bound of each plan that can be recommended, lowest first."""
+        found = (
+            zip(plans, bounds.any_order_ns(plans), strict=True) for bounds, plans in self._alike
         )
-        return dict(sorted(bounds, key=lambda item: item[1]))
+        return dict(sorted(chain.from_iterable(found), key=lambda item: item[1]))
+
+    @property
+    def unsure_bound_ns(self) -> int:
+        """A proven lower bound of the plans that fit with less chance than is recommended."""
+        if not self.unsure:
+            return min(self.bounds_ns.values())
+        return min(
+            Bounds(self.recomputing(held.again), self.layers).any_order_ns([plan])[0]
+            for plan, held in self.unsure.items()
+        )
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether ``bounds_ns`` is known."""
+        return "bounds_ns" in vars(self)
+
+    @property
+    def _alike(self) -> Iterator[tuple[Bounds, tuple[SlicePlan, ...]]]:
+        """Bounds, and the plans that are recommended with no fewer recomputed layers."""
+        alike: dict[int, list[SlicePlan]] = {}
+        for plan in self.plans:
+            alike.setdefault(self.least[plan.sequence_parallel].sure, []).append(plan)
+        for again, plans in alike.items():
+            yield Bounds(self.recomputing(again), self.layers), tuple(plans)
 
     def within(self, limit_ns: int) -> Iterator[SlicePlan]:
-        """Yield the plans whose bounds do not exceed the limit."""
-        for plan, bound_ns in self.bounds_ns.items():
+        """Yield the plans whose bounds are known and do not exceed the limit."""
+        for plan, bound_ns in self.bounds_ns.items() if self.is_bounded else ():
             if bound_ns > limit_ns:
                 return
             yield plan
@@ -180,21 +221,22 @@ class Candidate:
 
     def time(self, plan: SlicePlan) -> Found:
         """Return time and memory of ``plan``, as far as it fits."""
-        memory = self.case.memory
-        if self.least_bytes[plan.sequence_parallel] > memory.usable_bytes:
+        memory, least = self.case.memory, self.least[plan.sequence_parallel]
+        if least.held_bytes > memory.usable_bytes:
             return Found()
-        fits, unsure = (
-            self._fewest(plan, limit) for limit in (memory.sure_bytes, memory.usable_bytes)
-        )
+        fits = self._fewest(plan, memory.sure_bytes, least.sure)
+        unsure = self._fewest(plan, memory.usable_bytes, least.usable)
         return Found(
             self._timed(plan, fits) if fits.peak_bytes <= memory.sure_bytes else None,
             unsure if memory.sure_bytes < unsure.peak_bytes <= memory.usable_bytes else None,
         )
 
-    def _fewest(self, plan: SlicePlan, limit_bytes: int) -> HeldBytes:
-        """Return what ``plan`` holds with the fewest recomputed layers that keep the limit; EP
-        overlap recomputes none."""
-        choices = self.again[:1] if plan.strategy == EP_OVERLAP else self.again
+    def _fewest(self, plan: SlicePlan, limit_bytes: int, least: int) -> HeldBytes:
+        """Return what ``plan`` holds with the fewest recomputed layers that keep the limit, which
+        are not below ``least``; EP overlap recomputes none."""
+        choices = self.again[:1]
+        if plan.strategy != EP_OVERLAP:
+            choices = self.again[self.again.index(least) :]
         again = fewest(choices, lambda again: self._peak_bytes(plan, again), limit_bytes)
         return HeldBytes(self._peak_bytes(plan, again), again)
 
@@ -224,7 +266,11 @@ class Candidate:
         """
         asked = [plan for plan in self.bounds_ns if plan in (self.unsure or self.plans)]
         usable = self.case.memory.usable_bytes
-        held = (self.unsure.get(plan) or self._fewest(plan, usable) for plan in asked[:TRIED])
+        held = (
+            self.unsure.get(plan)
+            or self._fewest(plan, usable, self.least[plan.sequence_parallel].usable)
+            for plan in asked[:TRIED]
+        )
         timed = (
             self._timed(plan, one)
             for plan, one in zip(asked, held, strict=False)
@@ -236,6 +282,10 @@ class Candidate:
 Plans = Callable[[Candidate], Sequence[SlicePlan]]
 
 
+NEAR: Final = 1.25
+"""The bounds of layouts whose floors are above the least one by this factor are hardly ever asked
+for.
+"""
 FEW_KINDS: Final = 4
 """For up to this many kinds of layers, one core computes the bounds in less time than forking this
 process takes.
@@ -316,33 +366,54 @@ class LayoutSearch:
         own, up to the limit.
         """
         asking = [number for number in numbers if plans_of(self.candidates[number])]
-        least = []
-        for number in asking:
-            one = self.candidates[number]
-            asked = set(plans_of(one))
-            looks = [Look(number, *item) for item in one.bounds_ns.items() if item[0] in asked]
-            least.append((looks[0].bound_ns, number, looks))
-        for bound_ns, _, looks in sorted(least):
+        far = sorted(((self.candidates[one].floor_ns, one) for one in asking), reverse=True)
+        near: list[tuple[int, int, list[Look]]] = []
+        while far or near:
+            bound_ns = near[0][0] if near else FOREVER_NS
+            if far and far[-1][0] <= min(bound_ns, limit_ns()):
+                _, number = far.pop()
+                asked = set(plans_of(one := self.candidates[number]))
+                looks = [Look(number, *item) for item in one.bounds_ns.items() if item[0] in asked]
+                heappush(near, (looks[0].bound_ns, number, looks))
+                continue
             if bound_ns > limit_ns():
                 return
-            yield from (one for one in looks if one.plan not in self.candidates[one.number].timed)
+            _, number, looks = heappop(near)
+            yield from (one for one in looks if one.plan not in self.candidates[number].timed)
 
     def _bound(self, candidates: Iterable[Candidate]) -> None:
-        """Compute the missing bounds. Group candidates with the same layers, which share parts of
-        their bounds.
+        """Compute the missing floors, and the bounds of candidates whose floors are not above NEAR
+        times the least one so far: others wait until they are asked for. Group candidates with the
+        same layers, which share parts of both; the largest groups first, so that cores end
+        together.
         """
         alike: dict[int, list[Candidate]] = {}
+        least_ns = FOREVER_NS
         for one in candidates:
-            if "bounds_ns" not in vars(one):
+            if one.is_bounded:
+                least_ns = min(least_ns, one.floor_ns)
+            else:
                 alike.setdefault(id(one.layers), []).append(one)
-        groups, done = list(alike.values()), 0
+        groups, done = sorted(alike.values(), key=len, reverse=True), 0
+
+        def asked() -> Iterator[tuple[int, int]]:
+            for number in range(len(groups)):
+                yield number, least_ns
+
+        def found(asked: tuple[int, int]) -> list[tuple[int, dict[SlicePlan, int] | None]]:
+            group, least_ns = groups[asked[0]], asked[1]
+            limit_ns = NEAR * min(least_ns, *(one.floor_ns for one in group))
+            return [
+                (one.floor_ns, one.bounds_ns if one.floor_ns <= limit_ns else None) for one in group
+            ]
+
         ahead = self._ahead if len(groups) > FEW_KINDS else in_turn
-        for number, bounds in ahead(
-            lambda number: [one.bounds_ns for one in groups[number]], range(len(groups))
-        ):
+        for (number, _), bounds in ahead(found, asked()):
             self._progress(f"bounds of {done:,} of {sum(map(len, groups)):,} layouts")
-            for one, bounds_ns in zip(groups[number], bounds(), strict=True):
-                one.bounds_ns = bounds_ns
+            for one, (floor_ns, bounds_ns) in zip(groups[number], bounds(), strict=True):
+                one.floor_ns, least_ns = floor_ns, min(least_ns, floor_ns)
+                if bounds_ns is not None:
+                    one.bounds_ns = bounds_ns
             done += len(groups[number])
 
     def _last_kept_ns(self) -> int:
@@ -376,12 +447,10 @@ class LayoutSearch:
         """
         kept = self.kept()
         limit_ns = kept[0].best_ns() if kept else FOREVER_NS
-
-        def bound_ns(one: Candidate) -> int:
-            return min(one.bounds_ns[plan] for plan in one.unsure or one.plans)
-
-        near = [*(one for one in self.candidates if one.unsure), *self._edge]
-        near = sorted((one for one in near if bound_ns(one) < limit_ns), key=bound_ns)[:KEPT]
+        near = [one for one in self.candidates if one.unsure]
+        near += [one for one in self._edge if one.floor_ns < limit_ns]
+        bounds_ns = sorted((one.unsure_bound_ns, number) for number, one in enumerate(near))
+        near = [near[number] for bound_ns, number in bounds_ns[:KEPT] if bound_ns < limit_ns]
         timed = [(one, found) for one in near if (found := one.time_unsure())]
         faster = [(one, found) for one, found in timed if found.iteration_ns < limit_ns]
         return sorted(faster, key=lambda pair: pair[1].iteration_ns)

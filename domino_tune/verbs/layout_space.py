@@ -14,7 +14,14 @@ from typing import Any, Final, NamedTuple
 from domino_tune.base.cores import Ahead, in_turn
 from domino_tune.requests import LayoutRequest
 from domino_tune.requests.fields import JobFields, WorkloadFields
-from domino_tune.search.layouts import NO_CHOICE, Candidate, fewest, recomputed, recomputing
+from domino_tune.search.layouts import (
+    NO_CHOICE,
+    Candidate,
+    Least,
+    fewest,
+    recomputed,
+    recomputing,
+)
 from domino_tune.search.simulated import slicings_of, usual_rivals
 from domino_tune.store.shelf import Shelf
 from domino_tune.verbs.advice import unsliced_plans
@@ -115,16 +122,12 @@ def candidates_of(
             infeasible["memory"] += 1
             continue
         again = recomputed_layers(case, request)
-        usual = recomputing(case, again, fits.usual)
-        one = Candidate(
-            case=usual, again=again[fits.first :], sliced=group.sliced, unsliced=group.unsliced,
-            rivals=usual_rivals(usual), layers=group.layers, least_bytes=fits.least_bytes,
-        )  # fmt: skip
         if fits.held_bytes <= memory.sure_bytes:
-            found.append(one)
+            found.append(group.candidate(case, again, fits.least))
         else:
             infeasible[UNSURE] += 1
-            edge.append(one)
+            least = {mode: one._replace(sure=one.usable) for mode, one in fits.least.items()}
+            edge.append(group.candidate(case, again, least))
     return found, infeasible, edge
 
 
@@ -137,15 +140,22 @@ class _LayoutGroup(NamedTuple):
     sliced: tuple[SlicePlan, ...]
     numbers: list[int]
 
+    def candidate(self, case: Case, again: range, least: dict[bool, Least]) -> Candidate:
+        """Return a layout that may recompute ``again`` layers of a virtual stage."""
+        usual = recomputing(case, again, min(one.sure for one in least.values()))
+        return Candidate(
+            case=usual, again=again[min(one.usable for one in least.values()) :],
+            sliced=self.sliced, unsliced=self.unsliced, rivals=usual_rivals(usual),
+            layers=self.layers, least=least,
+        )  # fmt: skip
+
 
 class _Fits(NamedTuple):
     """Lower bounds on the memory of a layout's plans: of all with the most recomputed layers, and
-    by ``sequence_parallel``; and with how many recomputed layers it is sure to fit, and may fit."""
+    by ``sequence_parallel`` where that may fit."""
 
     held_bytes: int
-    least_bytes: dict[bool, int]
-    usual: int = 0
-    first: int = 0
+    least: dict[bool, Least]
 
 
 def _fits(
@@ -177,22 +187,23 @@ def _fits_of(
     case: Case, again: range, plans: Sequence[SlicePlan], kept: KeptBytes
 ) -> _Fits:  # fmt: skip
     """Return how a layout fits; ``plans``: those without slices."""
-    least, memory = [LeastBytes(case, plan, kept) for plan in plans], case.memory
-
-    @cache
-    def least_bytes(count: int) -> int:
-        work = recomputed(case.workload, again, count)
-        return min(one.of(work) for one in least)
-
-    held = max(least[0].static, least_bytes(again[-1]))
+    bounds, memory = [LeastBytes(case, plan, kept) for plan in plans], case.memory
+    most = recomputed(case.workload, again, again[-1])
+    held_bytes = [one.of(most) for one in bounds]
+    held = max(bounds[0].static, min(held_bytes))
     if held > memory.usable_bytes:
         return _Fits(held, {})
-    most = recomputed(case.workload, again, again[-1])
-    return _Fits(
-        held, {one.plan.sequence_parallel: one.of(most) for one in least},
-        fewest(again, least_bytes, memory.sure_bytes),
-        fewest(again, least_bytes, memory.usable_bytes),
-    )  # fmt: skip
+    least = {}
+    for one, most_bytes in zip(bounds, held_bytes, strict=True):
+
+        @cache
+        def bytes_of(count: int, one: LeastBytes = one) -> int:
+            return one.of(recomputed(case.workload, again, count))
+
+        limits = memory.sure_bytes, memory.usable_bytes
+        counts = (fewest(again, bytes_of, limit) for limit in limits)
+        least[one.plan.sequence_parallel] = Least(most_bytes, *counts)
+    return _Fits(held, least)
 
 
 def recomputed_layers(case: Case, request: LayoutRequest) -> range:

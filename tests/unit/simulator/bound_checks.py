@@ -67,7 +67,10 @@ def check_space_bounds(seed: int) -> None:
                 alone = Bounds(one)
                 assert alone.any_order_ns([plan])[0] == quick_ns <= bound_ns, plan.label
                 assert alone.lower_bound_ns(plan) == bound_ns, plan.label
-            assert bounds_ns[0] <= predict(one, plans[0]).makespan_ns, plans[0].label
+            makespan_ns = predict(one, plans[0]).makespan_ns
+            assert max(bounds_ns[0], bounds.floor_ns((plans[0],))) <= makespan_ns, plans[0].label
+            floors_ns = [Bounds(one).floor_ns((plan,)) for plan in plans]
+            assert bounds.floor_ns(tuple(plans)) >= min(floors_ns)
 
 
 def _capped(case: Case, rng: random.Random) -> Case:

@@ -21,7 +21,6 @@ from simulator.plan import SlicePlan
 from simulator.power import RowClock
 from simulator.predict import predict
 from simulator.profile import LaunchSection
-from simulator.ranks import Layers
 from tests.unit.simulator.cases import (
     cost_model,
     hot_profile,
@@ -63,7 +62,8 @@ def test_where_messages_block_each_pass_begins_with_its_host() -> None:
             workload=replace(case.workload, implementation=Implementation()),
         )  # fmt: skip
         bounds, found = Bounds(slow), predict(slow, plan).makespan_ns
-        rank = Layers().rank(slow, slow.critical_rank)
+        place = bounds._critical[-1]
+        rank = place.rank
         ahead, back = (rank.passes([plan], which) for which in PASSES)
         both_ns = float((ahead.alone_ns + back.alone_ns)[0, 0])
         least_ns = max(
@@ -71,8 +71,8 @@ def test_where_messages_block_each_pass_begins_with_its_host() -> None:
             float((ahead.launch_ns + back.launch_ns)[0]),
         )
         tight += both_ns > 1.02 * least_ns
-        way_ns, back_ns, _ = bounds._fills_ns([plan], [plan])
-        filled_ns = float((way_ns + back_ns)[0, 0]) - float(rank.edges(plan).sums.compute_ns[0])
+        way_ns, back_ns, _ = bounds._fills_ns(place, [plan], [plan])
+        filled_ns = float((way_ns + back_ns)[0, 0]) - float(rank.edges(plan).sums_ns[0])
         device_ns = slow.workload.grad_accumulation * both_ns
         assert device_ns + filled_ns <= bounds.lower_bound_ns(plan) + 10 <= found
     assert tight > 1

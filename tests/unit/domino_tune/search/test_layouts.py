@@ -20,11 +20,13 @@ from domino_tune.search.layouts import (
     FEW_KINDS,
     FOREVER_NS,
     KEPT,
+    NEAR,
     TRIED,
     Candidate,
     Found,
     HeldBytes,
     LayoutSearch,
+    Least,
     Look,
     Timed,
     fewest,
@@ -34,12 +36,15 @@ from simulator.plan import MEGATRON, SlicePlan
 
 Row = tuple[int, Found]
 """A plan's bound, and what timing it gives."""
-CASE: Any = SimpleNamespace(cluster=SimpleNamespace(levels="tp 2"))
+CASE: Any = SimpleNamespace(
+    cluster=SimpleNamespace(levels="tp 2"), workload=SimpleNamespace(recompute="none")
+)
 UNSLICED = (MEGATRON, replace(MEGATRON, sequence_parallel=True))
 SLICED = tuple(SlicePlan(row_slices=rows) for rows in range(2, 5))
 RIVALS = tuple(replace(UNSLICED[1], strategy=name) for name in ("async-tp", "fused"))
 PLANS = (*SLICED, *UNSLICED)
 HAIR = Found(None, HeldBytes(7, 0))
+LEAST = dict.fromkeys((False, True), Least())
 
 
 class Told(Candidate):
@@ -52,6 +57,10 @@ class Told(Candidate):
         assert plan not in self.timed
         self.asked(self, plan)
         return self.rows[plan][1]
+
+    @property
+    def unsure_bound_ns(self) -> int:
+        return min(self.rows[plan][0] for plan in self.unsure or self.plans)
 
     def time_unsure(self) -> Timed | None:
         found = [self.rows[plan] for plan in self.unsure or self.plans]
@@ -69,11 +78,12 @@ def told(
     unsliced = [plan for plan in UNSLICED if plan in rows]
     rivals = [plan for plan in RIVALS if plan in rows]
     one = Told(
-        case=CASE, sliced=sliced, unsliced=unsliced, rivals=rivals, layers=layers_, least_bytes={}
+        case=CASE, sliced=sliced, unsliced=unsliced, rivals=rivals, layers=layers_, least=LEAST
     )
     one.rows, one.asked = rows, asked
     bounds_ns = {plan: rows[plan][0] for plan in one.plans}
     one.bounds_ns = dict(sorted(bounds_ns.items(), key=lambda item: item[1]))
+    one.floor_ns = min(bounds_ns.values()) - len(sliced)
     return one
 
 
@@ -198,7 +208,7 @@ def in_copies(
 ) -> Iterator[tuple[Any, Callable[[], Any]]]:
     """Give each item with a result from elsewhere: bounds of 2 ns, and plans that do not fit."""
     for item in items:
-        found = Found() if isinstance(item, Look) else [{MEGATRON: 2}] * 2
+        found = Found() if isinstance(item, Look) else [(1, {MEGATRON: 2})] * 2
         yield item, partial(lambda result: result, found)
 
 
@@ -208,16 +218,38 @@ def test_bounds_of_many_kinds_of_layers_are_computed_ahead(
 ) -> None:
     monkeypatch.setattr(Bounds, "__init__", lambda *_: None)
     monkeypatch.setattr(Bounds, "any_order_ns", lambda _, plans: [1 for _ in plans])
+    monkeypatch.setattr(Bounds, "floor_ns", lambda _, plans: 1)
     candidates = [of_time(ns, ns) for ns in range(3, 3 + 2 * kinds)]
     for number, one in enumerate(candidates):
         one.layers = ("a", "b", "c", "d", "e", "f")[number // 2]  # type: ignore[assignment]
-        del one.bounds_ns
+        del one.bounds_ns, one.floor_ns
     lines: list[str] = []
     search = LayoutSearch(candidates[:-1], lines.append, in_copies, edge=candidates[-1:])
     search.run()
     assert {one.bounds_ns[MEGATRON] for one in candidates} == {1 if is_here else 2}
     of_bounds = [f"bounds of {done} of {2 * kinds} layouts" for done in range(0, 2 * kinds, 2)]
     assert lines[:kinds] == of_bounds
+
+
+def test_bounds_of_layouts_that_are_far_wait_until_they_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One is bounded where its floor is not above the time of the last layout kept."""
+    monkeypatch.setattr(Bounds, "__init__", lambda self, case, layers: setattr(self, "ns", layers))
+    monkeypatch.setattr(Bounds, "any_order_ns", lambda self, plans: [self.ns for _ in plans])
+    monkeypatch.setattr(Bounds, "floor_ns", lambda self, plans: self.ns)
+    floors_ns = [100, *(round(100 * NEAR) + ns for ns in range(1, KEPT + 3))]
+    candidates = []
+    for ns in floors_ns:
+        candidates.append(one := of_time(ns, ns))
+        one.layers = ns  # type: ignore[assignment]
+        del one.bounds_ns, one.floor_ns
+    search = LayoutSearch(candidates)
+    search._bound(candidates)
+    assert [one.is_bounded for one in candidates] == [True] + [False] * (KEPT + 2)
+    search.run()
+    assert search.kept() == candidates[:KEPT]
+    assert [one.is_bounded for one in candidates] == [True] * KEPT + [False] * 3
 
 
 def test_layouts_that_may_be_faster_but_fit_by_a_hair() -> None:
@@ -266,10 +298,8 @@ def test_a_plan_is_timed_where_it_surely_fits(
     monkeypatch.setattr(f"{places}order_of", lambda case, plan: ())
     monkeypatch.setattr(f"{places}peak_bytes", lambda case, plan, order=(): peak)
     monkeypatch.setattr(f"{places}iteration_ns", lambda *case: 5)
-    bounds, layers = {False: least, True: least + 1}, cast(Any, None)
-    one = Candidate(
-        case=memory(70, 90), sliced=(), unsliced=UNSLICED, layers=layers, least_bytes=bounds
-    )
+    bounds, layers = {False: Least(least), True: Least(least + 1)}, cast(Any, None)
+    one = Candidate(case=memory(70, 90), sliced=(), unsliced=UNSLICED, layers=layers, least=bounds)
     ends = {"timed": Found(Timed(MEGATRON, 5, peak)), "unsure": Found(None, HeldBytes(peak, 0))}
     assert one.time(MEGATRON) == ends.get(fate, Found())
 
@@ -286,7 +316,7 @@ def test_a_layout_that_fits_by_a_hair_is_timed_by_its_first_plans(
     monkeypatch.setattr(f"{places}iteration_ns", lambda case, plan, order: ends_ns[plan])
     nothing: Any = None
     one = Candidate(
-        case=memory(70, 90), sliced=SLICED, unsliced=UNSLICED, layers=nothing, least_bytes={}
+        case=memory(70, 90), sliced=SLICED, unsliced=UNSLICED, layers=nothing, least=LEAST
     )
     one.bounds_ns = {plan: number for number, plan in enumerate(PLANS)}
     assert len(PLANS) == TRIED + 1

@@ -138,6 +138,25 @@ def test_a_layout_recomputes_the_fewest_layers_that_fit() -> None:
     assert any(again), "some layouts need some layers recomputed, and not all"
 
 
+@pytest.mark.parametrize("margin", ["72.5GiB", "73.2GiB", "74GiB"])
+def test_bounds_of_plans_that_fit_by_a_hair_hold_with_as_few_recomputed_layers(
+    margin: str,
+) -> None:
+    """They recompute fewer layers than plans that are sure to fit."""
+    asked = SMALL.but(cp=1, memory_margin=margin)
+    candidates, _, close = candidates_of(base_of(asked, DISK), asked)
+    fewer = 0
+    for one in (*candidates, *close):
+        found = {plan: one.time(plan).unsure for plan in one.plans}
+        one.unsure = {plan: held for plan, held in found.items() if held}
+        timed = one.time_unsure()
+        assert timed is None or one.unsure_bound_ns <= timed.iteration_ns
+        fewer += any(
+            held.again < one.least[plan.sequence_parallel].sure for plan, held in one.unsure.items()
+        )
+    assert fewer
+
+
 def test_a_search_that_is_stopped_at_once_answers_with_what_it_has() -> None:
     space = space_of(SMALL.but(cp=1))
     search = LayoutSearch(space.candidates, pause=lambda: stop_if(search.first is not None))
