@@ -182,8 +182,8 @@ class Bounds:
         return bounds
 
     def floor_ns(self, plans: tuple[SlicePlan, ...]) -> int:
-        """Return a bound of the fastest of few plans, from what their layers take: less tight than
-        ``any_order_ns``, and quick where cases share layers."""
+        """Return a bound of the fastest of few plans, by the times of their layers alone: less
+        tight than ``any_order_ns``, and quick where cases share layers."""
         case, kept_ns, found = self.case, np.zeros(1), []
         if self._law:
             drawn_j = self._micros * self.busiest.layers_alone(plans)[1]

@@ -330,8 +330,8 @@ def _held_in(pieces: Pieces, chunk: Chunk, kinds: str) -> Phases:
 
 
 def _lived(first: Schedule, passes: Sequence[Sequence[Segment]]) -> list[Phase]:
-    """Return what lives during and after each of ``passes`` that follow one another, of which
-    ``first`` has the first segments."""
+    """Return what lives during and after each of ``passes`` that follow one another; ``first`` has
+    the segments of the first."""
     whole = replace(first, parts=(Repeat(segments=tuple(chain(*passes))),))
     phased = np.repeat(np.arange(len(passes)), list(map(len, passes)))
     return lifetimes(listing_of(whole), phased, len(passes))

@@ -118,7 +118,7 @@ class SlicePlan:
     ``attn_dgrad_slices``, ``mlp_dgrad_slices``: column pieces of the block's column-parallel dgrad;
     0 means as many as the block's row-parallel GEMM has.
     ``wgrad``: ``eager`` beside the dgrad of its linear, whose all-reduce it hides; ``deferred``
-    behind the block's last dgrad; ``fill`` where the greedy planner finds a wait (greedy only).
+    after the block's last dgrad; ``fill`` where the greedy planner finds a wait (greedy only).
     ``merge_wgrad``: one wgrad GEMM over all row slices instead of one per slice.
     ``comm_ctas``: NCCL CTAs for TP collectives; 0 leaves the choice to NCCL.
     ``sequence_parallel``: between the blocks each rank holds 1/tp of every slice's tokens, so that

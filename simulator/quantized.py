@@ -76,7 +76,7 @@ def cast_weights(t: Templates) -> list[OpTemplate]:
 
 
 class Quantized(Templates):
-    """Maker of casts, and of what reads them; without quantization every value is its own copy."""
+    """Maker of casts and of their readers; without quantization every value is its own copy."""
 
     @property
     def quantizes(self) -> bool:
@@ -109,7 +109,7 @@ class Quantized(Templates):
         groups: int = 1,
     ) -> list[OpTemplate]:  # fmt: skip
         """Return the cast of a value of ``size`` bytes, none without quantization. ``gathered``:
-        ranks then gather it, and where they can make the copy across of what they get.
+        ranks then gather it, and where they can make the copy across from what they get.
         ``groups``: experts whose rows are cast one after the other."""
         if not self.quantizes:
             return []

@@ -270,8 +270,8 @@ class Recipes:
         )
 
     def once(self, plan: SlicePlan) -> tuple[Recipe, Recipe, Recipe]:
-        """Return the recipes of what clears the gradients, and of the optimizer's step: up to the
-        norm's sum over all ranks, and from there on."""
+        """Return the recipes of the ops that clear the gradients, and of the optimizer's step up to
+        the norm's sum over all ranks, and from there on."""
         key = step_key(plan)
         if key not in self._steps:
             shapes = self.case.shapes(plan)

@@ -90,7 +90,7 @@ class TokenWay:
         return round(moved) * self.row_bytes
 
     def sent_bytes(self, scopes: Collection[str]) -> int:
-        """Return the bytes of what a part that CUDA graphs replay hands to the exchange."""
+        """Return the bytes that a part replayed by CUDA graphs hands to the exchange."""
         copied = self._copied_first and "moe_preprocess" in scopes
         return (self.own_rows if copied else self.tokens) * self.row_bytes
 

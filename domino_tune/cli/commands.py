@@ -61,7 +61,7 @@ class Verb:
         return (self.request, *((Asking,) if self.asks else ()), self.outputs)
 
     def read(self, values: Mapping[str, Any]) -> tuple[Any, Any, Asking]:
-        """Return the request of what was typed, where its answer goes, and where it comes from."""
+        """Return the request that was typed, where its answer goes, and where it comes from."""
         typed = {name: value for name, value in values.items() if value not in (None, [])}
         request, *more, places = (
             {name: typed[name] for name in part.model_fields if name in typed}

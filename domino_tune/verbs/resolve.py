@@ -358,7 +358,7 @@ def _workload(
 
 
 def usual_sharing(cluster: ClusterSpec) -> dict[str, Any]:
-    """Return the defaults of what replicas share and of whether messages between stages overlap, as
+    """Return what replicas share by default, and whether messages between stages overlap, as
     Megatron-LM's users choose them."""
     usual = "distributed-optimizer" if cluster.replicas > 1 else "replicas"
     return {"data_parallel": usual, "overlap_p2p": cluster.vpp > 1}

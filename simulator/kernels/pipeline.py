@@ -12,8 +12,8 @@ from simulator.kernels import kernel
 Array = Any
 UNKNOWN: Final = -1
 
-# Columns of tasks, of passes, of what a task has on the data-parallel lane, of messages, of the
-# spans of gathers and tasks, of what is known of a message, and of ranks.
+# Columns of tasks, of passes, of a task's row on the data-parallel lane, of messages, of the spans
+# of gathers and tasks, of a message's known times, and of ranks.
 READS, SENDS, PASS, BEHIND, LANE = range(5)
 DURATION_NS, LATE_NS, ISSUED_NS, HELD_NS = range(4)
 FIRST_GATHER_NS, GATHERS_NS, BUCKETS_AT, BUCKETS = range(4)

@@ -307,8 +307,8 @@ def _of_piece(builder: Builder, fragments: Fragments, piece: Piece) -> Schedule:
 
 
 class ReplicaTimes(NamedTuple):
-    """The times of what a chunk plays on the data-parallel lane: gathers of its parameters, with
-    which an iteration begins, and sums of its gradients over the replicas."""
+    """Times of a chunk's ops on the data-parallel lane: gathers of its parameters, with which an
+    iteration begins, and sums of its gradients over the replicas."""
 
     gathers_ns: tuple[int, ...]
     buckets_ns: tuple[int, ...]

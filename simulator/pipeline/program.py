@@ -215,8 +215,8 @@ def _play(program: PipelineProgram) -> _Made:
 
 
 def _lanes_of(program: PipelineProgram) -> tuple[Ints, Ints, Ints]:
-    """Return each task's row of what it has on the data-parallel lane, these rows, and the buckets
-    of all."""
+    """Return the number of each task's row on the data-parallel lane, these rows, and the buckets
+    of all tasks."""
     tasks = sorted({*program.gathers_ns, *program.buckets_ns})
     lane_of = np.full(len(program.of_task), columns.UNKNOWN, np.int64)
     lane_of[tasks] = range(len(tasks))

@@ -1,4 +1,4 @@
-"""The executors of jobs by scheme, and a pool of processes for what somebody waits for."""
+"""The executors of jobs by scheme, and a pool of processes for answers that somebody waits for."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _dask(place: str, slots: int) -> JobExecutor:
 EXECUTORS: Final[dict[str, Callable[[str, int], JobExecutor]]] = {"local": _local, "dask": _dask}
 
 
-# A pool of child processes for what somebody waits for --------------------------------------------
+# A pool of child processes for answers that somebody waits for ------------------------------------
 # Each answers one call at a time, within its seconds.
 
 NICENESS: Final = 5

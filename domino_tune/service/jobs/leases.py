@@ -59,7 +59,7 @@ class Leases:
         self.lease_s = lease_s
 
     def claim(self) -> Claimed | None:
-        """Claim a job that waits or whose lease of another expired; return None if there is none.
+        """Claim a job that waits, or whose worker's lease expired; return None without one.
 
         Take the oldest one of the owner who has the fewest running jobs.
         """

@@ -47,8 +47,8 @@ def run_job(task: bytes, reporter: Reporter) -> Outcome:
 
 
 def answer(kind: str, task: bytes) -> bytes:
-    """Return the JSON of what is answered at once: ``simulate``, ``whatif``, or ``check``, which
-    has no result. Raise the DominoTuneError that the verb raises."""
+    """Return the JSON of a quick answer: ``simulate``, ``whatif``, or ``check``, which has no
+    result. Raise the DominoTuneError that the verb raises."""
     if kind not in ANSWERS:
         raise unknown_name("kind of question", kind, ANSWERS)
     return json_bytes(to_json(ANSWERS[kind](Task.from_bytes(task))))
