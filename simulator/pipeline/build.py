@@ -300,10 +300,8 @@ def _of_piece(builder: Builder, fragments: Fragments, piece: Piece) -> Schedule:
         segments = builder.backward(fragments, last=False)
     if piece.part in ("dgrad", "wgrad"):
         segments = parted(segments, wgrads=piece.part == "wgrad")
-    return Schedule(
-        parts=(Repeat(segments=tuple(segments)),), launch_order=builder.shapes.launch_order,
-        shared=fragments.shared,
-    )  # fmt: skip
+    parts = (Repeat(segments=tuple(segments)),)
+    return Schedule(parts=parts, launch_order=builder.shapes.launch_order, shared=fragments.shared)
 
 
 class ReplicaTimes(NamedTuple):
