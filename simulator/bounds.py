@@ -182,13 +182,14 @@ class Bounds:
         return bounds
 
     def floor_ns(self, plans: tuple[SlicePlan, ...]) -> int:
-        """Return a bound of the fastest of few plans, by the times of their layers alone: less
-        tight than ``any_order_ns``, and quick where cases share layers."""
+        """Return a bound of the fastest of few plans, by the times of their layers alone: mostly
+        less tight than ``any_order_ns``, and quick where cases share layers."""
         case, kept_ns, found = self.case, np.zeros(1), []
         if self._law:
             drawn_j = self._micros * self.busiest.layers_alone(plans)[1]
             kept_ns = drawn_j / (self._law.cap_w - self._law.idle_w) / S_PER_NS
             kept_ns *= 1 - CLOCK_SAFETY
+            kept_ns[:, -1] = 0  # what keeps the cap at no clock runs at the lowest
         for number, rank in self._critical:
             least_ns = self._micros * rank.layers_alone(plans)[0]
             if number:
@@ -214,8 +215,8 @@ class Bounds:
 
     def clock(self, plan: SlicePlan) -> int:
         """Return the clock, of ``prices.clocks``, from which on the cap decides no longer."""
-        curves = self._curves(self._critical[-1], [plan], [plan], [plan])
-        clocks = self.prices.clocks
+        place, clocks = _Place(self.case.busiest_rank, self.busiest), self.prices.clocks
+        curves = self._curves(place, [plan], [plan], [plan])
         lower_ns, kept_ns = self._at(curves, 0, 0, 0, np.arange(len(clocks)))
         decides = kept_ns <= lower_ns
         return clocks[int(decides.argmax()) if decides.any() else -1]

@@ -327,13 +327,15 @@ class Case:
     def critical_ranks(self) -> tuple[int, ...]:
         """The rank with the most layers of its own in all micro-batches, and before it in one, so
         of equals the last; and the one with the head, which may take longer."""
-        micros, most, critical, before = self.workload.grad_accumulation, -1, 0, 0
+        micros, most, critical, head, before = self.workload.grad_accumulation, -1, 0, 0, 0
         for rank, chunks in enumerate(self.chunks):
-            layers = micros * joined(chunks).layers + before
+            own = joined(chunks)
+            layers = micros * own.layers + before
             if layers > most:
                 most, critical = layers, rank
+            head = rank if own.head else head
             before += chunks[0].layers
-        return tuple(sorted({critical, len(self.chunks) - 1}))
+        return tuple(sorted({critical, head}))
 
     @cached_property
     def busiest(self) -> Case:

@@ -50,6 +50,7 @@ class Layers:
         self.slow: dict[tuple[object, ...], list[float]] = {}
         self.slow_of_plans: dict[tuple[object, ...], Floats] = {}
         self.passes: dict[tuple[object, ...], PassCurves] = {}
+        self.least: dict[tuple[object, ...], PassCurves] = {}
         self.last_sums: dict[tuple[object, ...], Floats] = {}
 
     def prices(self, case: Case) -> Prices:
@@ -245,7 +246,7 @@ class Rank:
         """Return a bound of the pass of one layer of any of these kinds; of few plans, as layouts
         share them, it is kept."""
         key = *self._layers_alike, which, tuple(plans), among
-        known = self.layers.passes.get(key)
+        known = self.layers.least.get(key)
         if known is not None:
             return known
         slow, waits = self.slow(plans, which), self._waits(plans)
@@ -257,12 +258,12 @@ class Rank:
             np.minimum.reduce([one.launch_ns for one in several]),
         )
         if len(plans) <= MOST_KEPT:
-            self.layers.passes[key] = found
+            self.layers.least[key] = found
         return found
 
     def layers_alone(self, plans: tuple[SlicePlan, ...]) -> tuple[Floats, Floats]:
-        """Return at least what a micro-batch takes and draws in all layers of each plan, at each
-        clock: not more than the two passes and what is outside the layers, which may run beside
+        """Return the least ns and J of a micro-batch in all layers, of few plans at each clock: not
+        more than those of both passes and of compute outside the layers, which may run beside
         them."""
         found = self._layers_alone.get(plans)
         if found is None:

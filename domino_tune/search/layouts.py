@@ -119,7 +119,8 @@ def fewest(again: range, bytes_of: Callable[[int], int], limit_bytes: int) -> in
 
 @dataclass(kw_only=True, eq=False)
 class Candidate:
-    """A layout as a case, with the plans that slice it, those that do not, and those of rivals.
+    """A layout as a case, with the plans that slice it, those that do not, and those of rivals; the
+    case recomputes the fewest layers with which any of them can be recommended.
 
     A plan is timed with the fewest recomputed layers with which it can be recommended, of the
     numbers ``again`` (of a virtual stage). ``layers``: what its bounds share with those of other
@@ -197,8 +198,11 @@ class Candidate:
             yield Bounds(self.recomputing(again), self.layers), tuple(plans)
 
     def within(self, limit_ns: int) -> Iterator[SlicePlan]:
-        """Yield the plans whose bounds are known and do not exceed the limit."""
-        for plan, bound_ns in self.bounds_ns.items() if self.is_bounded else ():
+        """Yield the plans whose bounds do not exceed the limit; by the floor where no bounds are
+        known."""
+        known = self.is_bounded
+        bounds_ns = self.bounds_ns if known else dict.fromkeys(self.plans, self.floor_ns)
+        for plan, bound_ns in bounds_ns.items():
             if bound_ns > limit_ns:
                 return
             yield plan
@@ -400,15 +404,16 @@ class LayoutSearch:
             for number in range(len(groups)):
                 yield number, least_ns
 
-        def found(asked: tuple[int, int]) -> list[tuple[int, dict[SlicePlan, int] | None]]:
-            group, least_ns = groups[asked[0]], asked[1]
+        def bounded(item: tuple[int, int]) -> list[tuple[int, dict[SlicePlan, int] | None]]:
+            number, least_ns = item
+            group = groups[number]
             limit_ns = NEAR * min(least_ns, *(one.floor_ns for one in group))
             return [
                 (one.floor_ns, one.bounds_ns if one.floor_ns <= limit_ns else None) for one in group
             ]
 
         ahead = self._ahead if len(groups) > FEW_KINDS else in_turn
-        for (number, _), bounds in ahead(found, asked()):
+        for (number, _), bounds in ahead(bounded, asked()):
             self._progress(f"bounds of {done:,} of {sum(map(len, groups)):,} layouts")
             for one, (floor_ns, bounds_ns) in zip(groups[number], bounds(), strict=True):
                 one.floor_ns, least_ns = floor_ns, min(least_ns, floor_ns)
@@ -443,7 +448,7 @@ class LayoutSearch:
 
     def unsure(self) -> list[tuple[Candidate, Timed]]:
         """Return layouts that are faster than the best one but fit with less chance than is
-        recommended, fastest first.
+        recommended, fastest first: of those that the search has come across, and of ``edge``.
         """
         kept = self.kept()
         limit_ns = kept[0].best_ns() if kept else FOREVER_NS

@@ -74,8 +74,10 @@ def check_space_bounds(seed: int) -> None:
 
 
 def _capped(case: Case, rng: random.Random) -> Case:
-    """The case under a power cap, where its machine can have one."""
-    if case.profile.power is None:
+    """The case under a power cap, which no clock may keep, where its machine can have one."""
+    law = case.profile.power
+    if law is None:
         return case
-    cluster = replace(case.cluster, power_cap_w=rng.choice((300.0, 450.0)))
+    cap_w = rng.choice((300.0, 450.0, law.idle_w + 30))
+    cluster = replace(case.cluster, power_cap_w=cap_w)
     return with_cost(replace(case, cluster=cluster), case.cost)

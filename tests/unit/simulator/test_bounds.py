@@ -46,7 +46,17 @@ def test_bounds_are_not_above_predictions(given: dict[str, Any], first: int) -> 
             found = predict(case, plan).makespan_ns
             assert bounds.lower_bound_ns(plan) <= found
             assert bounds.lower_bound_ns(plan) > 0.6 * found
+            assert bounds.floor_ns((plan,)) <= found
             assert estimate.prior_ns(plan) == pytest.approx(found, rel=0.35)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "dualpipev"])
+def test_the_rank_with_the_head_may_be_critical(schedule: str) -> None:
+    """It is the first one where the stages are folded to a V."""
+    case = piped(vpp=2, pp_schedule=schedule)
+    heads = [rank for rank, chunks in enumerate(case.chunks) if any(one.head for one in chunks)]
+    assert heads == [0 if schedule == "dualpipev" else case.cluster.pp - 1]
+    assert set(heads) <= set(case.critical_ranks)
 
 
 def test_where_messages_block_each_pass_begins_with_its_host() -> None:
