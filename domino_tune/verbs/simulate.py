@@ -386,7 +386,7 @@ def _shown_in_part(case: Case) -> list[str]:
     found = []
     if case.cluster.pp > 1:
         found.append(
-            "Trace and page show the passes of the pipeline's busiest rank, one after the other."
+            "Trace and page show the passes of the pipeline's busiest rank, one behind the other."
         )
     if micros > shown:
         found.append(
