@@ -181,10 +181,11 @@ class Bounds:
         bounds: list[int] = self.quick_ns(alone(plans)).tolist()
         return bounds
 
-    def floor_ns(self, plans: tuple[SlicePlan, ...]) -> int:
-        """Return a bound of the fastest of few plans, by the times of their layers alone: mostly
-        less tight than ``any_order_ns``, and quick where cases share layers."""
-        case, kept_ns, found = self.case, np.zeros(1), []
+    def floors_ns(self, plans: tuple[SlicePlan, ...]) -> list[int]:
+        """Return a bound of each of few plans, by the times of its layers alone: quick where cases
+        share layers. ``any_order_ns`` is mostly tighter, but not where a rank has several kinds of
+        layers, each of which may hide its collectives beside the same compute outside of them."""
+        case, kept_ns, found = self.case, np.zeros((1, 1)), []
         if self._law:
             drawn_j = self._micros * self.busiest.layers_alone(plans)[1]
             kept_ns = drawn_j / (self._law.cap_w - self._law.idle_w) / S_PER_NS
@@ -196,8 +197,9 @@ class Bounds:
                 layers = sum(chunks[0].layers for chunks in case.chunks[:number])
                 for which in PASSES[: 1 if case.workload.pp_schedule in WGRADS_APART else 2]:
                     least_ns += layers * rank.least_of(plans, which, self._stack).least_ns
-            found.append(np.maximum(least_ns, kept_ns).min())
-        return int(max(found) * (1 - SAFETY))
+            found.append(np.maximum(least_ns, kept_ns).min(axis=1))
+        floors_ns = np.maximum.reduce(found) * (1 - SAFETY)
+        return [*map(int, floors_ns)]
 
     def lower_bound_ns(self, plan: SlicePlan) -> int:
         """Return a bound that is never above ``predict(case, plan).makespan_ns``."""

@@ -163,13 +163,14 @@ class Candidate:
     @cached_property
     def floor_ns(self) -> int:
         """A proven lower bound of all plans that can be recommended, for less than theirs."""
-        return min(bounds.floor_ns(plans) for bounds, plans in self._alike)
+        return min(min(bounds.floors_ns(plans)) for bounds, plans in self._alike)
 
     @cached_property
     def bounds_ns(self) -> dict[SlicePlan, int]:
         """The proven lower bound of each plan that can be recommended, lowest first."""
         found = (
-            zip(plans, bounds.any_order_ns(plans), strict=True) for bounds, plans in self._alike
+            zip(plans, map(max, bounds.any_order_ns(plans), bounds.floors_ns(plans)), strict=True)
+            for bounds, plans in self._alike
         )
         return dict(sorted(chain.from_iterable(found), key=lambda item: item[1]))
 

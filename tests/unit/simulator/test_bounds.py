@@ -46,7 +46,7 @@ def test_bounds_are_not_above_predictions(given: dict[str, Any], first: int) -> 
             found = predict(case, plan).makespan_ns
             assert bounds.lower_bound_ns(plan) <= found
             assert bounds.lower_bound_ns(plan) > 0.6 * found
-            assert bounds.floor_ns((plan,)) <= found
+            assert bounds.floors_ns((plan,))[0] <= found
             assert estimate.prior_ns(plan) == pytest.approx(found, rel=0.35)
 
 

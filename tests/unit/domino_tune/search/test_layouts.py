@@ -218,7 +218,7 @@ def test_bounds_of_many_kinds_of_layers_are_computed_ahead(
 ) -> None:
     monkeypatch.setattr(Bounds, "__init__", lambda *_: None)
     monkeypatch.setattr(Bounds, "any_order_ns", lambda _, plans: [1 for _ in plans])
-    monkeypatch.setattr(Bounds, "floor_ns", lambda _, plans: 1)
+    monkeypatch.setattr(Bounds, "floors_ns", lambda _, plans: [1 for _ in plans])
     candidates = [of_time(ns, ns) for ns in range(3, 3 + 2 * kinds)]
     for number, one in enumerate(candidates):
         one.layers = ("a", "b", "c", "d", "e", "f")[number // 2]  # type: ignore[assignment]
@@ -237,7 +237,7 @@ def test_bounds_of_layouts_that_are_far_wait_until_they_are_asked_for(
     """One is bounded where its floor is not above the time of the last layout kept."""
     monkeypatch.setattr(Bounds, "__init__", lambda self, case, layers: setattr(self, "ns", layers))
     monkeypatch.setattr(Bounds, "any_order_ns", lambda self, plans: [self.ns for _ in plans])
-    monkeypatch.setattr(Bounds, "floor_ns", lambda self, plans: self.ns)
+    monkeypatch.setattr(Bounds, "floors_ns", lambda self, plans: [self.ns for _ in plans])
     floors_ns = [100, *(round(100 * NEAR) + ns for ns in range(1, KEPT + 3))]
     candidates = []
     for ns in floors_ns:
