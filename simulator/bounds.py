@@ -139,6 +139,7 @@ class _Place(NamedTuple):
 
     number: int
     rank: Rank
+    layers_before: int
 
 
 class _Curves(NamedTuple):
@@ -161,18 +162,22 @@ class Bounds:
         self.case, self._law = case, case.power
         self._layers = layers or Layers()
         self.prices = self._layers.prices(case)
-        if case.cluster.pp == 1:
-            self.busiest = self._layers.rank(case, None)
-            self._critical = [_Place(0, self.busiest)]
-        else:
-            self.busiest = self._layers.rank(case, case.busiest_rank)
-            self._critical = [
-                _Place(number, self._layers.rank(case, number)) for number in case.critical_ranks
-            ]
+        self._busiest = self._place(case.busiest_rank)
+        self._critical = [self._place(number) for number in case.critical_ranks]
         self._micros = case.workload.grad_accumulation
         self._leads = case.cluster.pp == 1 or hosts_lead(case.workload, case.cost)
         self._stack = tuple(kinds(case.model, case.workload))
         self._known: dict[tuple[object, ...], PassCurves] = {}
+
+    def _place(self, number: int) -> _Place:
+        case = self.case
+        rank = self._layers.rank(case, number if case.cluster.pp > 1 else None)
+        return _Place(number, rank, sum(chunks[0].layers for chunks in case.chunks[:number]))
+
+    @property
+    def busiest(self) -> Rank:
+        """The rank with the most layers."""
+        return self._busiest.rank
 
     # Plans --------------------------------------------------------------------------------------
 
@@ -185,18 +190,16 @@ class Bounds:
         """Return a bound of each of few plans, by the times of its layers alone: quick where cases
         share layers. ``any_order_ns`` is mostly tighter, but not where a rank has several kinds of
         layers, each of which may hide its collectives beside the same compute outside of them."""
-        case, kept_ns, found = self.case, np.zeros((1, 1)), []
+        kept_ns, found = np.zeros((1, 1)), []
         if self._law:
             drawn_j = self._micros * self.busiest.layers_alone(plans)[1]
-            kept_ns = drawn_j / (self._law.cap_w - self._law.idle_w) / S_PER_NS
-            kept_ns *= 1 - CLOCK_SAFETY
+            kept_ns = self._kept_ns(drawn_j) * (1 - CLOCK_SAFETY)
             kept_ns[:, -1] = 0  # what keeps the cap at no clock runs at the lowest
-        for number, rank in self._critical:
+        apart = self.case.workload.pp_schedule in WGRADS_APART
+        for _, rank, before in self._critical:
             least_ns = self._micros * rank.layers_alone(plans)[0]
-            if number:
-                layers = sum(chunks[0].layers for chunks in case.chunks[:number])
-                for which in PASSES[: 1 if case.workload.pp_schedule in WGRADS_APART else 2]:
-                    least_ns += layers * rank.least_of(plans, which, self._stack).least_ns
+            for which in PASSES[: 1 if apart else 2] if before else ():
+                least_ns += before * rank.least_of(plans, which, self._stack).least_ns
             found.append(np.maximum(least_ns, kept_ns).min(axis=1))
         floors_ns = np.maximum.reduce(found) * (1 - SAFETY)
         return [*map(int, floors_ns)]
@@ -217,8 +220,7 @@ class Bounds:
 
     def clock(self, plan: SlicePlan) -> int:
         """Return the clock, of ``prices.clocks``, from which on the cap decides no longer."""
-        place, clocks = _Place(self.case.busiest_rank, self.busiest), self.prices.clocks
-        curves = self._curves(place, [plan], [plan], [plan])
+        curves, clocks = self._curves(self._busiest, [plan], [plan], [plan]), self.prices.clocks
         lower_ns, kept_ns = self._at(curves, 0, 0, 0, np.arange(len(clocks)))
         decides = kept_ns <= lower_ns
         return clocks[int(decides.argmax()) if decides.any() else -1]
@@ -280,8 +282,14 @@ class Bounds:
             return lower_ns, lower_ns
         ahead_j, behind_j = curves.drawn_j
         drawn_j = ahead_j[f, clock] + behind_j[b, clock] + edges_j[e, clock]
-        kept_ns = drawn_j / (self._law.cap_w - self._law.idle_w) / S_PER_NS
-        return lower_ns, np.floor((kept_ns + curves.least_step_ns[e]) * (1 - CLOCK_SAFETY))
+        kept_ns = self._kept_ns(drawn_j) + curves.least_step_ns[e]
+        return lower_ns, np.floor(kept_ns * (1 - CLOCK_SAFETY))
+
+    def _kept_ns(self, drawn_j: Floats) -> Floats:
+        """Return the least time in which the energy above idle keeps the cap."""
+        assert self._law is not None
+        found: Floats = drawn_j / (self._law.cap_w - self._law.idle_w) / S_PER_NS
+        return found
 
     # Parts --------------------------------------------------------------------------------------
 
@@ -342,12 +350,11 @@ class Bounds:
         """Return what a micro-batch takes on the ranks before the critical one, on its way there
         and back; and the sum of gradients that no pass hides."""
         workload = self.case.workload
-        layers = sum(chunks[0].layers for chunks in self.case.chunks[: place.number])
         ways = []
         for plans, which in zip((forward, backward), PASSES, strict=True):
             one = place.rank.least_of(plans, which, self._stack)
             apart = _are_apart(plans)[:, None] & (not self._leads)
-            ways.append(layers * np.where(apart, one.alone_ns, one.least_ns))
+            ways.append(place.layers_before * np.where(apart, one.alone_ns, one.least_ns))
         way_ns, back_ns = ways
         if workload.pp_schedule in WGRADS_APART:
             back_ns = np.zeros_like(back_ns)

@@ -7,8 +7,8 @@ them. All curves of a case have the same clocks, highest first; one where no law
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -50,12 +50,26 @@ SUMS: Final = DRAWN + 1
 """The number of rows of a pass."""
 MOST_KEPT: Final = 64
 """Plans of a layout, whose sums are kept; a space's are looked at once."""
+Made = TypeVar("Made")
 CUT_FRAGMENTS: Final = frozenset(
     {*ROW_PARALLEL.values(), *(f"{one}_dgrad" for one in COLUMN_PARALLEL.values())}
 )
 WAITED: Final = frozenset({"norm", "residual_bwd"})
 """Fragments whose gathers come before anything else of their block."""
 NORM_AGAIN: Final = f"norm{AGAIN}"
+
+
+def kept(
+    known: dict[Any, Made], key: object, plans: Sequence[SlicePlan], make: Callable[[], Made]
+) -> Made:
+    """Return what is ``known`` of ``plans``, or make it. Of few plans, as layouts share them, it is
+    kept."""
+    found = known.get(key)
+    if found is None:
+        found = make()
+        if len(plans) <= MOST_KEPT:
+            known[key] = found
+    return found
 
 
 # Prices -------------------------------------------------------------------------------------------
@@ -245,22 +259,20 @@ class LayerCurves:
         self._several: dict[tuple[Pass, tuple[SlicePlan, ...]], LayerPasses] = {}
 
     def several(self, plans: Sequence[SlicePlan], which: Pass) -> LayerPasses:
-        """Return the pass of each plan; of few plans, as layouts share them, they are kept."""
-        key = which, tuple(plans)
-        found = self._several.get(key)
-        if found is None:
+        """Return the pass of each plan."""
+
+        def made() -> LayerPasses:
             rows, hiding_ns, launch_ns, waited = zip(
                 *(self.one(plan, which) for plan in plans), strict=True
             )
             windowed = np.array([one is not None for one in waited])
             nothing = np.zeros(len(self.prices.mhz))
             waited_ns = np.array([nothing if one is None else one for one in waited])
-            found = LayerPasses(
+            return LayerPasses(
                 np.array(rows), np.array(hiding_ns), np.array(launch_ns), waited_ns, windowed
             )
-            if len(plans) <= MOST_KEPT:
-                self._several[key] = found
-        return found
+
+        return kept(self._several, (which, tuple(plans)), plans, made)
 
     def one(self, plan: SlicePlan, which: Pass) -> LayerPass:
         """Return the pass of a plan."""

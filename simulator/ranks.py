@@ -14,7 +14,6 @@ from simulator.curves import (
     COUNT,
     DRAWN,
     FAMILIES,
-    MOST_KEPT,
     PASSES,
     LayerCurves,
     Pass,
@@ -23,6 +22,7 @@ from simulator.curves import (
     Works,
     added_up,
     fragments_of,
+    kept,
     slices_of,
 )
 from simulator.issue_order import BLOCKS
@@ -174,27 +174,17 @@ class Rank:
         return found
 
     def several_edges(self, plans: Sequence[SlicePlan]) -> EdgeCurves:
-        """Return the compute outside the layers of each plan; of few plans, as layouts share them,
-        it is kept."""
-        key = tuple(plans)
-        found = self._several_edges.get(key)
-        if found is None:
-            several = zip(*map(self.edges, plans), strict=True)
-            found = EdgeCurves(*map(np.array, several))
-            if len(plans) <= MOST_KEPT:
-                self._several_edges[key] = found
-        return found
+        """Return the compute outside the layers of each plan."""
+
+        def made() -> EdgeCurves:
+            return EdgeCurves(*map(np.array, zip(*map(self.edges, plans), strict=True)))
+
+        return kept(self._several_edges, tuple(plans), plans, made)
 
     def passes(self, plans: Sequence[SlicePlan], which: Pass) -> PassCurves:
-        """Return a pass of each plan; of few plans, as layouts share them, those of ranks that are
-        alike are computed once."""
+        """Return a pass of each plan; those of ranks that are alike are computed once."""
         key = *self._alike, which, tuple(plans)
-        found = self.layers.passes.get(key)
-        if found is None:
-            found = self.ordered(plans, which, 0.0)
-            if len(plans) <= MOST_KEPT:
-                self.layers.passes[key] = found
-        return found
+        return kept(self.layers.passes, key, plans, lambda: self.ordered(plans, which, 0.0))
 
     def ordered(
         self, plans: Sequence[SlicePlan], which: Pass, exposed_ns: Floats | float
@@ -227,66 +217,62 @@ class Rank:
 
     def _most_edges_ns(self, plans: tuple[SlicePlan, ...]) -> Floats:
         """Return the compute of a micro-batch outside the layers, by family, of each plan."""
-        found = self._most_edges.get(plans)
-        if found is None:
+
+        def made() -> Floats:
             keys, rows = [edge_key(plan) for plan in plans], {}
             for key, plan in zip(keys, plans, strict=True):
                 if key not in rows:
                     ways = chain(*self._recipes.micros(plan))
                     works = (self.layers.work(one, self.prices) for one in ways)
                     rows[key] = np.maximum.reduce([one.rows[:COUNT] for one in works])
-            found = np.array([rows[key] for key in keys])
-            if len(plans) <= MOST_KEPT:
-                self._most_edges[plans] = found
-        return found
+            return np.array([rows[key] for key in keys])
+
+        return kept(self._most_edges, plans, plans, made)
 
     def least_of(
         self, plans: Sequence[SlicePlan], which: Pass, among: tuple[LayerKind, ...]
     ) -> PassCurves:
-        """Return a bound of the pass of one layer of any of these kinds; of few plans, as layouts
-        share them, it is kept."""
+        """Return a bound of the pass of one layer of any of these kinds."""
+
+        def made() -> PassCurves:
+            slow, waits = self.slow(plans, which), self._waits(plans)
+            no_edges = np.zeros((len(plans), COUNT, len(self.prices.mhz)))
+            several = [self.layers.kind(kind, self.case).several(plans, which) for kind in among]
+            return PassCurves(
+                np.minimum.reduce([one.least_ns(1, no_edges, waits, slow) for one in several]),
+                np.minimum.reduce([one.rows[:, DRAWN] for one in several]),
+                np.minimum.reduce([one.launch_ns for one in several]),
+            )
+
         key = *self._layers_alike, which, tuple(plans), among
-        known = self.layers.least.get(key)
-        if known is not None:
-            return known
-        slow, waits = self.slow(plans, which), self._waits(plans)
-        no_edges = np.zeros((len(plans), COUNT, len(self.prices.mhz)))
-        several = [self.layers.kind(kind, self.case).several(plans, which) for kind in among]
-        found = PassCurves(
-            np.minimum.reduce([one.least_ns(1, no_edges, waits, slow) for one in several]),
-            np.minimum.reduce([one.rows[:, DRAWN] for one in several]),
-            np.minimum.reduce([one.launch_ns for one in several]),
-        )
-        if len(plans) <= MOST_KEPT:
-            self.layers.least[key] = found
-        return found
+        return kept(self.layers.least, key, plans, made)
 
     def layers_alone(self, plans: tuple[SlicePlan, ...]) -> tuple[Floats, Floats]:
         """Return the least ns and J of a micro-batch in all layers, of few plans at each clock: not
         more than those of both passes and of compute outside the layers, which may run beside
         them."""
-        found = self._layers_alone.get(plans)
-        if found is None:
+
+        def made() -> tuple[Floats, Floats]:
             several = [
                 (layers, self.least_of(plans, which, (kind,)))
                 for kind, layers in self.counts.items()
                 for which in PASSES
             ]
-            found = self._layers_alone[plans] = (
+            return (
                 np.add.reduce([layers * one.least_ns for layers, one in several]),
                 np.add.reduce([layers * one.drawn_j for layers, one in several]),
             )
-        return found
+
+        return kept(self._layers_alone, plans, plans, made)
 
     def slow(self, plans: Sequence[SlicePlan], which: Pass) -> Floats:
         """Return the slowdowns of a pass of each plan, as ``saved_ns`` takes them."""
+
+        def made() -> Floats:
+            return np.array([self._slowdowns(plan, which) for plan in plans])
+
         key = *self._layers_alike, tuple(plans), which
-        found = self.layers.slow_of_plans.get(key)
-        if found is None:
-            found = np.array([self._slowdowns(plan, which) for plan in plans])
-            if len(plans) <= MOST_KEPT:
-                self.layers.slow_of_plans[key] = found
-        return found
+        return kept(self.layers.slow_of_plans, key, plans, made)
 
     def _slowdowns(self, plan: SlicePlan, which: Pass) -> list[float]:
         """Return the least slowdowns of compute families and of a collective by each other in a
