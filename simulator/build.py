@@ -12,7 +12,7 @@ import numpy as np
 
 from simulator.edges import EMBED_GRADS, EMBEDS, HEAD_GRADS, HEADS, Edges, Places
 from simulator.errors import ScheduleError
-from simulator.fragments import Fragments, gradient_name
+from simulator.fragments import Fragments, gradient_of
 from simulator.issue_order import (
     FORWARD_FRAGMENTS,
     IssueOrder,
@@ -27,6 +27,7 @@ from simulator.issue_order import (
 from simulator.op_table import Ops, table_of
 from simulator.optimizer import (
     BUCKET,
+    BUCKET_SUM,
     GATHERS,
     awaiting,
     begin_step,
@@ -40,13 +41,14 @@ from simulator.optimizer import (
 from simulator.overlap import EP_OVERLAP
 from simulator.overlapped import paired
 from simulator.plan import SlicePlan
-from simulator.schedule import OpTemplate, Ref, Repeat, Schedule, Segment, check_order
+from simulator.schedule import OpTemplate, Repeat, Schedule, Segment, check_order
 from simulator.schedules import fixed_order
 from simulator.shapes import Shapes, shapes_of
 from simulator.sharding import Held, check_shardable
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 from simulator.stack import LayerKind, joined, own_kind, stack
 from simulator.templates import Templates, shared_by
+from simulator.values import Ref, main_gradient
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -434,19 +436,19 @@ class Builder:
         return sharded and overlaps and not self.in_pipeline
 
     @cached_property
-    def _final_gradients(self) -> tuple[str, ...]:
+    def _final_gradients(self) -> tuple[Ref, ...]:
         followed = {before for before in self.chains.values() if before is not None}
         finals = (token for token in self.chains if token not in followed)
-        return tuple(dict.fromkeys(gradient_name(token) for token in finals))
+        return tuple(dict.fromkeys(gradient_of(token) for token in finals))
 
     def _step(self) -> Ops:
         """Return the optimizer's step."""
         early, stride = self._reduces_early, self.order.backward.stride
-        names = self._final_gradients
-        key = "step", stride if early else 0, names, *self._templates.rank
-        return self._templates.once(key, lambda: self._made_step(names))
+        finals = self._final_gradients
+        key = "step", stride if early else 0, finals, *self._templates.rank
+        return self._templates.once(key, lambda: self._made_step(finals))
 
-    def _made_step(self, names: tuple[str, ...]) -> list[OpTemplate]:
+    def _made_step(self, finals: tuple[Ref, ...]) -> list[OpTemplate]:
         shapes, held = self.shapes, Held(self.shapes.edge_parameters)
         reads: list[Ref] = []
         for kind, layers in reversed(stack(shapes.model, shapes.workload)):
@@ -455,9 +457,9 @@ class Builder:
                 per_bucket = layers_per_bucket(one, self.order.backward.stride)
             left = len(layers) % per_bucket if per_bucket else len(layers)
             held += one.layer * left
-            reads += [Ref(layer, name) for layer in layers[:left] for name in names]
-            reads += [Ref(layer, "grad.dp") for layer in layers[left :: per_bucket or 1]]
-        reads += [Ref(self.layers, "grad.head"), Ref(0, "grad.embed")]
+            reads += [one._replace(layer=layer) for layer in layers[:left] for one in finals]
+            reads += [BUCKET_SUM._replace(layer=layer) for layer in layers[left :: per_bucket or 1]]
+        reads += [main_gradient("head")._replace(layer=self.layers), main_gradient("embed")]
         gathers = shapes.reduces and shapes.shards_optimizer and not self._gathers_early
         return optimizer_step(self._templates, held, tuple(reads), gathers=gathers)
 

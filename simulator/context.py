@@ -20,20 +20,21 @@ masks leave all ranks the same work. As in TransformerEngine
 from __future__ import annotations
 
 from simulator.ops import Attention, Collective, CollectiveKind, Direction
-from simulator.schedule import CP, OpTemplate, Ref
+from simulator.schedule import CP, OpTemplate
 from simulator.templates import Templates
+from simulator.values import Ref
 
 Ops = list[OpTemplate]
 
 
-def context_attention(t: Templates, row: int, inputs: tuple[Ref, ...], write: str) -> Ops:
+def context_attention(t: Templates, row: int, inputs: tuple[Ref, ...], write: Ref) -> Ops:
     """Return the forward ops of slice ``row`` from its queries, keys and values, ``inputs``, to the
     projection's input, ``write``."""
     return _FORWARD[t.shapes.workload.cp_comm](t, row, inputs, write)
 
 
 def context_attention_bwd(
-    t: Templates, row: int, grad: Ref, inputs: tuple[Ref, ...], write: str
+    t: Templates, row: int, grad: Ref, inputs: tuple[Ref, ...], write: Ref
 ) -> Ops:
     """Return the backward ops of slice ``row``, from the gradient of its output, ``grad``, to the
     gradient of its inputs, ``write``."""
@@ -43,45 +44,45 @@ def context_attention_bwd(
 # Ring ---------------------------------------------------------------------------------------------
 
 
-def _ring(t: Templates, row: int, inputs: tuple[Ref, ...], write: str) -> Ops:
+def _ring(t: Templates, row: int, inputs: tuple[Ref, ...], write: Ref) -> Ops:
     s, size, last = t.shapes, t.shapes.width_bytes("core_attn", row), t.shapes.cluster.cp - 1
     ops: Ops = []
-    keys, merged = inputs, Ref(0, f"{write}.0")
+    keys, merged = inputs, write.form(0)
     for step in range(last + 1):
-        message = _message(t, row, "attn.cp_p2p", keys, f"s{row}.attn.cp_kv.{step}", step)
+        message = _message(t, row, "attn.cp_p2p", keys, Ref("attn.cp_kv", row, step), step)
         reads = tuple(dict.fromkeys((*inputs, *keys)))
         ops += message
         ops.append(
-            t.op("attn.core_attn", row, _ring_step(t, row, step), reads, f"{write}.{step}", size,
+            t.op("attn.core_attn", row, _ring_step(t, row, step), reads, write.form(step), size,
                  piece=step)
         )  # fmt: skip
         if step:
             parts = merged, *ops[-1].writes
-            merged = Ref(0, write if step == last else f"{write}.to.{step}")
+            merged = write if step == last else write.form("to", step)
             add = s.pointwise("add", 2 * size, size)
-            ops.append(t.op("attn.cp_merge", row, add, parts, merged.name, size, piece=step))
+            ops.append(t.op("attn.cp_merge", row, add, parts, merged, size, piece=step))
         keys = message[0].writes if message else ()
     return ops
 
 
-def _ring_bwd(t: Templates, row: int, grad: Ref, inputs: tuple[Ref, ...], write: str) -> Ops:
+def _ring_bwd(t: Templates, row: int, grad: Ref, inputs: tuple[Ref, ...], write: Ref) -> Ops:
     s, size, last = t.shapes, t.shapes.width_bytes("qkv", row), t.shapes.cluster.cp - 1
-    add, context = s.pointwise("add", 2 * size, size), Ref(0, f"s{row}.attn.core_attn")
+    add, context = s.pointwise("add", 2 * size, size), Ref("attn.core_attn", row)
     ops: Ops = []
-    keys, summed = inputs, Ref(0, "")
+    keys, summed = inputs, write
     for step in range(last + 1):
-        message = _message(t, row, "attn.cp_p2p_bwd", keys, f"{write}.kv.{step}", step)
+        message = _message(t, row, "attn.cp_p2p_bwd", keys, write.form("kv", step), step)
         reads = tuple(dict.fromkeys((grad, *inputs, context, *keys)))
         signature = _ring_step(t, row, step, "backward")
         ops += message
         ops.append(
-            t.op("attn.core_attn_bwd", row, signature, reads, f"{write}.{step}", size, piece=step)
+            t.op("attn.core_attn_bwd", row, signature, reads, write.form(step), size, piece=step)
         )
         if step:
             parts = summed, *ops[-1].writes
-            name = write if step == last else f"{write}.to.{step}"
+            name = write if step == last else write.form("to", step)
             ops.append(t.op("attn.cp_merge_bwd", row, add, parts, name, size, piece=step))
-        ops += _message(t, row, "attn.cp_grad_bwd", ops[-1].writes, f"{write}.grad.{step}", step)
+        ops += _message(t, row, "attn.cp_grad_bwd", ops[-1].writes, write.form("grad", step), step)
         summed = ops[-1].writes[0]
         keys = message[0].writes if message else ()
     return ops
@@ -93,7 +94,7 @@ def _ring_step(t: Templates, row: int, step: int, direction: Direction = "forwar
 
 
 def _message(
-    t: Templates, row: int, role: str, value: tuple[Ref, ...], write: str, step: int
+    t: Templates, row: int, role: str, value: tuple[Ref, ...], write: Ref, step: int
 ) -> Ops:
     """Return the op that sends the keys and values of slice ``row``, or their gradients, to the
     next rank of the ring; the last step sends nothing."""
@@ -108,43 +109,45 @@ def _message(
 # Gathered keys ------------------------------------------------------------------------------------
 
 
-def _gathering(t: Templates, row: int, inputs: tuple[Ref, ...], write: str) -> Ops:
+def _gathering(t: Templates, row: int, inputs: tuple[Ref, ...], write: Ref) -> Ops:
     size = t.shapes.width_bytes("core_attn", row)
-    ops = _gathered(t, row, "", inputs, f"s{row}.attn.cp_kv")
+    ops = _gathered(t, row, "", inputs, Ref("attn.cp_kv", row))
     reads = (*inputs, *ops[-1].writes)
     for piece, signature in enumerate(_chunks(t, row)):
-        name, part = (write, size) if piece else (f"{write}.{piece}", 0)
+        name, part = (write, size) if piece else (write.form(piece), 0)
         ops.append(t.op("attn.core_attn", row, signature, reads, name, part, piece=piece))
         reads = (*reads, *ops[-1].writes)
     return ops
 
 
-def _gathering_bwd(t: Templates, row: int, grad: Ref, inputs: tuple[Ref, ...], write: str) -> Ops:
+def _gathering_bwd(t: Templates, row: int, grad: Ref, inputs: tuple[Ref, ...], write: Ref) -> Ops:
     s, whole = t.shapes, t.shapes.cluster.cp * t.shapes.kv_bytes(row)
     size, moved = s.width_bytes("qkv", row), s.kv_bytes(row)
-    ops = _gathered(t, row, "_bwd", inputs, f"{write}.kv")
-    reads = (grad, *inputs, Ref(0, f"s{row}.attn.core_attn"), *ops[-1].writes)
+    ops = _gathered(t, row, "_bwd", inputs, write.form("kv"))
+    reads = (grad, *inputs, Ref("attn.core_attn", row), *ops[-1].writes)
     for piece, signature in enumerate(_chunks(t, row, "backward")):
-        name, part = f"{write}.{piece}", 0 if piece else size - moved + whole
+        name, part = write.form(piece), 0 if piece else size - moved + whole
         ops.append(t.op("attn.core_attn_bwd", row, signature, reads, name, part, piece=piece))
         reads = (*reads, *ops[-1].writes)
     if s.exchanges_context:
         scatter = _collective(t, "reduce_scatter", whole)
         ops.append(
-            t.op("attn.cp_rs_bwd", row, scatter, ops[-1].writes, f"{write}.rs", moved, lane=CP)
+            t.op("attn.cp_rs_bwd", row, scatter, ops[-1].writes, write.form("rs"), moved, lane=CP)
         )
     parts = tuple(ref for op in ops[-3:] for ref in op.writes)
     order = s.pointwise("copy", moved, moved)
     return [*ops, t.op("attn.cp_order_grad_bwd", row, order, parts, write, size)]
 
 
-def _gathered(t: Templates, row: int, suffix: str, inputs: tuple[Ref, ...], write: str) -> Ops:
+def _gathered(t: Templates, row: int, suffix: str, inputs: tuple[Ref, ...], write: Ref) -> Ops:
     """Return the gather of keys and values, and the copy that puts their chunks in order."""
     s, whole = t.shapes, t.shapes.cluster.cp * t.shapes.kv_bytes(row)
     ops: Ops = []
     if s.exchanges_context:
         gather = _collective(t, "all_gather", whole)
-        ops.append(t.op(f"attn.cp_ag{suffix}", row, gather, inputs, f"{write}.ag", whole, lane=CP))
+        ops.append(
+            t.op(f"attn.cp_ag{suffix}", row, gather, inputs, write.form("ag"), whole, lane=CP)
+        )
     reads = ops[-1].writes if ops else inputs
     order = s.pointwise("copy", whole, whole)
     return [*ops, t.op(f"attn.cp_order{suffix}", row, order, reads, write, whole)]
@@ -161,23 +164,23 @@ def _chunks(
 # Heads for tokens ---------------------------------------------------------------------------------
 
 
-def _exchanging(t: Templates, row: int, inputs: tuple[Ref, ...], write: str) -> Ops:
+def _exchanging(t: Templates, row: int, inputs: tuple[Ref, ...], write: Ref) -> Ops:
     s, size = t.shapes, t.shapes.width_bytes("core_attn", row)
-    ops = _exchange(t, row, "", inputs, f"s{row}.attn.cp_qkv", _parts(t, row))
+    ops = _exchange(t, row, "", inputs, Ref("attn.cp_qkv", row), _parts(t, row))
     whole = _attention(t, row, s.workload.seq_length, s.cluster.cp)
-    inside = f"s{row}.attn.cp_core"
+    inside = Ref("attn.cp_core", row)
     ops.append(t.op("attn.core_attn", row, whole, ops[-1].writes, inside, size))
     return [*ops, *_exchange(t, row, "_back", ops[-1].writes, write, {"out": size})]
 
 
-def _exchanging_bwd(t: Templates, row: int, grad: Ref, inputs: tuple[Ref, ...], write: str) -> Ops:
+def _exchanging_bwd(t: Templates, row: int, grad: Ref, inputs: tuple[Ref, ...], write: Ref) -> Ops:
     s, size = t.shapes, t.shapes.width_bytes("core_attn", row)
-    ops = _exchange(t, row, "_bwd", (grad,), f"{write}.cp_out", {"out": size})
+    ops = _exchange(t, row, "_bwd", (grad,), write.form("cp_out"), {"out": size})
     whole = _attention(t, row, s.workload.seq_length, s.cluster.cp, "backward")
-    kept = (Ref(0, f"s{row}.attn.cp_qkv"), Ref(0, f"s{row}.attn.cp_core"))
+    kept = (Ref("attn.cp_qkv", row), Ref("attn.cp_core", row))
     reads = (*ops[-1].writes, *kept)
     size = s.width_bytes("qkv", row)
-    ops.append(t.op("attn.core_attn_bwd", row, whole, reads, f"{write}.cp", size))
+    ops.append(t.op("attn.core_attn_bwd", row, whole, reads, write.form("cp"), size))
     return [*ops, *_exchange(t, row, "_back_bwd", ops[-1].writes, write, _parts(t, row))]
 
 
@@ -188,7 +191,7 @@ def _parts(t: Templates, row: int) -> dict[str, int]:
 
 
 def _exchange(
-    t: Templates, row: int, suffix: str, source: tuple[Ref, ...], write: str,
+    t: Templates, row: int, suffix: str, source: tuple[Ref, ...], write: Ref,
     parts: dict[str, int],
 ) -> Ops:  # fmt: skip
     """Return copies, all-to-alls and copies of ``parts``; the last op writes ``write``. A part is
@@ -199,20 +202,20 @@ def _exchange(
     reads: tuple[Ref, ...] = ()
     for piece, (name, size) in enumerate(parts.items()):
         pack = t.shapes.pointwise("copy", before * size, before * size)
-        packed = f"{write}.{name}.packed"
+        packed = write.form(name, "packed")
         ops.append(t.op(f"attn.cp_pack{suffix}", row, pack, source, packed, size, piece=piece))
         if t.shapes.exchanges_context:
             ops.append(
                 t.op(f"attn.cp_a2a{suffix}", row, _collective(t, "all_to_all", size),
-                     ops[-1].writes, f"{write}.{name}.a2a", size, lane=CP, piece=piece)
+                     ops[-1].writes, write.form(name, "a2a"), size, lane=CP, piece=piece)
             )  # fmt: skip
         moved.append(ops[-1].writes)
     for piece, (moving, size) in enumerate(zip(moved, parts.values(), strict=True)):
         unpack = t.shapes.pointwise("copy", behind * size, behind * size)
         last = piece == len(parts) - 1
-        name, held = (write, sum(parts.values())) if last else (f"{write}.{piece}", 0)
+        made, held = (write, sum(parts.values())) if last else (write.form(piece), 0)
         reads = (*reads, *moving)
-        ops.append(t.op(f"attn.cp_unpack{suffix}", row, unpack, reads, name, held, piece=piece))
+        ops.append(t.op(f"attn.cp_unpack{suffix}", row, unpack, reads, made, held, piece=piece))
         reads = (*reads, *ops[-1].writes)
     return ops
 

@@ -18,10 +18,11 @@ from simulator.issue_order import ALL_SLICES, Token
 from simulator.mtp import projections, projections_bwd, repeated
 from simulator.op_table import Ops, table_of
 from simulator.ops import Pointwise
-from simulator.schedule import DP, OpTemplate, Ref
+from simulator.schedule import DP, OpTemplate
 from simulator.shapes import GRAD_BYTES, Shapes
 from simulator.sharding import padded_vocab_size
 from simulator.templates import Templates
+from simulator.values import Ref, main_gradient
 
 LOSS_BYTES: Final = 4
 """Bytes of one loss term: cross-entropy is computed in fp32."""
@@ -46,8 +47,8 @@ times the loss's gradient, and to the model's dtype. The logits are in 16 bits."
 Await = Literal["dgrad", "wgrad", "nothing"]
 """Which gradient at the head a slice waits for: of its input, where the order asked for that of the
 table first, of the table, none."""
-Adding = tuple[str, tuple[Ref, ...]]
-"""The name of a slice's gradient of a table, and the one that it adds to."""
+Adding = tuple[Ref, tuple[Ref, ...]]
+"""A slice's gradient of a table, and the one that it adds to."""
 Place = tuple[str, str]
 """Block and fragment of a layer."""
 
@@ -132,7 +133,7 @@ class Edges:
         if make is Edges.head_norm:
             return [*projections(t, row), *found]
         if make is Edges.head_norm_bwd:
-            return [*found, *projections_bwd(t, row, (Ref(0, f"d.s{row}.x"),), adding)]
+            return [*found, *projections_bwd(t, row, (Ref("x", row).grad,), adding)]
         return found
 
     def whole(self, first: int) -> list[OpTemplate]:
@@ -156,7 +157,9 @@ class Edges:
     def _parameters(self, row: int, *_: object) -> list[OpTemplate]:
         edge = self.shapes.edge_parameters
         signature = self.shapes.dp_gather(edge, edge=edge)
-        return [self.templates.op("embed.dp.ag", row, signature, (), "params.edges", 0, lane=DP)]
+        return [
+            self.templates.op("embed.dp.ag", row, signature, (), Ref("params.edges"), 0, lane=DP)
+        ]
 
     # Forward ------------------------------------------------------------------------------------
 
@@ -164,9 +167,9 @@ class Edges:
     def look_up(self, row: int) -> list[OpTemplate]:
         """Return the vocabulary-parallel embedding of a slice and its sum over the ranks."""
         s, size = self.shapes, self.shapes.hidden_bytes(row)
-        waits = (Ref(0, "params.edges"),) if self.gathers else ()
+        waits = (Ref("params.edges"),) if self.gathers else ()
         produced = self.templates.op(
-            "embed", row, s.pointwise("embedding", size, size), waits, f"s{row}.embed", size,
+            "embed", row, s.pointwise("embedding", size, size), waits, Ref("embed", row), size,
             weights=("w.embed",),
         )  # fmt: skip
         # Positions are added to all tokens, before each rank takes its share.
@@ -184,8 +187,8 @@ class Edges:
         mask = s.mask_bytes(row)
         signature = s.pointwise("embedding_post", read * works, output * works + mask)
         refer = f.reduced_ref if self._learns_positions else f.summed_ref
-        source = (refer(0, f"s{row}.embed"),)
-        return [f.op("embed.post", row, signature, source, f"s{row}.x", output + mask)]
+        source = (refer(Ref("embed", row)),)
+        return [f.op("embed.post", row, signature, source, Ref("x", row), output + mask)]
 
     @property
     def _learns_positions(self) -> bool:
@@ -199,26 +202,26 @@ class Edges:
         """Return the final norm of a slice and the gather of its output."""
         s, f, size = self.shapes, self.templates, self.shapes.residual_bytes(row)
         norm = f.op(
-            "head.norm", row, s.pointwise(s.model.norm, size, size), (Ref(0, f"s{row}.x"),),
-            f"s{row}.head.norm", size, weights=("w.head.norm",),
+            "head.norm", row, s.pointwise(s.model.norm, size, size), (Ref("x", row),),
+            Ref("head.norm", row), size, weights=("w.head.norm",),
         )  # fmt: skip
-        return [norm, *f.gathered(row, "head.norm.ag", norm.writes[0], f"s{row}.head.norm.ag")]
+        return [norm, *f.gathered(row, "head.norm.ag", norm.writes[0], norm.writes[0].form("ag"))]
 
     @_once
     def logits(self, row: int) -> list[OpTemplate]:
         """Return the LM head of a slice."""
         s, f, tokens = self.shapes, self.templates, self.shapes.tokens(row)
         logits_bytes = tokens * self._vocab() * s.element
-        source = f.gathered_ref(Ref(0, f"s{row}.head.norm"), f"s{row}.head.norm.ag")
+        source = f.gathered_ref(Ref("head.norm", row), Ref("head.norm", row).form("ag"))
         ops = [f.op(
             "head.logits", row, s.gemm(tokens, self._vocab(), s.model.hidden_size, "forward"),
-            (source,), f"s{row}.uncapped" if self._capped else f"s{row}.logits", logits_bytes,
+            (source,), Ref("uncapped", row) if self._capped else Ref("logits", row), logits_bytes,
             weights=(self._table,),
         )]  # fmt: skip
         if self._capped:
             signature = s.pointwise("softcap", logits_bytes, logits_bytes)
             ops.append(f.op(
-                "head.softcap", row, signature, ops[0].writes, f"s{row}.logits", logits_bytes
+                "head.softcap", row, signature, ops[0].writes, Ref("logits", row), logits_bytes
             ))  # fmt: skip
         return ops
 
@@ -228,13 +231,13 @@ class Edges:
         s, f, tokens = self.shapes, self.templates, self.shapes.tokens(row)
         logits_bytes, loss_bytes = tokens * self._vocab() * s.element, tokens * LOSS_BYTES
         signature = self._loss("cross_entropy_max", row, logits_bytes, loss_bytes)
-        source = (Ref(0, f"s{row}.logits"),)
-        top = f.op("loss.max", row, signature, source, f"s{row}.loss.max", loss_bytes)
+        source = (Ref("logits", row),)
+        top = f.op("loss.max", row, signature, source, Ref("loss.max", row), loss_bytes)
         reduced = f.reduced(top, loss_bytes, "fp32")
         if not self._own_logits:
             return reduced
         copy_bytes = tokens * self._vocab() * LOSS_BYTES
-        return [top.writing(Ref(0, f"s{row}.fp32.logits"), copy_bytes), *reduced[1:]]
+        return [top.writing(Ref("fp32.logits", row), copy_bytes), *reduced[1:]]
 
     def loss_sums(self) -> Sequence[OpTemplate]:
         """Return sum and target logit of all slices, after the whole of forward: another slice's
@@ -269,7 +272,7 @@ class Edges:
         return Pointwise(law, reads * logits, writes * logits, s.workload.dtype, kernels=kernels)
 
     def _loss_input(self, row: int) -> Ref:
-        return Ref(0, f"s{row}.fp32.logits" if self._own_logits else f"s{row}.logits")
+        return Ref("fp32.logits" if self._own_logits else "logits", row)
 
     @_once
     def _loss_sum(self, row: int, is_last: bool) -> list[OpTemplate]:
@@ -279,8 +282,8 @@ class Edges:
         signature = self._loss("cross_entropy_sum", row, logits_bytes, sums_bytes)
         if s.workload.implementation.check_for_nan_in_grad and is_last:
             signature = signature._replace(awaited=True)
-        reads = (self._loss_input(row), f.reduced_ref(0, f"s{row}.loss.max"))
-        sums = f.op("loss.sum", row, signature, reads, f"s{row}.loss.sum", sums_bytes)
+        reads = (self._loss_input(row), f.reduced_ref(Ref("loss.max", row)))
+        sums = f.op("loss.sum", row, signature, reads, Ref("loss.sum", row), sums_bytes)
         return f.reduced(sums, sums_bytes, "fp32")
 
     # Backward -----------------------------------------------------------------------------------
@@ -293,26 +296,28 @@ class Edges:
         signature = self._loss("cross_entropy_grad", row, logits_bytes, logits_bytes)
         reads = (
             self._loss_input(row),
-            f.reduced_ref(0, f"s{row}.loss.max"),
-            f.reduced_ref(0, f"s{row}.loss.sum"),
+            f.reduced_ref(Ref("loss.max", row)),
+            f.reduced_ref(Ref("loss.sum", row)),
         )
-        ops = [f.op("loss.grad", row, signature, reads, f"d.s{row}.logits", 0)]
+        ops = [f.op("loss.grad", row, signature, reads, Ref("logits", row).grad, 0)]
         if self._plain_loss:
-            name = f"d.s{row}.fp32.logits"
+            name = Ref("fp32.logits", row).grad
             whole = PLAIN_LOSS if s.cluster.tp == 1 else PARALLEL_LOSS
             there = (
                 s.element + LOSS_BYTES * self._own_logits
             )  # the gradient takes the logits' place
             more = (whole - there) * s.tokens(row) * self._vocab()
-            ops[0] = ops[0].writing(Ref(0, name), more)
+            ops[0] = ops[0].writing(name, more)
         if self._capped:
             signature = s.pointwise("softcap_bwd", 2 * logits_bytes, logits_bytes)
-            sources = (*ops[0].writes, Ref(0, f"s{row}.uncapped"))
-            ops.append(f.op("head.softcap_bwd", row, signature, sources, f"d.s{row}.uncapped", 0))
-        norm = f"s{row}.head.norm"
+            sources = (*ops[0].writes, Ref("uncapped", row))
+            ops.append(
+                f.op("head.softcap_bwd", row, signature, sources, Ref("uncapped", row).grad, 0)
+            )
+        norm = Ref("head.norm", row)
         if f.keeps_gathered:
             return ops
-        return [*ops, *f.gathered(row, "head.norm.ag_bwd", Ref(0, norm), f"{norm}.ag_bwd")]
+        return [*ops, *f.gathered(row, "head.norm.ag_bwd", norm, norm.form("ag_bwd"))]
 
     def logits_dgrad(self, row: int) -> Ops:
         """Return the gradient of the final norm's output, summed over the ranks; where its wgrad
@@ -323,13 +328,13 @@ class Edges:
 
     @_once
     def _logits_dgrad(self, row: int, *adding: Any) -> list[OpTemplate]:
-        s, f, norm = self.shapes, self.templates, f"s{row}.head.norm"
-        again = f.gathered_ref(Ref(0, norm), self._whole_input(row))
+        s, f, norm = self.shapes, self.templates, Ref("head.norm", row)
+        again = f.gathered_ref(norm, self._whole_input(row))
         waits = (again,) if f.waits_for_sums and s.shards_tokens else ()
         signature = s.gemm(s.tokens(row), s.model.hidden_size, self._vocab(), "dgrad")
         dgrad = f.op(
             "head.logits_dgrad", row, signature, (self._logits_grad(row), *waits),
-            f"d.{norm}", s.hidden_bytes(row), weights=(self._table,),
+            norm.grad, s.hidden_bytes(row), weights=(self._table,),
         )  # fmt: skip
         wgrad = self._logits_wgrad(row, *adding) if adding else ()
         return [*f.summed(dgrad, s.hidden_bytes(row)), *wgrad]
@@ -338,21 +343,21 @@ class Edges:
     def _capped(self) -> bool:
         return self.shapes.model.final_logit_softcapping > 0
 
-    def _whole_input(self, row: int) -> str:
-        """Return the name of the head's input of all tokens that its wgrad reads."""
-        return f"s{row}.head.norm.{'ag' if self.templates.keeps_gathered else 'ag_bwd'}"
+    def _whole_input(self, row: int) -> Ref:
+        """Return the head's input of all tokens that its wgrad reads."""
+        return Ref("head.norm", row).form("ag" if self.templates.keeps_gathered else "ag_bwd")
 
     def _logits_grad(self, row: int) -> Ref:
-        return Ref(0, f"d.s{row}.uncapped" if self._capped else f"d.s{row}.logits")
+        return Ref("uncapped" if self._capped else "logits", row).grad
 
     def _adding(self, table: str, row: int) -> Adding:
-        """Return the name of slice ``row``'s gradient of ``table``, and the gradient that it adds
-        to, written by the slice issued before. The last slice's is that of the table."""
+        """Return the gradient of ``table`` from slice ``row``, and the one that it adds to, written
+        by the slice issued before. The last slice's is that of the table."""
         added = self._added.setdefault(table, [])
-        before = (Ref(0, f"grad.{table}.s{added[-1]}"),) if added else ()
+        before = (main_gradient(table, added[-1]),) if added else ()
         added.append(row)
         last = len(added) == self.shapes.plan.row_slices
-        return f"grad.{table}" if last else f"grad.{table}.s{row}", before
+        return main_gradient(table, -1 if last else row), before
 
     def logits_wgrad(self, row: int) -> Ops | None:
         """Return ``early_wgrad``; if the dgrad is not issued yet, the wgrad follows right after
@@ -369,16 +374,16 @@ class Edges:
         return self._logits_wgrad(row, *self._adding("head", row))
 
     @_once
-    def _logits_wgrad(self, row: int, name: str, before: tuple[Ref, ...]) -> list[OpTemplate]:
-        s, f, norm = self.shapes, self.templates, f"s{row}.head.norm"
+    def _logits_wgrad(self, row: int, made: Ref, before: tuple[Ref, ...]) -> list[OpTemplate]:
+        s, f, norm = self.shapes, self.templates, Ref("head.norm", row)
         signature = s.gemm(self._vocab(), s.model.hidden_size, s.tokens(row), "wgrad")
-        waits = (f.summed_ref(0, f"d.{norm}"),) if f.waits_for_sums else ()
-        whole = f.gathered_ref(Ref(0, norm), self._whole_input(row))
+        waits = (f.summed_ref(norm.grad),) if f.waits_for_sums else ()
+        whole = f.gathered_ref(norm, self._whole_input(row))
         reads = (self._logits_grad(row), whole, *waits)
-        ops = f.accumulated("head.logits_wgrad", row, signature, reads, name, before)
+        ops = f.accumulated("head.logits_wgrad", row, signature, reads, made, before)
         if s.workload.implementation.dummy_wgrads:
             dummy_bytes = signature.m * signature.n * s.element
-            ops[0] = ops[0].writing(Ref(0, f"{name}.dummy"), dummy_bytes)
+            ops[0] = ops[0].writing(made.form("dummy"), dummy_bytes)
         return ops
 
     @_once
@@ -386,17 +391,19 @@ class Edges:
         """Return the gradient of the stack's output."""
         s, f, size = self.shapes, self.templates, self.shapes.residual_bytes(row)
         signature = s.pointwise(f"{s.model.norm}_bwd", 2 * size, size)
-        reads = (f.summed_ref(0, f"d.s{row}.head.norm"), Ref(0, f"s{row}.x"))
+        reads = (f.summed_ref(Ref("head.norm", row).grad), Ref("x", row))
         return [
-            f.op("head.norm_bwd", row, signature, reads, f"d.s{row}.x", size,
+            f.op("head.norm_bwd", row, signature, reads, Ref("x", row).grad, size,
                  weights=("w.head.norm",))
         ]  # fmt: skip
 
     @_once
     def embed_gather(self, row: int) -> list[OpTemplate]:
         """Return the gather of the gradient of a slice's embedding."""
-        local = Ref(0, f"d.s{row}.x")
-        return self.templates.gathered(row, "embed_bwd.ag", local, f"d.s{row}.embed.ag")
+        local = Ref("x", row).grad
+        return self.templates.gathered(
+            row, "embed_bwd.ag", local, Ref("embed", row).grad.form("ag")
+        )
 
     def embed_bwd(self, row: int) -> Ops:
         """Return the scatter-add of a slice into the table's (and the positions') gradient.
@@ -406,7 +413,7 @@ class Edges:
         return self._embed_bwd(row, *self._adding("embed", row))
 
     @_once
-    def _embed_bwd(self, row: int, name: str, before: tuple[Ref, ...]) -> list[OpTemplate]:
+    def _embed_bwd(self, row: int, made: Ref, before: tuple[Ref, ...]) -> list[OpTemplate]:
         s, f, size = self.shapes, self.templates, self.shapes.hidden_bytes(row)
         clears = self._dense or not (f.accumulate_first or s.model.tie_word_embeddings)
         cleared = self._table_bytes if clears and not before else 0
@@ -414,10 +421,10 @@ class Edges:
         signature = s.pointwise(
             "embedding_bwd", size + s.mask_bytes(row) + scaled, size + cleared + scaled
         )
-        whole = f.gathered_ref(Ref(0, f"d.s{row}.x"), f"d.s{row}.embed.ag")
-        if self._dense and name == "grad.embed":
-            name = "grad.embed.dense"
-        return [f.op("embed_bwd", row, signature, (whole, *before), name, 0)]
+        whole = f.gathered_ref(Ref("x", row).grad, Ref("embed", row).grad.form("ag"))
+        if self._dense and made == main_gradient("embed"):
+            made = made.form("dense")
+        return [f.op("embed_bwd", row, signature, (whole, *before), made, 0)]
 
     def dense_embedding_grad(self) -> Sequence[OpTemplate]:
         """Return the sum of a gradient that the embedding made apart into the table's."""
@@ -426,8 +433,10 @@ class Edges:
     @_once
     def _dense_add(self, row: int) -> list[OpTemplate]:
         signature = self.shapes.gradient_sum(self._vocab() * self.shapes.model.hidden_size)
-        reads = (Ref(0, "grad.embed.dense"),)
-        return [self.templates.op("embed_bwd.add", row, signature, reads, "grad.embed", 0)]
+        total = main_gradient("embed")
+        return [
+            self.templates.op("embed_bwd.add", row, signature, (total.form("dense"),), total, 0)
+        ]
 
     @property
     def _dense(self) -> bool:

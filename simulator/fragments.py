@@ -1,14 +1,12 @@
 """Fragments: a token's op templates, with the values that they read and write.
 
-Names of values inside a layer: ``s0.x`` layer input, ``s0.y`` after attention, ``s0.attn.qkv`` the
-output of that GEMM, ``s0.attn.proj.1`` a column piece, ``….ar`` the same piece after its all-reduce
-(in place). ``d.…`` are gradients.
+Values inside a layer: ``s0.x`` is its input, ``s0.y`` what follows attention, and others are called
+as what makes them (``simulator.values``).
 With sequence parallelism ``s0.x``, ``s0.y`` and the norms' outputs are this rank's share of the
 tokens; ``….ag`` is the same value gathered from all ranks, ``….rs`` a sum scattered over them.
 ``s0.attn.qk`` are normalised queries and keys; values are still read from ``s0.attn.qkv``.
 Backward gathers a norm's output again for the wgrad (``….ag_bwd``), unless it was kept whole.
-``grad.attn.qkv.s1`` is the main gradient after slice 1 was added to it: the chain of writers fixes
-the order of accumulation. ``again.s0.attn.norm`` is a value that backward recomputed.
+The chain of main gradients' writers fixes the order of accumulation.
 """
 
 from __future__ import annotations
@@ -34,6 +32,7 @@ from simulator.issue_order import (
     COLUMN_PARALLEL,
     CORE,
     FORWARD_FRAGMENTS,
+    INPUT,
     JOINED,
     ROW_PARALLEL,
     SIDES,
@@ -48,9 +47,10 @@ from simulator.ops import Gemm
 from simulator.overlap import NONE, Overlap, overlap_of, told_of
 from simulator.overlapped import Linear, gather_gemm, reserved, sum_gemm
 from simulator.quantized import ROWS, Quantized, operand_bytes
-from simulator.recomputation import RECOMPUTED_PREFIX, Recomputation
-from simulator.schedule import OpTemplate, Ref
+from simulator.recomputation import Recomputation
+from simulator.schedule import OpTemplate
 from simulator.token_way import TokenWay
+from simulator.values import Ref, main_gradient
 
 SEES: Final = {
     **dict.fromkeys(("proj", "fc2", "residual", "residual_bwd"), "col"),
@@ -101,14 +101,14 @@ class Fragments(Quantized):
     def made(self, token: Token, before: Token | None = None) -> list[OpTemplate]:
         """Return new op templates of ``token``, in its own layer; ``before``: the token whose
         gradient a wgrad adds to."""
-        if token.fragment.endswith("_wgrad"):
+        if token.is_wgrad:
             ops = self._wgrad(token, before)
             return [self.recomputation.reading(op, token.fragment) for op in ops]
         return self._build(token)
 
     def _build(self, token: Token) -> list[OpTemplate]:
-        if token.fragment.endswith(AGAIN):
-            return self._again(token._replace(fragment=token.fragment.removesuffix(AGAIN)))
+        if token.is_again:
+            return self._again(token.plain)
         built = [*self._graph_copies(token), *self._plain(token)]
         if token.fragment in FORWARD_FRAGMENTS[token.block]:
             return [self.recomputation.dropping(op) for op in built]
@@ -126,15 +126,15 @@ class Fragments(Quantized):
         entry = graph_entry(block, token.fragment, scopes, experts=s.model.num_experts > 0)
         if not entry:
             return []
-        reads: tuple[Ref, ...] = (Ref(0, f"s{row}.x" if block == "attn" else f"s{row}.y"),)
+        reads: tuple[Ref, ...] = (Ref(INPUT[block], row),)
         if entry == "backward":
-            reads = (Ref(0, f"d.s{row}.y"),)
+            reads = (Ref("y", row).grad,)
             if block == "mlp":
-                reads = (Ref(1, f"d.s{row}.x"), *gradients_back(self, row))
+                reads = (Ref("x", row, layer=1).grad, *gradients_back(self, row))
                 size += TokenWay(self, row).sent_bytes(scopes)
         role = f"{block}.{GRAPH_COPY}" + "_bwd" * (entry == "backward")
-        name, signature = f"{reads[0].name}.graph", s.pointwise("copy", size, size, len(reads))
-        return [self.op(role, row, signature, reads, name, size)]
+        signature = s.pointwise("copy", size, size, len(reads))
+        return [self.op(role, row, signature, reads, reads[0].here.form("graph"), size)]
 
     # Recomputation ------------------------------------------------------------------------------
 
@@ -173,45 +173,45 @@ class Fragments(Quantized):
         size = s.tokens(row) * columns * s.element
         if block == "attn" and s.model.position_embedding == "rope" and not s.model.qk_norm:
             size = s.qk_bytes(row)  # queries are rotated again, too, from those that were kept
-        name = f"s{row}.{block}.{COLUMN_PARALLEL[block]}"
-        return self._column_gemm(block, row, columns, f"{RECOMPUTED_PREFIX}{name}", size)
+        write = Ref(f"{block}.{COLUMN_PARALLEL[block]}", row).again
+        return self._column_gemm(block, row, columns, write, size)
 
     # Forward ------------------------------------------------------------------------------------
 
     def _core_attn(self, block: str, row: int, _: int) -> list[OpTemplate]:
         ops, size = core_attention(self, row), self.shapes.width_bytes("core_attn", row)
-        return [*ops, *self.cast(row, Ref(0, f"s{row}.attn.core_attn"), size)]
+        return [*ops, *self.cast(row, Ref("attn.core_attn", row), size)]
 
     def _norm(self, block: str, row: int, _: int) -> list[OpTemplate]:
         s, size = self.shapes, self.shapes.residual_bytes(row)
-        source = Ref(0, f"s{row}.x" if block == "attn" else f"s{row}.y")
-        name, gathered = f"s{row}.{block}.norm", self.gathers
+        source = Ref(INPUT[block], row)
+        write = Ref(f"{block}.norm", row)
         written = operand_bytes(s, size // s.element) if self.norm_casts else size
         norm = self.op(
             f"{block}.norm", row, s.pointwise(s.model.norm, size, written), (source,),
-            f"{name}{ROWS}" if self.norm_casts else name, written, weights=(f"w.{block}.norm",),
+            write.form(ROWS) if self.norm_casts else write, written, weights=(f"w.{block}.norm",),
         )  # fmt: skip
         ops = [norm]
         if not self.norm_casts:
-            ops += self.cast(row, norm.writes[0], size, gathered=gathered)
+            ops += self.cast(row, write, size, gathered=self.gathers)
         if self.overlap(COLUMN_PARALLEL[block], "fprop").method != "none":
             return ops  # the GEMM gathers
         return [*ops, *self._norm_gathered(block, row)]
 
     def _norm_gathered(self, block: str, row: int) -> list[OpTemplate]:
-        local = f"s{row}.{block}.norm"
-        source, size = self.rows_of(Ref(0, local)), self.gathered_bytes(row)
-        return self.gathered(row, f"{block}.norm.ag", source, f"{local}.ag", size)
+        local = Ref(f"{block}.norm", row)
+        source, size = self.rows_of(local), self.gathered_bytes(row)
+        return self.gathered(row, f"{block}.norm.ag", source, local.form("ag"), size)
 
     def _column_parallel(self, block: str, row: int, _: int) -> list[OpTemplate]:
         s, first = self.shapes, COLUMN_PARALLEL[block]
         if self._is_latent(block):
             return latent_qkv(self, row)
         size = s.width_bytes(first, row)
-        return self._column_gemm(block, row, s.width(first), f"s{row}.{block}.{first}", size)
+        return self._column_gemm(block, row, s.width(first), Ref(f"{block}.{first}", row), size)
 
     def _column_gemm(
-        self, block: str, row: int, width: int, write: str, size: int
+        self, block: str, row: int, width: int, write: Ref, size: int
     ) -> list[OpTemplate]:
         """Return the GEMM of ``width`` columns, and what gathers its input meanwhile."""
         s, role = self.shapes, f"{block}.{COLUMN_PARALLEL[block]}"
@@ -220,13 +220,13 @@ class Fragments(Quantized):
         def gemm(tokens: int) -> Gemm:
             return s.linear(tokens, width, s.model.hidden_size, "forward", bias=bias)
 
-        norm = f"s{row}.{block}.norm"
+        norm = Ref(f"{block}.norm", row)
         linear = Linear(
             role, row, gemm, tokens, write, size, (f"w.{role}",),
             gathered_bytes=self.gathered_bytes(row),
         )  # fmt: skip
         how = self.overlap(COLUMN_PARALLEL[block], "fprop")
-        return gather_gemm(self, how, linear, self.rows_of(Ref(0, norm)), f"{norm}.ag")
+        return gather_gemm(self, how, linear, self.rows_of(norm), norm.form("ag"))
 
     def overlap(self, linear: str, way: str) -> Overlap:
         """Return how the plan hides the collective of a GEMM."""
@@ -238,8 +238,8 @@ class Fragments(Quantized):
     def _act(self, block: str, row: int, _: int) -> list[OpTemplate]:
         read, size = (self.shapes.width_bytes(name, row) for name in ("fc1", "act"))
         signature = self.shapes.pointwise(self.shapes.activation, read, size)
-        reads = (Ref(0, f"s{row}.mlp.fc1"),)
-        made = self.op("mlp.act", row, signature, reads, f"s{row}.mlp.act", size)
+        reads, write = (Ref("mlp.fc1", row),), Ref("mlp.act", row)
+        made = self.op("mlp.act", row, signature, reads, write, size)
         return [made, *self.cast(row, made.writes[0], size)]
 
     def _row_parallel(self, block: str, row: int, piece: int) -> list[OpTemplate]:
@@ -248,110 +248,112 @@ class Fragments(Quantized):
         width = s.model.hidden_size // count
         linear = Linear(
             role, row, lambda tokens: s.linear(tokens, width, s.width(core), "forward"),
-            s.tokens(row), f"s{row}.{role}.{piece}", s.hidden_bytes(row) // count, (f"w.{role}",),
+            s.tokens(row), Ref(role, row, piece), s.hidden_bytes(row) // count, (f"w.{role}",),
             piece,
         )  # fmt: skip
         how = self.overlap(ROW_PARALLEL[block], "fprop")
-        return sum_gemm(self, how, linear, (self.rows_of(Ref(0, f"s{row}.{block}.{core}")),))
+        return sum_gemm(self, how, linear, (self.rows_of(Ref(f"{block}.{core}", row)),))
 
     def _residual(self, block: str, row: int, _: int) -> list[OpTemplate]:
         s, size = self.shapes, self.shapes.residual_bytes(row)
-        residual = Ref(0, f"s{row}.x" if block == "attn" else f"s{row}.y")
-        parts, ops = self._block_output(block, row), []
+        residual, parts, ops = Ref(INPUT[block], row), self._block_output(block, row), []
         if s.model.post_norm:
             gathered = size if len(parts) > 1 else 0
             signature = s.pointwise(s.model.norm, size + gathered, size + gathered, len(parts))
             ops.append(
-                self.op(f"{block}.post_norm", row, signature, parts, f"s{row}.{block}.post_norm",
+                self.op(f"{block}.post_norm", row, signature, parts, Ref(f"{block}.post_norm", row),
                         size, weights=(f"w.{block}.post_norm",))
             )  # fmt: skip
             parts = ops[0].writes
-        layer, write = (0, f"s{row}.y") if block == "attn" else (1, f"s{row}.x")
+        write = Ref("y", row) if block == "attn" else Ref("x", row, layer=1)
         fused = s.model.has_bias(ROW_PARALLEL[block]) or s.model.hidden_dropout
         name = "bias_dropout_add" if fused else "add"
         signature = s.pointwise(name, 2 * size, size + s.mask_bytes(row), len(parts))
         return [
             *ops,
             self.op(f"{block}.residual", row, signature, (*parts, residual), write,
-                    size + s.mask_bytes(row), layer=layer),
+                    size + s.mask_bytes(row)),
         ]  # fmt: skip
 
     def _block_output(self, block: str, row: int) -> tuple[Ref, ...]:
         """Return the column pieces of the block's output, summed over the ranks."""
         count, last = getattr(self.shapes.plan, f"{block}_col_slices"), ROW_PARALLEL[block]
-        names = (f"s{row}.{block}.{last}.{j}" for j in range(count))
-        return tuple(self.summed_ref(0, name) for name in names)
+        return tuple(self.summed_ref(Ref(f"{block}.{last}", row, j)) for j in range(count))
 
     # Backward -----------------------------------------------------------------------------------
 
     def _output_grad(self, block: str, row: int) -> Ref:
         """Return the gradient of the block's output: the next layer's input, or the MLP's."""
-        return Ref(1, f"d.s{row}.x") if block == "mlp" else Ref(0, f"d.s{row}.y")
+        return Ref("x", row, layer=1).grad if block == "mlp" else Ref("y", row).grad
 
     def _row_parallel_grad(self, block: str, row: int) -> Ref:
         """Return the gradient of the row-parallel GEMM's output, of all tokens."""
-        return self.gathered_ref(self._rows_grad(block, row), f"d.s{row}.{block}.residual.ag")
+        whole = Ref(f"{block}.residual", row).grad.form("ag")
+        return self.gathered_ref(self._rows_grad(block, row), whole)
 
     def _rows_grad(self, block: str, row: int) -> Ref:
         """Return this rank's share of it, as its GEMMs read it."""
-        return self.rows_of(self._local_grad(block, row), f"d.s{row}.{block}.out")
+        return self.rows_of(self._local_grad(block, row), Ref(f"{block}.out", row).grad)
 
     def _local_grad(self, block: str, row: int) -> Ref:
         if self.shapes.model.post_norm:
-            return Ref(0, f"d.s{row}.{block}.post_norm")
+            return Ref(f"{block}.post_norm", row).grad
         return self._branch_grad(block, row)
 
     def _branch_grad(self, block: str, row: int) -> Ref:
         """Return the gradient of the branch that the residual connection adds to its input."""
         if self.shapes.has_residual_bwd:
-            return Ref(0, f"d.s{row}.{block}.residual")
+            return Ref(f"{block}.residual", row).grad
         return self._output_grad(block, row)
 
     def _residual_bwd(self, block: str, row: int, _: int) -> list[OpTemplate]:
-        s, size, branch = self.shapes, self.shapes.residual_bytes(row), f"d.s{row}.{block}"
+        s, size, added = self.shapes, self.shapes.residual_bytes(row), Ref(f"{block}.residual", row)
         role, ops = f"{block}.residual_bwd", []
         if s.has_residual_bwd:
             signature = s.pointwise("bias_dropout_add_bwd", size + s.mask_bytes(row), size)
-            forward = Ref(0, f"s{row}.y") if block == "attn" else Ref(1, f"s{row}.x")
+            forward = Ref("y", row) if block == "attn" else Ref("x", row, layer=1)
             reads = (self._output_grad(block, row), forward)
-            ops.append(self.op(role, row, signature, reads, f"{branch}.residual", size))
+            ops.append(self.op(role, row, signature, reads, added.grad, size))
         if s.model.post_norm:
             inputs = self._block_output(block, row)
             gathered, kernel = size if len(inputs) > 1 else 0, f"{s.model.norm}_bwd"
             signature = s.pointwise(kernel, 2 * size + gathered, size + gathered, len(inputs))
             ops.append(
                 self.op(f"{block}.post_norm_bwd", row, signature,
-                        (self._branch_grad(block, row), *inputs), f"{branch}.post_norm", size,
+                        (self._branch_grad(block, row), *inputs),
+                        Ref(f"{block}.post_norm", row).grad, size,
                         weights=(f"w.{block}.post_norm",))
             )  # fmt: skip
         local = self._local_grad(block, row)
-        ops += self.cast(row, local, size, gathered=self.gathers, base=f"{branch}.out")
+        out = Ref(f"{block}.out", row).grad
+        ops += self.cast(row, local, size, gathered=self.gathers, base=out)
         if self.overlap(ROW_PARALLEL[block], "dgrad").method != "none":
             return ops  # the GEMM gathers
         source, whole = self._rows_grad(block, row), self.gathered_bytes(row, copies=2)
-        return [*ops, *self.gathered(row, f"{role}.ag", source, f"{branch}.residual.ag", whole)]
+        return [*ops, *self.gathered(row, f"{role}.ag", source, added.grad.form("ag"), whole)]
 
     def _row_parallel_dgrad(self, block: str, row: int, _: int) -> list[OpTemplate]:
         s, role, core = self.shapes, f"{block}.{ROW_PARALLEL[block]}", CORE[block]
         linear = Linear(
             f"{role}_dgrad", row,
             lambda tokens: s.linear(tokens, s.width(core), s.model.hidden_size, "dgrad"),
-            s.tokens(row), f"d.s{row}.{block}.{core}", s.width_bytes(core, row), (f"w.{role}",),
-            gathered_bytes=self.gathered_bytes(row, copies=2),
+            s.tokens(row), Ref(f"{block}.{core}", row).grad, s.width_bytes(core, row),
+            (f"w.{role}",), gathered_bytes=self.gathered_bytes(row, copies=2),
         )  # fmt: skip
-        how, whole = self.overlap(ROW_PARALLEL[block], "dgrad"), f"d.s{row}.{block}.residual.ag"
+        how = self.overlap(ROW_PARALLEL[block], "dgrad")
+        whole = Ref(f"{block}.residual", row).grad.form("ag")
         return gather_gemm(self, how, linear, self._rows_grad(block, row), whole)
 
     def _core_attn_bwd(self, block: str, row: int, _: int) -> list[OpTemplate]:
-        ops, grad = core_attention_bwd(self, row), Ref(0, f"d.s{row}.attn.qkv")
+        ops, grad = core_attention_bwd(self, row), Ref("attn.qkv", row).grad
         return [*ops, *self.cast(row, grad, self.shapes.width_bytes("qkv", row))]
 
     def _act_bwd(self, block: str, row: int, _: int) -> list[OpTemplate]:
         size = self.shapes.width_bytes("fc1", row)
         read = size + self.shapes.width_bytes("act", row)
         signature = self.shapes.pointwise(f"{self.shapes.activation}_bwd", read, size)
-        reads = (Ref(0, f"d.s{row}.mlp.act"), Ref(0, f"s{row}.mlp.fc1"))
-        made = self.op("mlp.act_bwd", row, signature, reads, f"d.s{row}.mlp.fc1", size)
+        reads = (Ref("mlp.act", row).grad, Ref("mlp.fc1", row))
+        made = self.op("mlp.act_bwd", row, signature, reads, Ref("mlp.fc1", row).grad, size)
         return [made, *self.cast(row, made.writes[0], size)]
 
     def _column_parallel_dgrad(self, block: str, row: int, piece: int) -> list[OpTemplate]:
@@ -361,20 +363,20 @@ class Fragments(Quantized):
             return [*again, *latent_dgrad(self, row)]
         count = getattr(s.plan, f"{block}_dgrad_slices")
         width = s.model.hidden_size // count
-        norm = f"s{row}.{block}.norm"
+        norm = Ref(f"{block}.norm", row)
         regathers = s.shards_tokens and not self._gathers_once
-        waits = (Ref(0, f"{norm}.ag_bwd"),) if self.waits_for_sums and regathers else ()
+        waits = (norm.form("ag_bwd"),) if self.waits_for_sums and regathers else ()
         how = self.overlap(first, "dgrad")
         linear = Linear(
             f"{block}.{first}_dgrad", row,
             lambda tokens: s.linear(tokens, width, s.width(first), "dgrad"), s.tokens(row),
-            f"d.s{row}.{block}.norm.{piece}", s.hidden_bytes(row) // count,
+            norm._replace(piece=piece).grad, s.hidden_bytes(row) // count,
             (f"w.{block}.{first}",), piece,
         )  # fmt: skip
         again = self._regathered(block, row) if regathers and piece == 0 else []
         if how.method == "bulk":
             again = [op._replace(signature=reserved(op.signature, how.num_sm)) for op in again]
-        reads = (self.rows_of(Ref(0, f"d.s{row}.{block}.{first}")), *waits)
+        reads = (self.rows_of(Ref(f"{block}.{first}", row).grad), *waits)
         return [*again, *sum_gemm(self, how, linear, reads)]
 
     @property
@@ -384,42 +386,42 @@ class Fragments(Quantized):
 
     def _whole_input(self, block: str, row: int) -> Ref:
         """Return a norm's output of all tokens, as a wgrad reads it."""
-        whole = f"s{row}.{block}.norm.{'ag' if self._gathers_once else 'ag_bwd'}"
+        whole = Ref(f"{block}.norm", row).form("ag" if self._gathers_once else "ag_bwd")
         return self.gathered_ref(self._kept_input(block, row), whole)
 
     def _regathered(self, block: str, row: int) -> list[OpTemplate]:
         """Return the gather of a norm's output for the wgrad that reads it."""
-        source, write = self._kept_input(block, row), f"s{row}.{block}.norm.ag_bwd"
+        source, write = self._kept_input(block, row), Ref(f"{block}.norm", row).form("ag_bwd")
         return self.gathered(row, f"{block}.norm.ag_bwd", source, write, self.gathered_bytes(row))
 
     def _norm_bwd(self, block: str, row: int, _: int) -> list[OpTemplate]:
         s, size = self.shapes, self.shapes.residual_bytes(row)
         count = getattr(s.plan, f"{block}_dgrad_slices")
-        parts = (self.summed_ref(0, f"d.s{row}.{block}.norm.{j}") for j in range(count))
-        source = Ref(0, f"s{row}.x" if block == "attn" else f"s{row}.y")
-        write = f"d.s{row}.x" if block == "attn" else f"d.s{row}.y"
+        parts = (self.summed_ref(Ref(f"{block}.norm", row, j).grad) for j in range(count))
+        source = Ref(INPUT[block], row)
         gathered = size if count > 1 else 0
         signature = s.pointwise(f"{s.model.norm}_bwd", 3 * size + gathered, size + gathered, count)
         reads, weights = (*parts, source, self._output_grad(block, row)), (f"w.{block}.norm",)
-        return [self.op(f"{block}.norm_bwd", row, signature, reads, write, size, weights=weights)]
+        role = f"{block}.norm_bwd"
+        return [self.op(role, row, signature, reads, source.grad, size, weights=weights)]
 
     def _wgrad(self, token: Token, before: Token | None) -> list[OpTemplate]:
-        s, block, linear = self.shapes, token.block, token.fragment.removesuffix("_wgrad")
-        name = gradient_name(token)
-        chained = () if before is None else (Ref(0, gradient_name(before)),)
+        s, block, linear = self.shapes, token.block, token.linear
+        gradient = gradient_of(token)
+        chained = () if before is None else (gradient_of(before),)
         if block == "mlp" and s.model.num_experts:
-            return expert_wgrad(self, token, name, chained)
+            return expert_wgrad(self, token, gradient, chained)
         if linear == "qkv" and s.model.kv_lora_rank:
             x, turned = self._whole_input(block, token.slice), list[OpTemplate]()
             if self.gathers or self.norm_casts:
                 x = self._turned(x, token.slice, turned)
-            return [*turned, *latent_wgrad(self, token, name, chained, x)]
+            return [*turned, *latent_wgrad(self, token, gradient, chained, x)]
         rows = range(s.plan.row_slices) if token.slice == ALL_SLICES else (token.slice,)
         hidden, tokens = s.model.hidden_size, s.tokens(token.slice)
         moved: list[OpTemplate] = []
         if linear == COLUMN_PARALLEL[block]:
             m, n = s.width(linear), hidden
-            dys = [self.across_of(Ref(0, f"d.s{i}.{block}.{linear}")) for i in rows]
+            dys = [self.across_of(Ref(f"{block}.{linear}", i).grad) for i in rows]
             xs = [self._whole_input(block, i) for i in rows]
             if self.gathers or self.norm_casts:
                 xs = [self._turned(x, i, moved) for x, i in zip(xs, rows, strict=True)]
@@ -428,10 +430,10 @@ class Fragments(Quantized):
             dys = [
                 self._turned(self._row_parallel_grad(block, i), i, moved)
                 if self.gathers
-                else self.across_of(self._local_grad(block, i), f"d.s{i}.{block}.out")
+                else self.across_of(self._local_grad(block, i), Ref(f"{block}.out", i).grad)
                 for i in rows
             ]
-            xs = [self.across_of(Ref(0, f"s{i}.{block}.{CORE[block]}")) for i in rows]
+            xs = [self.across_of(Ref(f"{block}.{CORE[block]}", i)) for i in rows]
         sides = dys, xs
         joins = self._joins(token, sides, (m, n)) if len(rows) > 1 else [None, None]
         reads: list[Ref] = []
@@ -440,17 +442,17 @@ class Fragments(Quantized):
         if linear == COLUMN_PARALLEL[block] and self.waits_for_sums:
             count = getattr(s.plan, f"{block}_dgrad_slices")
             reads += [
-                self.summed_ref(0, f"d.s{i}.{block}.norm.{j}") for i in rows for j in range(count)
+                self.summed_ref(Ref(f"{block}.norm", i, j).grad) for i in rows for j in range(count)
             ]
         signature = s.linear(m, n, tokens, "wgrad", bias=s.model.has_bias(linear))
         role = f"{block}.{token.fragment}"
-        made = self.accumulated(role, token.slice, signature, tuple(reads), name, chained)
+        made = self.accumulated(role, token.slice, signature, tuple(reads), gradient, chained)
         return [*moved, *(join for join in joins if join is not None), *made]
 
     def _kept_input(self, block: str, row: int) -> Ref:
         """Return what backward keeps of a column-parallel GEMM's input: this rank's share where
         ranks gather, else what its wgrad reads."""
-        norm = Ref(0, f"s{row}.{block}.norm")
+        norm = Ref(f"{block}.norm", row)
         across = self.scales_across or not (self.gathers or self.norm_casts)
         return self.across_of(norm) if across else self.rows_of(norm)
 
@@ -465,14 +467,13 @@ class Fragments(Quantized):
         self, token: Token, sides: tuple[list[Ref], list[Ref]], widths: tuple[int, int]
     ) -> list[OpTemplate | None]:
         """Return the copies that put the slices of dy and of x together, where these need one."""
-        s, linear = self.shapes, token.fragment.removesuffix("_wgrad")
-        made: list[OpTemplate | None] = []
-        needs = copied(s.model, token.block, linear, gathered=s.shards_tokens)
+        s, made = self.shapes, list[OpTemplate | None]()
+        needs = copied(s.model, token.block, token.linear, gathered=s.shards_tokens)
         for side, needed, refs, width in zip(SIDES, needs, sides, widths, strict=True):
             role = f"{token.block}.{token.fragment}.{side}"
             size = s.tokens(token.slice) * width * s.element
             copy = s.pointwise("copy", size, size, len(refs))
-            join = self.op(role, token.slice, copy, tuple(refs), f"{role}{JOINED}", size)
+            join = self.op(role, token.slice, copy, tuple(refs), Ref(role).form(JOINED), size)
             made.append(join if needed else None)
         return made
 
@@ -494,7 +495,6 @@ MAKERS: Final[Mapping[str, Callable[[Fragments, str, int, int], list[OpTemplate]
 """Fragment -> what makes its templates of a block, a slice and a piece; wgrads apart."""
 
 
-def gradient_name(token: Token) -> str:
-    """Return the name of a weight's main gradient after ``token`` added its share."""
-    rows = "all" if token.slice == ALL_SLICES else f"s{token.slice}"
-    return f"grad.{token.block}.{token.fragment.removesuffix('_wgrad')}.{rows}"
+def gradient_of(token: Token) -> Ref:
+    """Return a weight's main gradient after ``token`` added its share."""
+    return main_gradient(f"{token.block}.{token.linear}", token.slice)

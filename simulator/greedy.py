@@ -27,7 +27,6 @@ from simulator.case import Case
 from simulator.cost import CostModel
 from simulator.fragments import Fragments
 from simulator.issue_order import (
-    AGAIN,
     ALL_SLICES,
     BLOCKS,
     FORWARD_FRAGMENTS,
@@ -173,12 +172,12 @@ class _Pass:
             fragments = backward_fragments(work.recompute, work.modules)
         tokens, rows, ops, owners = list[Token](), list[tuple[int, ...]](), list[int](), list[int]()
         for like, fragment in enumerate(slice_tokens(self.plan, block, fragments[block], row)):
-            token, is_wgrad = fragment, fragment.fragment.endswith("_wgrad")
+            token, is_wgrad = fragment, fragment.is_wgrad
             if merges and is_wgrad:
                 if row:
                     continue
                 token = token._replace(slice=ALL_SLICES)
-            urgent = self.gathers and token.fragment.removesuffix(AGAIN) in SHORT
+            urgent = self.gathers and token.plain.fragment in SHORT
             made = self.builder.templates(token)
             ops += made.rows.tolist()
             owners += [len(tokens)] * len(made)
@@ -196,9 +195,8 @@ class _Pass:
         recomputed before them.
         """
         place = token.block, token.fragment
-        again = token.fragment.endswith(AGAIN)
         ahead = self.gathers and (
-            again or (token.slice != self.last_slice and place in LAST | FIRST)
+            token.is_again or (token.slice != self.last_slice and place in LAST | FIRST)
         )
         return (place in LAST) - ahead
 

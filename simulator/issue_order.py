@@ -28,6 +28,8 @@ COLUMN_PARALLEL: Final = {"attn": "qkv", "mlp": "fc1"}
 """Each block's first linear; backward all-reduces its dgrad, which may be cut into pieces."""
 ROW_PARALLEL: Final = {"attn": "proj", "mlp": "fc2"}
 """Each block's last linear; forward all-reduces its output, which may be cut into pieces."""
+INPUT: Final = {"attn": "x", "mlp": "y"}
+"""What each block reads, and adds its output to."""
 CORE: Final = {"attn": "core_attn", "mlp": "act"}
 """The op between the two linears of each block."""
 BlockFragments = Mapping[str, tuple[str, ...]]
@@ -53,7 +55,7 @@ RECOMPUTED: Final[Mapping[str, BlockFragments]] = {
 """What backward recomputes of each block; of single modules see ``simulator/modules.py``."""
 ALL_SLICES: Final = -1
 _PATTERN: Final = re.compile(
-    r"(?:(attn|mlp)\.)?([a-z_][a-z0-9_]*)(?:\.(\d+))?:(\d+|all)([+-]\d+)", re.ASCII
+    rf"(?:({'|'.join(BLOCKS)})\.)?([a-z_][a-z0-9_]*)(?:\.(\d+))?:(\d+|all)([+-]\d+)", re.ASCII
 )
 
 
@@ -71,6 +73,26 @@ class Token(NamedTuple):
         rows = "all" if self.slice == ALL_SLICES else str(self.slice)
         block = f"{self.block}." if self.block else ""
         return f"{block}{self.fragment}{piece}:{rows}{self.offset:+d}"
+
+    @property
+    def is_wgrad(self) -> bool:
+        """Whether it makes the gradient of a weight."""
+        return self.fragment.endswith("_wgrad")
+
+    @property
+    def is_again(self) -> bool:
+        """Whether backward repeats a forward fragment."""
+        return self.fragment.endswith(AGAIN)
+
+    @property
+    def plain(self) -> Token:
+        """The forward token that it repeats; itself otherwise."""
+        return self._replace(fragment=self.fragment.removesuffix(AGAIN))
+
+    @property
+    def linear(self) -> str:
+        """The linear whose weight's gradient it makes."""
+        return self.fragment.removesuffix("_wgrad")
 
     def shifted(self, layers: int) -> Token:
         """Return the same fragment, ``layers`` layers later in the pass."""
@@ -210,7 +232,7 @@ def merge_wgrads(tokens: list[Token]) -> list[Token]:
     }
     merged = []
     for index, token in enumerate(tokens):
-        if not token.fragment.endswith("_wgrad"):
+        if not token.is_wgrad:
             merged.append(token)
         if last.get(token.block) == index:
             merged += [
@@ -222,7 +244,7 @@ def merge_wgrads(tokens: list[Token]) -> list[Token]:
 
 def without_recomputation(order: IssueOrder) -> IssueOrder:
     """Return a backward order for layers that are not recomputed."""
-    kept = tuple(token for token in order.tokens if not token.fragment.endswith(AGAIN))
+    kept = tuple(token for token in order.tokens if not token.is_again)
     return replace(order, tokens=kept)
 
 
@@ -289,7 +311,7 @@ def _place_modules(
 def with_blocks_again(order: IssueOrder, block: str, modules: Modules) -> IssueOrder:
     """Return a backward order with the modules of ``block`` placed anew, for layers in which other
     ones are recomputed than in those for which it was planned."""
-    kept = [t for t in order.tokens if t.block != block or not t.fragment.endswith(AGAIN)]
+    kept = [t for t in order.tokens if t.block != block or not t.is_again]
     moved = [t for t in order.tokens if t not in kept]
     names = [f"{name}{AGAIN}" for name in FORWARD_FRAGMENTS[block]]
     again = [t.shifted(-t.offset) for t in moved]
@@ -323,7 +345,7 @@ def wgrad_chains(order: IssueOrder) -> dict[Token, Token | None]:
     """
     chains: dict[Token, Token | None] = {}
     last: dict[tuple[str, str, int], Token] = {}
-    wgrads = [t for t in order.tokens if t.fragment.endswith("_wgrad")]
+    wgrads = [t for t in order.tokens if t.is_wgrad]
     for token in sorted(wgrads, key=lambda t: -t.offset):
         weight = (token.block, token.fragment, token.offset % order.stride)
         chains[token] = last.get(weight)
@@ -338,7 +360,7 @@ def check_issue_order(order: IssueOrder, plan: SlicePlan, fragments: BlockFragme
         for block in BLOCKS
         for row in range(plan.row_slices)
         for token in slice_tokens(plan, block, fragments[block], row)
-        for merges in (plan.merge_wgrad and token.fragment.endswith("_wgrad"),)
+        for merges in (plan.merge_wgrad and token.is_wgrad,)
         for phase in range(order.stride)
     }
     got = [(t.shifted(-t.offset) if t.offset else t, t.offset % order.stride) for t in order.tokens]
@@ -358,8 +380,8 @@ def check_issue_order(order: IssueOrder, plan: SlicePlan, fragments: BlockFragme
 # output, LayerNorm's and the gradient of dropout, where ranks hold all tokens. Their slices are put
 # together by a copy, an op.
 
-JOINED: Final = ".joined"
-"""End of the names of values that all slices were copied into."""
+JOINED: Final = "joined"
+"""Form of a value that all slices were copied into."""
 SIDES: Final = ("dy", "x")
 
 

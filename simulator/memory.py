@@ -39,6 +39,7 @@ from simulator.quantized import one_copy, operand_bytes
 from simulator.schedule import Repeat, Schedule, Segment
 from simulator.shapes import Shapes
 from simulator.templates import Templates
+from simulator.values import Ref
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -179,25 +180,25 @@ def _turned_bytes(case: Case, plan: SlicePlan, turn: Live) -> int:
     of other slices' logits may be made before it, and free the values that only they read."""
     rows = range(plan.row_slices)
     sizes = {
-        ref.name: size
+        ref: size
         for op in Edges(templates=Templates(shapes=case.shapes(plan))).whole(plan.rows_back[0])
         for ref, size in zip(op.writes, op.sizes, strict=True)
     }
 
-    def size(name: str) -> int:
-        return sizes.get(name, 0)
+    def size(value: Ref) -> int:
+        return sizes.get(value, 0)
 
     def turned(row: int) -> int:
         """Return the bytes that the gradient of a slice's logits and the gather after it add."""
-        s = f"s{row}"
-        freed = sum(size(f"{s}.{name}") for name in ("loss.max", "loss.sum", "fp32.logits"))
-        gathered = size(f"{s}.head.norm.ag_bwd")
-        return gathered - (size(f"{s}.head.norm") if gathered else 0) - freed
+        freed = sum(size(Ref(name, row)) for name in ("loss.max", "loss.sum", "fp32.logits"))
+        norm = Ref("head.norm", row)
+        gathered = size(norm.form("ag_bwd"))
+        return gathered - (size(norm) if gathered else 0) - freed
 
     others = sum(min(0, turned(row)) for row in rows)
     return turn.whole + min(
         others - min(0, turned(row)) + turned(row)
-        + size(f"d.s{row}.head.norm") + size(f"d.s{row}.head.norm.rs")
+        + size(Ref("head.norm", row).grad) + size(Ref("head.norm", row).grad.form("rs"))
         for row in rows
     )  # fmt: skip
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
@@ -20,7 +20,8 @@ from simulator.kernels import clocks, compiler, lives
 from simulator.kernels.load import call
 from simulator.ops import Collective, Fused, Signature
 from simulator.power import FAMILIES
-from simulator.schedule import RECOMPUTED_SUFFIX, STEP, OpTemplate, Ref, Repeat, Schedule
+from simulator.schedule import RECOMPUTED_SUFFIX, STEP, OpTemplate, Repeat, Schedule
+from simulator.values import Ref
 from simulator.waves import OPEN, room_beside
 
 if TYPE_CHECKING:
@@ -28,12 +29,6 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
-
-
-IN_PLACE: Final = (".ar", ".rope", ".qk_norm", ".own")
-"""Ends of the names of values that are in their predecessor's memory, or it in theirs."""
-LOGITS: Final = (".logits", ".uncapped")
-"""Ends of the names of logits."""
 
 
 class PlayedSignature(NamedTuple):
@@ -61,7 +56,7 @@ class OpTable:
     def __init__(self) -> None:
         self.played: list[PlayedSignature] = []
         self._played: dict[PlayedSignature, int] = {}
-        self._values: dict[str, _Value] = {}
+        self._values: dict[tuple[object, ...], _Value] = {}  # of a Ref without its layer
         self._rows: dict[int, int] = {}
         self._entered: list[OpTemplate] = []  # which keeps their ids
         self._ops, self._refs = _RowStore(lives.OP_COLUMNS), _RowStore(lives.REF_COLUMNS)
@@ -129,16 +124,14 @@ class OpTable:
         self._rows[id(template)] = len(self._ops) - 1
 
     def _ref(self, ref: Ref, size: int) -> tuple[int, ...]:
-        value = self._values.get(ref.name) or self._value(ref.name)
+        value = self._values.get(ref[:-1]) or self._value(ref)
         return value.number, ref.layer, value.storage, size, size * value.is_logits
 
-    def _value(self, name: str) -> _Value:
-        storage = _storage(name)
-        number = len(self._values)
-        if storage != name:
-            number = (self._values.get(storage) or self._value(storage)).number
-        found = _Value(len(self._values), number, name.endswith(LOGITS))
-        self._values[name] = found
+    def _value(self, ref: Ref) -> _Value:
+        storage, number = ref.storage, len(self._values)
+        if storage != ref:
+            number = (self._values.get(storage[:-1]) or self._value(storage)).number
+        found = self._values[ref[:-1]] = _Value(len(self._values), number, ref.is_logits)
         return found
 
 
@@ -295,19 +288,6 @@ def list_ops(table: OpTable, repeats: Sequence[Repeat]) -> Listing:
         table=table, rows=listed, ops=found[1][:distinct], refs=refs, listed=found[0],
         segments=made, parts=tuple(parts), numbers=numbers[:count], times=times[:count],
     )  # fmt: skip
-
-
-@lru_cache(maxsize=1 << 14)
-def _storage(name: str) -> str:
-    """Return the value whose memory ``name`` uses: in-place results end as IN_PLACE says.
-
-    Gradients of logits overwrite them.
-    """
-    if name.startswith("d.") and name.endswith(LOGITS):
-        name = f"{name[2:].rpartition('.')[0]}.logits"
-    while name.endswith(IN_PLACE):
-        name = name.rpartition(".")[0]
-    return name
 
 
 def _table(rows: Sequence[tuple[int, ...]], columns: int) -> Ints:

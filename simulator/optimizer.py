@@ -15,20 +15,25 @@ from simulator.dtypes import MomentsDtype
 from simulator.issue_order import IssueOrder, Token
 from simulator.ops import Collective
 from simulator.quantized import cast_weights
-from simulator.schedule import COMPUTE, DP, TP, OpTemplate, Ref
+from simulator.schedule import COMPUTE, DP, TP, OpTemplate
 from simulator.shapes import GRAD_BYTES, Shapes
 from simulator.sharding import Held
 from simulator.specs import Workload
 from simulator.templates import Templates
+from simulator.values import Ref, main_gradient
 
 BUCKET: Final = "bucket"
-GATHERS: Final = {"gather": ("dp.ag", "params"), "gather_bwd": ("dp.ag_bwd", "params_bwd")}
+GATHERS: Final = {
+    "gather": ("dp.ag", Ref("params")), "gather_bwd": ("dp.ag_bwd", Ref("params_bwd")),
+}  # fmt: skip
 """Fragment of a token -> role, and value of the parameters, of the group's first layer."""
 FIRST_USES: Final = {
     ("attn", "norm"): "gather", ("attn", "norm_again"): "gather_bwd",
     ("mlp", "fc2_dgrad"): "gather_bwd",
 }  # fmt: skip
 """The fragments with which a pass begins to use a layer's parameters -> how they were gathered."""
+BUCKET_SUM: Final = main_gradient("dp")
+"""What a bucket of layers becomes."""
 DP_BUCKET_PARAMETERS: Final = 40_000_000
 """Fewest parameters of one data-parallel bucket (Megatron-LM's default)."""
 
@@ -51,7 +56,7 @@ def with_buckets(order: IssueOrder, layers: int) -> IssueOrder:
     gradients = [
         (-token.offset, position)
         for position, token in enumerate(tokens)
-        if token.offset % layers == phase and token.fragment.endswith(("_wgrad", "norm_bwd"))
+        if token.offset % layers == phase and (token.is_wgrad or token.fragment == "norm_bwd")
     ]
     latest, position = max(gradients)
     tokens.insert(position + 1, Token("", BUCKET, -1, offset=-latest))
@@ -69,15 +74,15 @@ def _copies(order: IssueOrder, layers: int) -> list[Token]:
     return [token.shifted(copy * order.stride) for copy in copies for token in order.tokens]
 
 
-def bucket(t: Templates, token: Token, stride: int, gradients: Iterable[str]) -> list[OpTemplate]:
+def bucket(t: Templates, token: Token, stride: int, gradients: Iterable[Ref]) -> list[OpTemplate]:
     """Return the sum of ``stride`` layers' gradients over the replicas; it belongs to the last."""
-    s, reads = t.shapes, tuple(Ref(layer, name) for layer in range(stride) for name in gradients)
-    ops = reduction(t, "dp", s.layer * stride, reads, "grad.dp")
+    reads = tuple(one._replace(layer=layer) for layer in range(stride) for one in gradients)
+    ops = reduction(t, "dp", t.shapes.layer * stride, reads, BUCKET_SUM)
     return [op.shifted(token.offset) for op in ops]
 
 
 def reduction(
-    t: Templates, prefix: str, held: Held, reads: tuple[Ref, ...], write: str
+    t: Templates, prefix: str, held: Held, reads: tuple[Ref, ...], write: Ref
 ) -> list[OpTemplate]:
     """Return the sums of gradients over the replicas, those of experts last, and what is before
     them. The last one writes ``write``."""
@@ -89,7 +94,7 @@ def reduction(
             signature = t.shapes.dp_reduction(parameters, experts=experts)
             suffix = "rs" if signature.op == "reduce_scatter" else "ar"
             role, last = f"{prefix}{name}.{suffix}", experts or not held.experts
-            value = write if last else f"{write}.rest"
+            value = write if last else write.form("rest")
             ops.append(t.op(role, -1, signature, reads, value, 0, lane=DP))
     return [*passes, *ops]
 
@@ -122,14 +127,14 @@ def gather(t: Templates, token: Token, layers: int) -> list[OpTemplate]:
 
 
 def parameter_gathers(
-    t: Templates, role: str, held: Held, reads: tuple[Ref, ...], write: str, edge: int = 0
+    t: Templates, role: str, held: Held, reads: tuple[Ref, ...], write: Ref, edge: int = 0
 ) -> list[OpTemplate]:
     """Return the gathers of parameters from the replicas, those of experts first; the last one
     writes ``write``. ``edge``: parameters outside the layers."""
     s, ops = t.shapes, list[OpTemplate]()
     if held.experts:
         signature = s.dp_gather(held.experts, experts=True)
-        ops.append(t.op(f"{role}.experts", -1, signature, reads, f"{write}.experts", 0, lane=DP))
+        ops.append(t.op(f"{role}.experts", -1, signature, reads, write.form("experts"), 0, lane=DP))
     signature = s.dp_gather(held.rest, edge=edge)
     return [*ops, t.op(role, -1, signature, reads, write, 0, lane=DP)]
 
@@ -141,7 +146,7 @@ def awaiting(token: Token, layers: int, templates: Sequence[OpTemplate]) -> list
     if gathered is None or token.offset % layers:
         return list(templates)
     first = next(index for index, op in enumerate(templates) if op.lane == COMPUTE)
-    waits = Ref(0, GATHERS[gathered][1])
+    waits = GATHERS[gathered][1]
     late = templates[first]._replace(reads=(*templates[first].reads, waits))
     return [*templates[:first], late, *templates[first + 1 :]]
 
@@ -196,7 +201,7 @@ def begin_step(t: Templates) -> list[OpTemplate]:
         return casts
     held = s.optimizer_parameters if s.shards_parameters else s.held.whole
     cleared = s.pointwise("zero_grads", 0, held * s.grad_bytes)
-    return [*casts, t.op("zero_grads", -1, cleared, (), "grad.zeroed", 0)]
+    return [*casts, t.op("zero_grads", -1, cleared, (), main_gradient("zeroed"), 0)]
 
 
 def optimizer_step(
@@ -214,7 +219,7 @@ def optimizer_step(
 def summed_gradients(t: Templates, held: Held, reads: tuple[Ref, ...]) -> list[OpTemplate]:
     """Return the sums of gradients over the replicas, and the passes before them."""
     if t.shapes.reduces:
-        return reduction(t, "step.dp", held, reads, "step.dp")
+        return reduction(t, "step.dp", held, reads, Ref("step.dp"))
     return gradient_passes(t, "step", held, reads)
 
 
@@ -230,7 +235,9 @@ def update(t: Templates, reads: tuple[Ref, ...], *, gathers: bool) -> list[OpTem
     ops += _update(t, ops[-1].writes)
     if gathers:
         last = ops[-1].writes
-        ops += parameter_gathers(t, "step.dp.ag", s.held, last, "step.params", s.edge_parameters)
+        ops += parameter_gathers(
+            t, "step.dp.ag", s.held, last, Ref("step.params"), s.edge_parameters
+        )
     return ops
 
 
@@ -243,13 +250,13 @@ def _sums_over_ranks(t: Templates, reads: tuple[Ref, ...]) -> list[OpTemplate]:
     if s.partial_parameters:
         size = s.partial_parameters * GRAD_BYTES
         copy, total = s.pointwise("copy", size, size), s.tp_all_reduce(size, "fp32")
-        pack = t.op("step.tp.pack", -1, copy, reads, "step.tp", size)
-        summed = t.op("step.tp.ar", -1, total, pack.writes, "step.tp.ar", 0, lane=TP)
-        back = t.op("step.tp.unpack", -1, copy, summed.writes, "step.tp.whole", 0)
+        pack = t.op("step.tp.pack", -1, copy, reads, Ref("step.tp"), size)
+        summed = t.op("step.tp.ar", -1, total, pack.writes, Ref("step.tp").form("ar"), 0, lane=TP)
+        back = t.op("step.tp.unpack", -1, copy, summed.writes, Ref("step.tp").form("whole"), 0)
         ops += [pack, summed, back]
     if s.kv_copies > 1:
-        last = (Ref(0, "grad.embed"),)
-        ops.append(t.op("step.kv.ar", -1, s.copies_all_reduce(), last, "step.kv", 0, lane=TP))
+        last = (main_gradient("embed"),)
+        ops.append(t.op("step.kv.ar", -1, s.copies_all_reduce(), last, Ref("step.kv"), 0, lane=TP))
     return ops
 
 
@@ -258,12 +265,14 @@ def _norm(t: Templates, reads: tuple[Ref, ...]) -> list[OpTemplate]:
     where optimizer state is sharded or layers are."""
     s = t.shapes
     read = s.grad_bytes * s.optimizer_parameters
-    square = t.op("step.grad_norm", -1, s.pointwise("grad_norm", read, 4), reads, "step.norm", 4)
+    square = t.op(
+        "step.grad_norm", -1, s.pointwise("grad_norm", read, 4), reads, Ref("step.norm"), 4
+    )
     over_all = (s.reduces and s.shards_optimizer) or s.cluster.pp > 1
     if s.plan.strategy == "no_comm" or not over_all:
         return t.reduced(square, 4, "fp32")
     signature = Collective("all_reduce", 4, *s.cluster.world_group, 0, "fp32")
-    summed = t.op(WORLD_NORM, -1, signature, square.writes, "step.norm.ar", 0, lane=DP)
+    summed = t.op(WORLD_NORM, -1, signature, square.writes, Ref("step.norm").form("ar"), 0, lane=DP)
     return [square, summed]
 
 
@@ -304,14 +313,14 @@ def _update(t: Templates, source: tuple[Ref, ...]) -> list[OpTemplate]:
     ops: list[OpTemplate] = []
     if scaled:
         wider = s.pointwise("copy", kept * parameters, whole * parameters)
-        ops.append(t.op("step.moments", -1, wider, source, "step.moments", whole * parameters))
+        ops.append(t.op("step.moments", -1, wider, source, Ref("step.moments"), whole * parameters))
         source = ops[-1].writes
-    ops.append(t.op("step.adam", -1, adam, source, "step.done", 0))
+    ops.append(t.op("step.adam", -1, adam, source, Ref("step.done"), 0))
     if scaled:  # once for the largest number, once to write
         narrower = s.pointwise("copy", 2 * whole * parameters, kept * parameters)
         reads = (*ops[0].writes, *ops[-1].writes)
-        ops.append(t.op("step.scale_moments", -1, narrower, reads, "step.scaled", 0))
+        ops.append(t.op("step.scale_moments", -1, narrower, reads, Ref("step.scaled"), 0))
     if apart:
         copies = s.pointwise("copy", MAIN_BYTES * parameters, s.element * parameters)
-        ops.append(t.op("step.copy_params", -1, copies, ops[-1].writes, "step.copied", 0))
+        ops.append(t.op("step.copy_params", -1, copies, ops[-1].writes, Ref("step.copied"), 0))
     return ops

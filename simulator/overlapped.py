@@ -14,8 +14,9 @@ from typing import Any, Final, NamedTuple
 from simulator.errors import InfeasiblePlanError
 from simulator.ops import Collective, Fused, Gemm, Signature
 from simulator.overlap import Overlap
-from simulator.schedule import EP, PREFIX, TP, OpTemplate, Ref, Segment, is_layer_role
+from simulator.schedule import EP, TP, OpTemplate, Segment, is_layer_role
 from simulator.templates import Templates
+from simulator.values import Ref
 
 
 class Linear(NamedTuple):
@@ -27,7 +28,7 @@ class Linear(NamedTuple):
     row: int
     gemm: Callable[[int], Gemm]
     tokens: int
-    write: str
+    write: Ref
     size: int
     weights: tuple[str, ...]
     piece: int = -1
@@ -35,10 +36,10 @@ class Linear(NamedTuple):
 
 
 def gather_gemm(
-    t: Templates, how: Overlap, linear: Linear, local: Ref, whole: str
+    t: Templates, how: Overlap, linear: Linear, local: Ref, whole: Ref
 ) -> list[OpTemplate]:
     """Return the GEMM on a value that was gathered before, or arrives while it runs: ``local`` is
-    this rank's share, ``whole`` the name of all tokens' value, which others may read, too."""
+    this rank's share, ``whole`` the value of all tokens, which others may read, too."""
     s = t.shapes
     if how.method == "none":
         return [_chunk(t, linear, 0, linear.tokens, (t.gathered_ref(local, whole),))]
@@ -49,7 +50,7 @@ def gather_gemm(
     arriving = [1] * (together - 1) + [together] * (ranks // together - 1)
     ops = [
         t.op(f"{linear.role}.copy", linear.row, _peer_copy(t, chunks * size // ranks), (local,),
-             whole if copy == 1 else f"{whole}.c{copy}", size if copy == 1 else 0, lane=TP,
+             whole if copy == 1 else whole.form(f"c{copy}"), size if copy == 1 else 0, lane=TP,
              piece=copy)
         for copy, chunks in enumerate(arriving, start=1)
     ]  # fmt: skip
@@ -69,9 +70,9 @@ def sum_gemm(
     s = t.shapes
     if how.method == "none":
         return t.summed(_chunk(t, linear, 0, linear.tokens, reads), linear.size)
-    ranks, share, summed = s.cluster.tp, linear.size // s.cluster.tp, f"{linear.write}.rs"
+    ranks, share, summed = s.cluster.tp, linear.size // s.cluster.tp, linear.write.form("rs")
     if how.method == "fused":
-        produced = _fused(t, linear, reads, "reduce_scatter", linear.size, "")
+        produced = _fused(t, linear, reads, "reduce_scatter", linear.size)
         return [produced, _added(t, linear, (produced.writes[0],), share, summed)]
     if how.method == "push":
         copy = _peer_copy(t, share)
@@ -79,7 +80,7 @@ def sum_gemm(
         for chunk in range(ranks):
             ops.append(_chunk(t, linear, chunk, linear.tokens // ranks, reads))
             if chunk < ranks - 1:
-                name = f"{linear.write}.sent.c{chunk}"
+                name = linear.write.form("sent", f"c{chunk}")
                 ops.append(
                     t.op(f"{linear.role}.copy", linear.row, copy, ops[-1].writes, name,
                          share, lane=TP, piece=chunk)
@@ -99,7 +100,7 @@ def sum_gemm(
     for chunk in range(splits):
         ops.append(_chunk(t, linear, chunk, linear.tokens // splits, reads))
         last = chunk == splits - 1
-        name = summed if last else f"{summed}.c{chunk}"
+        name = summed if last else summed.form(f"c{chunk}")
         ops.append(
             t.op(f"{linear.role}.rs", linear.row, scatter, ops[-1].writes, name,
                  share if last else 0, lane=TP, piece=chunk if splits > 1 else linear.piece)
@@ -133,8 +134,8 @@ def _chunk(
     t: Templates, linear: Linear, chunk: int, tokens: int, reads: tuple[Ref, ...]
 ) -> OpTemplate:
     whole = tokens == linear.tokens
-    name = linear.write if chunk == 0 else f"{linear.write}.c{chunk}"
-    earlier = (Ref(0, linear.write),) if chunk else ()
+    name = linear.write.form(f"c{chunk}") if chunk else linear.write
+    earlier = (linear.write,) if chunk else ()
     gemm = linear.gemm(tokens)._replace(looped=chunk > 0)
     return t.op(
         linear.role, linear.row, gemm, (*reads, *earlier), name,
@@ -149,17 +150,18 @@ def _peer_copy(t: Templates, size: int) -> Collective:
 
 
 def _fused(
-    t: Templates, linear: Linear, reads: tuple[Ref, ...], op: str, size: int, also: str
-) -> OpTemplate:
+    t: Templates, linear: Linear, reads: tuple[Ref, ...], op: str, size: int,
+    also: Ref | None = None,
+) -> OpTemplate:  # fmt: skip
     nodes, per_node = t.shapes.cluster.tp_group
     collective = Collective(op, size, nodes, per_node, 0, t.shapes.workload.dtype)  # type: ignore[arg-type]
     signature = Fused(linear.gemm(linear.tokens), collective)
     made = _chunk(t, linear, 0, linear.tokens, reads)._replace(signature=signature)
-    return made.writing(Ref(0, also), size) if also else made
+    return made.writing(also, size) if also else made
 
 
 def _added(
-    t: Templates, linear: Linear, reads: tuple[Ref, ...], share: int, write: str
+    t: Templates, linear: Linear, reads: tuple[Ref, ...], share: int, write: Ref
 ) -> OpTemplate:
     """Return the sum of the parts that came from all ranks."""
     s = t.shapes
@@ -178,8 +180,8 @@ def _added(
 # other's part. With ``--delay-wgrad-compute`` the experts' weight gradients follow the sending of
 # their rows.
 #
-# A pass back reads values that its own forward pass left. Here their names begin with ``PREFIX``,
-# since the other micro-batch's values have the same ones, and layers are counted as forward does.
+# A pass back reads values that its own forward pass left. They are marked as ``earlier``, since the
+# other micro-batch's values have the same names, and layers are counted as forward does.
 
 Ops = tuple[OpTemplate, ...]
 SHARE_OF_LAYER: Final = 2
@@ -228,7 +230,7 @@ def _turned_segment(segment: Segment, layers: int, known: Known) -> Segment:
 
 
 def _turned_op(op: OpTemplate, known: Known) -> OpTemplate:
-    """Return the op with its values' layers turned and their names marked."""
+    """Return the op with its values' layers turned, as those of the earlier micro-batch."""
     found = known.get(id(op))
     if found is None:
         reads, writes = (tuple(map(_turned, refs)) for refs in (op.reads, op.writes))
@@ -237,7 +239,7 @@ def _turned_op(op: OpTemplate, known: Known) -> OpTemplate:
 
 
 def _turned(ref: Ref) -> Ref:
-    return Ref(-ref.layer, f"{PREFIX}{ref.name}")
+    return ref._replace(layer=-ref.layer, earlier=True)
 
 
 def _split(segments: Sequence[Segment], layers: int) -> _PassEnds:

@@ -21,14 +21,14 @@ step. Not priced: sums of the largest numbers over ranks, a few bytes each.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Final
 
 from simulator.dtypes import MATH_BYTES, Fp8Recipe
-from simulator.schedule import OpTemplate, Ref
+from simulator.schedule import OpTemplate
 from simulator.shapes import Shapes
 from simulator.templates import Templates
+from simulator.values import Ref
 
 READS_TWICE: Final[frozenset[Fp8Recipe]] = frozenset({"tensorwise", "nvfp4"})
 """Recipes that read a value for its largest number before they cast it."""
@@ -44,8 +44,8 @@ MXFP8 and NVFP4 are brought into cuBLAS's order before each product (Transformer
 common/recipe, common/cast, pytorch/csrc/quantizer.cpp and extensions/gemm.cpp). Experts' rows are
 cast an expert at a time (pytorch/csrc/extensions/cast.cpp). Each kernel takes what the shortest
 cast does: on H100s finding the largest number takes 7 us more, the cast itself 2."""
-ROWS, ACROSS = ".q", ".qt"
-"""Ends the name of a value's copy by rows, and of its copy across."""
+ROWS, ACROSS = "q", "qt"
+"""Forms of a value's copy by rows, and of its copy across."""
 
 
 def operand_bytes(shapes: Shapes, elements: int) -> int:
@@ -72,7 +72,7 @@ def cast_weights(t: Templates) -> list[OpTemplate]:
         return []
     written = copy if kept or single else 2 * copy
     read = copy if kept else _reads(s) * count * s.element
-    return [t.op("cast_weights", -1, s.pointwise("fp8_cast", read, written), (), "w.cast", 0)]
+    return [t.op("cast_weights", -1, s.pointwise("fp8_cast", read, written), (), Ref("w.cast"), 0)]
 
 
 class Quantized(Templates):
@@ -94,18 +94,18 @@ class Quantized(Templates):
         """Whether the copy across has scales of its own."""
         return self.shapes.workload.fp8_recipe in SCALES_ACROSS
 
-    def rows_of(self, value: Ref, base: str = "") -> Ref:
+    def rows_of(self, value: Ref, base: Ref | None = None) -> Ref:
         """Return what fprop and dgrad read of a value."""
-        return Ref(0, (base or value.name) + ROWS) if self.quantizes else value
+        return (base or value).here.form(ROWS) if self.quantizes else value
 
-    def across_of(self, value: Ref, base: str = "") -> Ref:
+    def across_of(self, value: Ref, base: Ref | None = None) -> Ref:
         """Return what the wgrad reads of a value that ``cast`` gave both copies."""
         if one_copy(self.shapes):
             return self.rows_of(value, base)
-        return Ref(0, (base or value.name) + ACROSS) if self.quantizes else value
+        return (base or value).here.form(ACROSS) if self.quantizes else value
 
     def cast(
-        self, row: int, value: Ref, size: int, *, gathered: bool = False, base: str = "",
+        self, row: int, value: Ref, size: int, *, gathered: bool = False, base: Ref | None = None,
         groups: int = 1,
     ) -> list[OpTemplate]:  # fmt: skip
         """Return the cast of a value of ``size`` bytes, none without quantization. ``gathered``:
@@ -113,15 +113,15 @@ class Quantized(Templates):
         ``groups``: experts whose rows are cast one after the other."""
         if not self.quantizes:
             return []
-        s, base = self.shapes, base or value.name
+        s, base = self.shapes, (base or value).here
         copy = operand_bytes(s, size // s.element)
         both = (not gathered or self.scales_across) and not one_copy(s)
         kernels = groups * CAST_KERNELS[s.workload.fp8_recipe]
         signature = s.pointwise("fp8_cast", _reads(s) * size, (1 + both) * copy)
         signature = signature._replace(kernels=kernels)
         role = f"{_role(base)}.cast"
-        made = self.op(role, row, signature, (value,), base + ROWS, copy)
-        return [made.writing(Ref(0, base + ACROSS), copy) if both else made]
+        made = self.op(role, row, signature, (value,), base.form(ROWS), copy)
+        return [made.writing(base.form(ACROSS), copy) if both else made]
 
     def transposed(self, row: int, value: Ref, elements: int) -> list[OpTemplate]:
         """Return the copy across of a value that arrived in FP8, none where it came, too."""
@@ -129,8 +129,8 @@ class Quantized(Templates):
             return []
         copy = operand_bytes(self.shapes, elements)
         signature = self.shapes.pointwise("fp8_transpose", copy, copy)
-        role = f"{_role(value.name)}.transpose"
-        return [self.op(role, row, signature, (value,), f"across.{value.name}", copy)]
+        role = f"{_role(value)}.transpose"
+        return [self.op(role, row, signature, (value,), value.here.form("across"), copy)]
 
     def gathered_bytes(self, row: int, copies: int = 1) -> int:
         """Return the bytes of all tokens of slice ``row`` between the blocks, as they are gathered;
@@ -142,7 +142,6 @@ class Quantized(Templates):
         return both * operand_bytes(s, s.tokens(row) * s.model.hidden_size)
 
 
-def _role(name: str) -> str:
+def _role(value: Ref) -> str:
     """Return the name of a value as that of an op: ``d.s0.attn.qkv`` is ``attn.qkv_grad``."""
-    bare = re.sub(r"\bs\d+\.", "", name)
-    return f"{bare.removeprefix('d.')}_grad" if bare.startswith("d.") else bare
+    return value.bare + "_grad" * (value.kind == "gradient")

@@ -29,13 +29,14 @@ from simulator.ops import Gemm, Signature
 from simulator.optimizer import NORMS, begin_step, optimizer_step
 from simulator.overlap import RIVALS
 from simulator.plan import SlicePlan
-from simulator.schedule import COMPUTE, CP, EP, TP, OpTemplate, Ref
+from simulator.schedule import COMPUTE, CP, EP, TP, OpTemplate
 from simulator.schedules import fixed_order
 from simulator.shapes import Shapes
 from simulator.sharding import Held
 from simulator.specs import WGRADS_APART
 from simulator.stack import kinds, reads_columns
 from simulator.templates import Templates
+from simulator.values import Ref
 
 
 class Part(NamedTuple):

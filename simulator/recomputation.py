@@ -11,7 +11,6 @@ simulated with sequence parallelism (torchtitan/models/llama3/infra/parallelize.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Final
@@ -19,14 +18,12 @@ from typing import Final
 from simulator.attention import SCORES
 from simulator.issue_order import COLUMN_PARALLEL
 from simulator.modules import OUTPUTS, REPLAYS, Replay, fitting, plays
-from simulator.schedule import RECOMPUTED_SUFFIX, OpTemplate, Ref
+from simulator.schedule import RECOMPUTED_SUFFIX, OpTemplate
 from simulator.shapes import Shapes
+from simulator.values import Ref
 
-RECOMPUTED_PREFIX: Final = "again."
-"""Begins the name of a recomputed value."""
-DROPPED_SUFFIX: Final = ".dropped"
-"""Ends the name of the part of a GEMM's output that forward does not keep."""
-_FORWARD_VALUE: Final = re.compile(r"s\d+\.(.*)")
+DROPPED: Final = "dropped"
+"""Form of the part of a GEMM's output that forward does not keep."""
 _PER_OP: Final = frozenset(
     {
         "attn.norm", "attn.norm.ag", "attn.qk", "attn.qk.rope", "attn.qkv.rope", "attn.post_norm",
@@ -66,7 +63,7 @@ class Recomputation:
     def again(self, op: OpTemplate) -> OpTemplate:
         """Return the op that repeats ``op``."""
         reads = tuple(one for ref in op.reads for one in self.read(ref))
-        writes = tuple(map(_again, op.writes))
+        writes = tuple(ref.again for ref in op.writes)
         return op._replace(role=f"{op.role}{RECOMPUTED_SUFFIX}", reads=reads, writes=writes)
 
     def reading(self, op: OpTemplate, fragment: str) -> OpTemplate:
@@ -77,26 +74,27 @@ class Recomputation:
         if self.kind == "selective":
             core = self._core_roles if fragment == "core_attn_bwd" else ()
             made = {name for name, output in self._made.items() if not output}.union(core)
-            reads = dict.fromkeys(_again(ref) if _bare(ref) in made else ref for ref in op.reads)
+            reads = dict.fromkeys(
+                ref.again if ref.is_forward and ref.bare in made else ref for ref in op.reads
+            )
             return op._replace(reads=tuple(reads))
         reads = dict.fromkeys(one for ref in op.reads for one in self.read(ref))
         return op._replace(reads=tuple(reads))
 
     def read(self, ref: Ref) -> tuple[Ref, ...]:
         """Return the values that an op which plays again reads in the place of ``ref``."""
-        match = _FORWARD_VALUE.fullmatch(ref.name)
-        if match is None:
+        if not ref.is_forward:
             return (ref,)
-        value = match[1]
         if self.kind == "full":
-            kept = value.endswith(".ag_bwd") or (ref.layer == 0 and value == "x")
-            return (ref,) if kept else (_again(ref),)
+            kept = ref.layer == 0 and ref.bare == "x"
+            return (ref,) if kept else (ref.again,)
+        value = ref.bare
         if self.kind == "selective":
             played = value in self._made or value in self._core_roles
-            return (_again(ref),) if played else (ref,)
+            return (ref.again,) if played else (ref,)
         if value in self.parts:
-            return ref, _again(ref)
-        return (_again(ref),) if value in _PER_OP else (ref,)
+            return ref, ref.again
+        return (ref.again,) if value in _PER_OP else (ref,)
 
     @property
     def _core_roles(self) -> tuple[str, ...]:
@@ -120,7 +118,7 @@ class Recomputation:
         """Values that modules but the core make again -> whether they are a checkpoint's output, of
         which backward reads what forward wrote."""
         return {
-            _bare(ref): fragment in OUTPUTS
+            ref.bare: fragment in OUTPUTS
             for block in COLUMN_PARALLEL
             for replay in self._replays(block)
             for fragment, sources in replay.tokens.items()
@@ -158,29 +156,16 @@ class Recomputation:
             return op
         writes, sizes, reads = list(op.writes), list(op.sizes), list(op.reads)
         for role, columns in self.parts.items():
-            whole = f"s{op.slice}.{role}"
+            whole = Ref(role, op.slice)
             size = self._shapes.tokens(op.slice) * columns * self._shapes.element
-            dropped = f"{whole}{DROPPED_SUFFIX}"
-            if op.role == role and Ref(0, whole) in op.writes:
-                sizes[op.writes.index(Ref(0, whole))] -= size
-                writes.append(Ref(0, dropped))
+            if op.role == role and whole in op.writes:
+                sizes[op.writes.index(whole)] -= size
+                writes.append(whole.form(DROPPED))
                 sizes.append(size)
             reads += [
-                ref._replace(name=f"{name}{DROPPED_SUFFIX}")
+                ref._replace(forms=(DROPPED,))
                 for ref in op.reads
-                if (name := ref.name.removesuffix(".rope")).endswith(f".{role}")
+                if ref.what == role and ref.forms in ((), ("rope",))
             ]
         reads = list(dict.fromkeys(reads))
         return op._replace(reads=tuple(reads), writes=tuple(writes), sizes=tuple(sizes))
-
-
-def _bare(ref: Ref) -> str:
-    """Return the name of a slice's value without the slice; that of any other value."""
-    match = _FORWARD_VALUE.fullmatch(ref.name)
-    return match[1] if match else ref.name
-
-
-def _again(ref: Ref) -> Ref:
-    if ref.name.startswith(RECOMPUTED_PREFIX):
-        return ref
-    return ref._replace(name=f"{RECOMPUTED_PREFIX}{ref.name}")

@@ -17,11 +17,10 @@ from typing import Any, Final, NamedTuple
 from simulator.errors import ScheduleError
 from simulator.implementation import LaunchOrder
 from simulator.ops import Signature
+from simulator.values import Ref
 
 COMPUTE: Final = 0
 LANES: Final = ("compute", "tp", "dp", "cp", "ep")
-PREFIX: Final = "earlier."
-"""Before the names of values of an earlier micro-batch that plays in the same part."""
 STEP: Final = "step."
 """Prefix of the roles of the optimizer's step."""
 RECOMPUTED_SUFFIX: Final = ".again"
@@ -30,16 +29,6 @@ TP: Final = 1
 DP: Final = 2
 CP: Final = 3
 EP: Final = 4
-
-
-class Ref(NamedTuple):
-    """A value: ``layer`` is relative to the op's layer; ``name`` is unique within a layer.
-
-    Each column piece has its own name (``s0.mlp.fc2.1``), so a reader waits for that piece only.
-    """
-
-    layer: int
-    name: str
 
 
 class OpTemplate(NamedTuple):
@@ -72,7 +61,8 @@ class OpTemplate(NamedTuple):
 
 
 class Op(NamedTuple):
-    """One op of the whole iteration, fully named. ``reads`` holds values, then weights."""
+    """One op of the whole iteration, fully named. ``reads`` holds values, then weights; ``prefix``
+    begins the names of its micro-batch, where there are several."""
 
     name: str
     role: str
@@ -84,6 +74,11 @@ class Op(NamedTuple):
     layer: int
     slice: int
     piece: int
+    prefix: str = ""
+
+    def called(self, ref: Ref) -> str:
+        """Return the name of a value, as this op refers to it."""
+        return value_name(self.prefix, self.layer, ref)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +185,7 @@ def _named(segment: Segment, micro: int, micros: int, lag: int) -> Iterator[Op]:
                 layer=layer,
                 slice=t.slice,
                 piece=t.piece,
+                prefix=prefix,
             )
 
 
@@ -197,12 +193,12 @@ def named(op: OpTemplate, refs: tuple[Ref, ...]) -> tuple[Ref, ...]:
     """Return values of ``op`` with the layers and names that its own micro-batch gives them."""
     if not op.earlier:
         return refs
-    return tuple(Ref(-ref.layer, ref.name.removeprefix(PREFIX)) for ref in refs)
+    return tuple(ref._replace(layer=-ref.layer, earlier=False) for ref in refs)
 
 
 def value_name(prefix: str, layer: int, ref: Ref) -> str:
     """Return ``l3.s0.attn.qkv`` for a value of layer 3, ``m1.l3.…`` with several micro-batches."""
-    return f"{prefix}l{layer + ref.layer}.{ref.name}"
+    return f"{prefix}l{layer + ref.layer}.{ref}"
 
 
 def is_weight(value: str) -> bool:

@@ -10,9 +10,10 @@ from typing import Any, Final
 from simulator.modules import is_replayed
 from simulator.op_table import Ops, table_of
 from simulator.ops import Gemm, Signature
-from simulator.schedule import COMPUTE, TP, OpTemplate, Ref
+from simulator.schedule import COMPUTE, TP, OpTemplate
 from simulator.shapes import Shapes
 from simulator.specs import ClusterSpec, ModelSpec, Workload
+from simulator.values import Ref
 
 LAYERS_KEPT: Final = 16
 """Kinds of layers whose templates are kept, for the plans that come next."""
@@ -95,16 +96,15 @@ class Templates:
 
     def op(
         self, role: str, row: int, signature: Signature, reads: tuple[Ref, ...],
-        write: str, size: int, *, lane: int = COMPUTE, weights: tuple[str, ...] = (),
-        piece: int = -1, layer: int = 0,
+        write: Ref, size: int, *, lane: int = COMPUTE, weights: tuple[str, ...] = (),
+        piece: int = -1,
     ) -> OpTemplate:  # fmt: skip
         """Return a template that writes one value of ``size`` bytes (0: an alias of an input)."""
         replayed = is_replayed(
             role, self.shapes.workload.cuda_graph_scope, experts=self.shapes.model.num_experts > 0
         )
         return OpTemplate(
-            role, row, signature, lane, 0, reads, (Ref(layer, write),), weights, piece, replayed,
-            sizes=(size,),
+            role, row, signature, lane, 0, reads, (write,), weights, piece, replayed, sizes=(size,)
         )  # fmt: skip
 
     @property
@@ -127,7 +127,7 @@ class Templates:
         return s.communicates and not overlaps
 
     def accumulated(
-        self, role: str, row: int, signature: Gemm, reads: tuple[Ref, ...], gradient: str,
+        self, role: str, row: int, signature: Gemm, reads: tuple[Ref, ...], gradient: Ref,
         before: tuple[Ref, ...],
     ) -> list[OpTemplate]:  # fmt: skip
         """Return the wgrad that makes ``gradient``, which is added to the one of ``before`` or of
@@ -137,7 +137,7 @@ class Templates:
             signature = signature._replace(accumulate=accumulates)
             return [self.op(role, row, signature, (*reads, *before), gradient, 0)]
         elements = signature.groups * signature.m * signature.n
-        apart = self.op(role, row, signature, reads, f"{gradient}.apart", elements * s.element)
+        apart = self.op(role, row, signature, reads, gradient.form("apart"), elements * s.element)
         reads = (*apart.writes, *before)
         return [apart, self.op(f"{role}.add", row, s.gradient_sum(elements), reads, gradient, 0)]
 
@@ -147,7 +147,7 @@ class Templates:
         """Return those of the passes, role -> (whether the implementation has it, signature), that
         it has: ops in place, behind ``reads``."""
         return [
-            self.op(role, -1, signature, reads, role, 0)
+            self.op(role, -1, signature, reads, Ref(role), 0)
             for role, (has, signature) in asked.items()
             if has
         ]
@@ -167,7 +167,7 @@ class Templates:
         return [produced, *self._collected(produced, signature, "rs", share)]
 
     def gathered(
-        self, row: int, role: str, value: Ref, write: str, size: int = 0
+        self, row: int, role: str, value: Ref, write: Ref, size: int = 0
     ) -> list[OpTemplate]:
         """Return the all-gather of a [tokens / tp, hidden] value of slice ``row``, none where each
         rank holds all tokens. ``size``: bytes of all tokens, 0 without quantization."""
@@ -187,18 +187,18 @@ class Templates:
         return [
             self.op(
                 f"{produced.role}.{suffix}", produced.slice, signature, (value,),
-                f"{value.name}.{suffix}", size, lane=TP, piece=produced.piece, layer=value.layer,
+                value.form(suffix), size, lane=TP, piece=produced.piece,
             )
         ]  # fmt: skip
 
-    def reduced_ref(self, layer: int, name: str) -> Ref:
+    def reduced_ref(self, value: Ref) -> Ref:
         """Return the value to read: the all-reduced one if ranks communicate."""
-        return Ref(layer, f"{name}.ar" if self.shapes.communicates else name)
+        return value.form("ar") if self.shapes.communicates else value
 
-    def summed_ref(self, layer: int, name: str) -> Ref:
+    def summed_ref(self, value: Ref) -> Ref:
         """Return the value to read: the one that ``summed`` gives."""
-        return Ref(layer, f"{name}.rs") if self.gathers else self.reduced_ref(layer, name)
+        return value.form("rs") if self.gathers else self.reduced_ref(value)
 
-    def gathered_ref(self, local: Ref, whole: str) -> Ref:
+    def gathered_ref(self, local: Ref, whole: Ref) -> Ref:
         """Return the value to read: ``whole``, or ``local`` where each rank holds all tokens."""
-        return Ref(0, whole) if self.gathers else local
+        return whole if self.gathers else local

@@ -32,9 +32,10 @@ from typing import Final
 from simulator.lookup.experts import DEFAULT_SMS
 from simulator.ops import Collective, CollectiveKind, Pointwise
 from simulator.quantized import Quantized
-from simulator.schedule import EP, TP, OpTemplate, Ref
+from simulator.schedule import EP, TP, OpTemplate
 from simulator.shapes import Shapes
 from simulator.specs import MoeDispatcher
+from simulator.values import Ref
 
 Ops = list[OpTemplate]
 KERNELS: Final[Mapping[MoeDispatcher, tuple[CollectiveKind, CollectiveKind]]] = {
@@ -122,13 +123,13 @@ class TokenWay:
             counts = Collective("all_gather", size * math.prod(ranks), *ranks)
             ops.append(
                 self.t.op("mlp.counts", self.row, counts, choice.writes,
-                          f"s{self.row}.mlp.counts", counts.size_bytes, lane=TP)
+                          Ref("mlp.counts", self.row), counts.size_bytes, lane=TP)
             )  # fmt: skip
         copy = s.pointwise("moe_counts", size, size)._replace(awaited=True)
         return [*ops, self.t.op("mlp.counts_copy", self.row, copy, ops[-1].writes,
-                                f"s{self.row}.mlp.told", size)]  # fmt: skip
+                                Ref("mlp.told", self.row), size)]  # fmt: skip
 
-    def there(self, role: str, source: Ref, write: str) -> Ops:
+    def there(self, role: str, source: Ref, write: Ref) -> Ops:
         """Return what sends the value ``source`` of all tokens to the ranks of their experts."""
         t, ops = self.t, list[OpTemplate]()
         size = self.own_rows * self.row_bytes
@@ -136,14 +137,14 @@ class TokenWay:
             read = self.tokens * self.row_bytes
             ops.append(
                 t.op(f"mlp.{role}_permute", self.row, self.s.pointwise("moe_permute", read, size),
-                     (source,), f"{write}.permute", size)
+                     (source,), write.form("permute"), size)
             )  # fmt: skip
         value = ops[-1].writes[0] if ops else source
         if role == "dispatch":
             ops += self._probabilities(role, value, write)
-        return ops + self._moved(f"mlp.{role}", "dispatch", value, f"{write}.there", 1)
+        return ops + self._moved(f"mlp.{role}", "dispatch", value, write.form("there"), 1)
 
-    def _probabilities(self, role: str, value: Ref, write: str) -> Ops:
+    def _probabilities(self, role: str, value: Ref, write: Ref) -> Ops:
         """Return the all-to-all of the rows' probabilities, or of their gradients; it is done
         before that of the rows, so that none waits for it alone."""
         s = self.s
@@ -151,10 +152,10 @@ class TokenWay:
             return []
         size = round(self.own_rows * s.workload.moe_imbalance) * NUMBER_BYTES
         moving = Collective("all_to_all", size, *self._group)
-        return [self.t.op(f"mlp.{role}_probs", self.row, moving, (value,), f"{write}.probs",
+        return [self.t.op(f"mlp.{role}_probs", self.row, moving, (value,), write.form("probs"),
                           self.own_rows * NUMBER_BYTES, lane=EP)]  # fmt: skip
 
-    def arrived(self, role: str, source: Ref, write: str) -> tuple[Ops, Ref]:
+    def arrived(self, role: str, source: Ref, write: Ref) -> tuple[Ops, Ref]:
         """Return what sorts by expert the rows that ``there`` sent, and the value of them."""
         t, s, ops, value = self.t, self.s, list[OpTemplate](), self._there(source, write)
         size = self.rows * self.row_bytes
@@ -162,18 +163,18 @@ class TokenWay:
             read = min(size, self._gathered)
             name = "moe_sort" if self._copied_first else "moe_permute"
             ops.append(t.op(f"mlp.{role}_sort", self.row, s.pointwise(name, read, size), (value,),
-                            f"{write}.sorted", size))  # fmt: skip
+                            write.form("sorted"), size))  # fmt: skip
             value = ops[-1].writes[0]
         if self._pads:
             ops.append(t.op(f"mlp.{role}_pad", self.row, s.pointwise("moe_pad", size, size),
-                            (value,), f"{write}.padded", size))  # fmt: skip
+                            (value,), write.form("padded"), size))  # fmt: skip
         return ops, self.sorted(source, write)
 
-    def sorted(self, source: Ref, write: str) -> Ref:
+    def sorted(self, source: Ref, write: Ref) -> Ref:
         """Return the value of the rows that experts read, after ``arrived``."""
         if self._pads:
-            return Ref(0, f"{write}.padded")
-        return Ref(0, f"{write}.sorted") if self._sorts else self._there(source, write)
+            return write.form("padded")
+        return write.form("sorted") if self._sorts else self._there(source, write)
 
     def back(self, role: str, produced: OpTemplate, piece: int, pieces: int) -> Ops:
         """Return what brings the rows that ``produced`` wrote back to the ranks of their tokens."""
@@ -183,30 +184,30 @@ class TokenWay:
         if self._pads:
             signature = self.s.pointwise("moe_pad", size, size)
             ops.append(self.t.op(f"mlp.{role}_unpad", self.row, signature, (value,),
-                                 f"{value.name}.unpadded", size, piece=piece))  # fmt: skip
+                                 value.form("unpadded"), size, piece=piece))  # fmt: skip
             value = ops[-1].writes[0]
         if self._sorts:
             written = min(size, moved)
             name = "moe_sort" if self._copied_first else "moe_unpermute"
             ops.append(
                 self.t.op(f"mlp.{role}_unsort", self.row, self.s.pointwise(name, size, written),
-                          (value,), f"{produced.writes[0].name}.unsorted", written, piece=piece)
+                          (value,), produced.writes[0].form("unsorted"), written, piece=piece)
             )  # fmt: skip
             value = ops[-1].writes[0]
         if role == "dispatch_bwd" and piece == pieces - 1:
-            ops += self._probabilities(role, value, produced.writes[0].name)
-        return ops + self._moved(f"mlp.{role}", "combine", value, produced.writes[0].name, pieces,
+            ops += self._probabilities(role, value, produced.writes[0])
+        return ops + self._moved(f"mlp.{role}", "combine", value, produced.writes[0], pieces,
                                  piece)  # fmt: skip
 
-    def returned(self, name: str) -> Ref:
-        """Return the value that ``back`` made of the rows of ``name``."""
+    def returned(self, rows: Ref) -> Ref:
+        """Return the value that ``back`` made of ``rows``."""
         if self.s.exchanges_experts:
-            return Ref(0, f"{name}.combine")
+            return rows.form("combine")
         if self._sorts:
-            return Ref(0, f"{name}.unsorted")
-        return Ref(0, f"{name}.unpadded" if self._pads else name)
+            return rows.form("unsorted")
+        return rows.form("unpadded") if self._pads else rows
 
-    def summed(self, role: str, parts: tuple[Ref, ...], write: str) -> tuple[Ops, tuple[Ref, ...]]:
+    def summed(self, role: str, parts: tuple[Ref, ...], write: Ref) -> tuple[Ops, tuple[Ref, ...]]:
         """Return the sum of each token's copies, and the values of it: where ranks have summed,
         the parts themselves."""
         if not self._copied_first:
@@ -216,14 +217,14 @@ class TokenWay:
         made = self.t.op(f"mlp.{role}_unpermute", self.row, signature, parts, write, size)
         return [made], made.writes
 
-    def _there(self, source: Ref, write: str) -> Ref:
+    def _there(self, source: Ref, write: Ref) -> Ref:
         if not self.s.exchanges_experts:
-            return Ref(0, f"{write}.permute") if self._copied_first else source
+            return write.form("permute") if self._copied_first else source
         shared = self.s.cluster.expert_tp > 1 and self.dispatcher != "allgather"
-        return Ref(0, f"{write}.there.ag" if shared else f"{write}.there")
+        return write.form("there", "ag") if shared else write.form("there")
 
     def _moved(
-        self, role: str, way: str, value: Ref, write: str, pieces: int, piece: int = -1
+        self, role: str, way: str, value: Ref, write: Ref, pieces: int, piece: int = -1
     ) -> Ops:
         """Return the collectives of a dispatch or a combine, of a part of the columns."""
         s, size = self.s, self._arrived // pieces
@@ -232,7 +233,7 @@ class TokenWay:
         kept = size if way == "dispatch" else self.own_rows * self.row_bytes // pieces
         if way == "combine" and not self._copied_first:
             kept = self.tokens * self.row_bytes // pieces
-        name = write if way == "dispatch" else f"{write}.combine"
+        made = write if way == "dispatch" else write.form("combine")
         kernel = KERNELS[self.dispatcher][way == "combine"]
         gathers = self.dispatcher == "allgather"
         algo = s.workload.implementation.nccl_algo if gathers else "auto"
@@ -240,18 +241,18 @@ class TokenWay:
         if kernel in DEFAULT_SMS:
             sms = s.workload.moe_dispatcher_sms or DEFAULT_SMS[kernel]
             moving = moving._replace(ctas=sms, row_bytes=self.row_bytes // pieces)
-        move = self.t.op(role, self.row, moving, (value,), name, kept, lane=EP, piece=piece)
+        move = self.t.op(role, self.row, moving, (value,), made, kept, lane=EP, piece=piece)
         sharing = s.cluster.expert_tp
         if sharing == 1 or gathers:
             return [move]
         op: CollectiveKind = "all_gather" if way == "dispatch" else "reduce_scatter"
         share = Collective(op, size * sharing, *s.cluster.expert_tp_group, 0, s.workload.dtype)
         if way == "dispatch":
-            gather = self.t.op(f"{role}.ag", self.row, share, move.writes, f"{name}.ag",
+            gather = self.t.op(f"{role}.ag", self.row, share, move.writes, made.form("ag"),
                                size * sharing, lane=EP)  # fmt: skip
             return [move, gather]
-        scatter = self.t.op(f"{role}.rs", self.row, share, (value,), f"{write}.rs", size, lane=EP,
-                            piece=piece)  # fmt: skip
+        scatter = self.t.op(f"{role}.rs", self.row, share, (value,), write.form("rs"), size,
+                            lane=EP, piece=piece)  # fmt: skip
         return [scatter, move._replace(reads=scatter.writes)]
 
     @property

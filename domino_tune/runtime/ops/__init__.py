@@ -13,10 +13,11 @@ import torch
 from domino_tune.runtime.ops.pointwise import keep_mask, pointwise_for
 from domino_tune.runtime.parameters import Parameters, Shards
 from simulator.errors import InputError
-from simulator.issue_order import ALL_SLICES, JOINED
+from simulator.issue_order import ALL_SLICES, JOINED, SIDES
 from simulator.schedule import Op
 from simulator.shapes import Shapes
 from simulator.sharding import padded_vocab_size
+from simulator.values import Ref
 
 # Inputs of merged weight gradients ----------------------------------------------------------------
 # Slices of a value that are written side by side.
@@ -52,8 +53,8 @@ def sides_of(ops: Sequence[Op], slices: int) -> dict[str, Side]:
 def pair_of(op: Op, slices: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the values of dy and of x that a weight gradient over ``slices`` slices reads: one for
     each slice, or one for all."""
-    first = 1 if op.reads[0].endswith(JOINED) else slices
-    second = 1 if op.reads[first].endswith(JOINED) else slices
+    joined = (op.called(Ref(f"{op.role}.{side}").form(JOINED)) for side in SIDES)
+    first, second = (1 if one in op.reads else slices for one in joined)
     return op.reads[:first], op.reads[first : first + second]
 
 
@@ -143,7 +144,7 @@ class State:
         self.vocab_valid = max(0, min(self.vocab, model.vocab_size - self.vocab_start))
         self._starts = [0, *itertools.accumulate(self.shapes.rows)]
         self._scratch: dict[tuple[int, ...], torch.Tensor] = {}
-        self._shared: dict[str, tuple[torch.Tensor, int]] = {}
+        self._shared: dict[tuple[int, int, str], tuple[torch.Tensor, int]] = {}
 
     @property
     def trained(self) -> Parameters:
@@ -200,7 +201,7 @@ class State:
         packs = op.role.startswith("attn.qkv") and shapes.plan.slices_sequences
         if not packs or shapes.rows[op.slice] > 1:
             return None
-        key = op.writes[0].rpartition(f"s{op.slice}.")[0]
+        key = op.micro, op.layer, op.role
         length = shapes.workload.seq_length
         buffer, left = self._shared.pop(key, (None, shapes.plan.row_slices))
         if buffer is None:

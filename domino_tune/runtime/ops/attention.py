@@ -12,9 +12,9 @@ import torch.nn.functional as F
 
 from domino_tune.runtime.ops import State
 from domino_tune.runtime.ops.pointwise_formulas import wide
-from simulator.recomputation import RECOMPUTED_PREFIX
 from simulator.schedule import Op
 from simulator.specs import ModelSpec
+from simulator.values import Ref
 
 # Rotary embedding ---------------------------------------------------------------------------------
 # By how much each pair of a head's elements turns from position to position.
@@ -115,8 +115,13 @@ def kv_bwd(state: State, op: Op) -> None:
     """Add the gradients of earlier keys and values to their sum; add to this slice's own what later
     slices gave. The sum is [sequences, positions, keys and values], fp32 (fp64 in fp64)."""
     own, span = state.read(op, 0), state.positions(op)
-    totals = [state.values[name] for name in op.reads if name.endswith(".kv_grad")]
-    given = [state.values[name] for name in op.reads if name.endswith(".attn.kv")]
+    totals, given = (
+        [state.values[name] for name in op.reads if name in names]
+        for names in (
+            {op.called(Ref(what, row).grad) for row in range(state.shapes.plan.row_slices)}
+            for what in ("attn.kv_grad", "attn.kv")
+        )
+    )
     if totals:
         later, width = totals[0], totals[0].shape[2]
         part = own.view(len(later), -1, own.shape[1])[:, :, -width:]
@@ -158,9 +163,9 @@ def qk_norm_bwd(state: State, op: Op) -> None:
     """Turn the gradients of normalised queries and keys into those of their inputs, in place; add
     to the weights' gradients. Reads packed gradients, and packed q, k and v."""
     packed, inputs, name = state.read(op, 0), state.read(op, 1), op.reads[-1]
-    prefix = op.writes[0].partition("d.")[0]
-    plain, again = (f"{prefix}{played}s{op.slice}.attn.qk" for played in ("", RECOMPUTED_PREFIX))
-    saved = state.saved.pop(again if again in state.saved else plain)
+    normed = Ref("attn.qk", op.slice)
+    again = op.called(normed.again)
+    saved = state.saved.pop(again if again in state.saved else op.called(normed))
     weights, sums = state.weight(name), state.parameters.grads[name]
     parts = zip(_qk(state, packed), _qk(state, inputs), weights, sums, saved, strict=True)
     start = 0

@@ -10,6 +10,7 @@ from domino_tune.runtime.ops import State
 from domino_tune.runtime.ops.layers import add_product
 from domino_tune.runtime.ops.pointwise_formulas import wide
 from simulator.schedule import Op
+from simulator.values import Ref
 
 
 def embed(state: State, op: Op) -> None:
@@ -40,8 +41,7 @@ def embed_post(state: State, op: Op) -> None:
 def embed_bwd(state: State, op: Op) -> None:
     """Scatter-add into the table's gradient; sum into the positions' gradient."""
     gradient = state.whole(state.read(op, 0), state.shapes.tokens(op.slice))
-    prefix = op.reads[0].partition("d.")[0]
-    mask = state.saved.pop(f"{prefix}s{op.slice}.x", None)
+    mask = state.saved.pop(op.called(Ref("x", op.slice)), None)
     if mask is not None:
         keep = 1 - state.shapes.model.hidden_dropout
         gradient = state.pointwise.dropout_grad(gradient, mask, keep)

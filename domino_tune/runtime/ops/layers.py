@@ -13,8 +13,8 @@ import torch.nn.functional as F
 
 from domino_tune.runtime.ops import State, as_one, pair_of
 from simulator.issue_order import ALL_SLICES, ROW_PARALLEL
-from simulator.recomputation import RECOMPUTED_PREFIX
 from simulator.schedule import Op
+from simulator.values import Ref
 
 
 def norm(state: State, op: Op) -> None:
@@ -60,10 +60,9 @@ def norm_bwd(state: State, op: Op) -> None:
 def _forward_norm(state: State, op: Op) -> str:
     """Return the value that the forward norm wrote, the last time that it was played:
     ``….attn.norm`` for ``….attn.norm_bwd``."""
-    prefix = op.writes[0].partition("d.")[0]
-    plain = f"s{op.slice}.{op.role.removesuffix('_bwd')}"
-    again = f"{prefix}{RECOMPUTED_PREFIX}{plain}"
-    return again if again in state.saved else f"{prefix}{plain}"
+    norm = Ref(op.role.removesuffix("_bwd"), op.slice)
+    again = op.called(norm.again)
+    return again if again in state.saved else op.called(norm)
 
 
 def _layer_norm_grad(

@@ -15,7 +15,8 @@ from simulator.cost import CostModel
 from simulator.cpu_hosts import NO_TIMES, IdleTimes, ResumeFit, SkewFit
 from simulator.launch import Launch
 from simulator.ops import Collective, Pointwise, Signature
-from simulator.schedule import COMPUTE, OpTemplate, Ref, Repeat, Schedule, Segment
+from simulator.schedule import COMPUTE, OpTemplate, Repeat, Schedule, Segment
+from simulator.values import Ref
 from tests.unit.simulator.programs import random_contention, random_resume, random_skew
 
 SIZES = 12
@@ -181,7 +182,7 @@ class _Orders:
                 if written.lane in (COMPUTE, template.lane) or template.lane == COMPUTE
             ]
             reads += [
-                Ref(rng.randint(-3, 3), written.ref.name)
+                written.ref._replace(layer=rng.randint(-3, 3))
                 for written in self._some(self.earlier)
                 if written.lane in (COMPUTE, template.lane) or template.lane == COMPUTE
             ]
@@ -197,7 +198,7 @@ class _Orders:
         rng = self.rng
         lane = rng.randrange(1, self.lanes) if self.lanes > 1 and rng.random() < 0.4 else COMPUTE
         writes = tuple(
-            Ref(rng.choice((0, 0, 0, -1, 1)), f"v{order}.{index}.{value}")
+            Ref(f"v{order}.{index}.{value}", layer=rng.choice((0, 0, 0, -1, 1)))
             for value in range(rng.choice((0, 1, 1, 1, 2)))
         )
         return OpTemplate(
@@ -222,4 +223,4 @@ class _Orders:
         if not back and written.place >= index:
             back = 1
         away = written.offset - reader.offset - back * stride
-        return Ref(written.ref.layer + sign * away, written.ref.name)
+        return written.ref._replace(layer=written.ref.layer + sign * away)

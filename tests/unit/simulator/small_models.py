@@ -58,7 +58,7 @@ def edges_of(schedule: Schedule) -> dict[str, Op]:
 def value_bytes(schedule: Schedule) -> dict[str, int]:
     """Bytes of every value, by its name within the layer."""
     ops = (t for part in schedule.parts for s in part.segments for t in s.templates)
-    return {ref.name: size for t in ops for ref, size in zip(t.writes, t.sizes, strict=True)}
+    return {str(ref): size for t in ops for ref, size in zip(t.writes, t.sizes, strict=True)}
 
 
 def sizes_of(schedule: Schedule) -> dict[str, int]:

@@ -12,7 +12,8 @@ from simulator.errors import ScheduleError
 from simulator.launch import Launch
 from simulator.ops import Collective, Pointwise, Signature
 from simulator.program import WORK_UNIT
-from simulator.schedule import COMPUTE, DP, TP, OpTemplate, Ref, Repeat, Schedule, Segment
+from simulator.schedule import COMPUTE, DP, TP, OpTemplate, Repeat, Schedule, Segment
+from simulator.values import Ref
 from tests.support.by_hand import totals
 from tests.unit.simulator.dags import TableCost
 from tests.unit.simulator.engine_checks import (
@@ -59,8 +60,8 @@ def test_engines_agree_on_random_dags_with_contention_and_skew(block: int) -> No
 def op(name: str, *reads: str, signature: Pointwise | Collective = SMALL, lane: int = COMPUTE,
        layer: int = 0) -> OpTemplate:  # fmt: skip
     """An op that reads values of ``layer`` away and writes one of its own name."""
-    read = tuple(Ref(layer, value) for value in reads)
-    return OpTemplate(f"attn.{name}", -1, signature, lane, 0, read, (Ref(0, name),))
+    read = tuple(Ref(value, layer=layer) for value in reads)
+    return OpTemplate(f"attn.{name}", -1, signature, lane, 0, read, (Ref(name),))
 
 
 def spans(*segments: Segment) -> dict[str, tuple[int, int]]:

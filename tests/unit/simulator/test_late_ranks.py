@@ -12,7 +12,8 @@ from simulator.cpu_hosts import SkewFit, SkewRow
 from simulator.launch import Launch
 from simulator.ops import Collective, Gemm, Signature
 from simulator.program import WORK_UNIT
-from simulator.schedule import COMPUTE, DP, TP, OpTemplate, Ref, Repeat, Schedule, Segment
+from simulator.schedule import COMPUTE, DP, TP, OpTemplate, Repeat, Schedule, Segment
+from simulator.values import Ref
 from tests.unit.simulator.dags import TableCost
 
 ROWS = (SkewRow(1000.0, 1000.0),)
@@ -35,8 +36,8 @@ def waits_ns(*items: Item, slower: float = 1.0, count: int = 1, **skew: Any) -> 
         signature = Collective("all_reduce", number, 2, 1) if lane else Gemm(number, 1, 1)
         durations[signature] = spent_ns
         templates.append(OpTemplate(
-            f"attn.{number}", -1, signature, lane, 0, tuple(Ref(0, name) for name in reads),
-            (Ref(0, f"v{number}"),),
+            f"attn.{number}", -1, signature, lane, 0, tuple(Ref(name) for name in reads),
+            (Ref(f"v{number}"),),
         ))  # fmt: skip
     fit = SkewFit(slowest_factor=1.0, error=0.0, **skew)
     cost = TableCost(durations, Contention(law), Launch(mode="none"), fit)

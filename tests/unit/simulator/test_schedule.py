@@ -17,7 +17,6 @@ from simulator.schedule import (
     DP,
     TP,
     OpTemplate,
-    Ref,
     Repeat,
     Schedule,
     Segment,
@@ -26,6 +25,7 @@ from simulator.schedule import (
     is_weight,
 )
 from simulator.specs import ClusterSpec, Workload
+from simulator.values import Ref
 from tests.unit.simulator.cases import bundled_profile, cost_model, with_cost
 
 COPY = Pointwise("copy", 8, 8)
@@ -53,9 +53,9 @@ def test_a_segment_counts_up_or_from_the_top() -> None:
 
 
 def test_ops_are_named_by_micro_batch_layer_slice_role_and_piece() -> None:
-    inside = template("mlp.fc2", row=1, piece=0, reads=(Ref(1, "a"),), writes=(Ref(0, "b"),),
+    inside = template("mlp.fc2", row=1, piece=0, reads=(Ref("a", layer=1),), writes=(Ref("b"),),
                       weights=("w.mlp.fc2",))  # fmt: skip
-    edge = template("embed", row=0, weights=("w.embed",), writes=(Ref(0, "e"),))
+    edge = template("embed", row=0, weights=("w.embed",), writes=(Ref("e"),))
     made = schedule(Segment(templates=(inside,), count=2, first=3), Segment(templates=(edge,)))
     ops = list(made.ops())
     assert [op.name for op in ops] == ["l3.s1.mlp.fc2.0", "l4.s1.mlp.fc2.0", "s0.embed"]
@@ -69,7 +69,7 @@ def test_ops_are_named_by_micro_batch_layer_slice_role_and_piece() -> None:
 
 
 def test_micro_batches_have_numbers_where_there_are_several() -> None:
-    one = Segment(templates=(template("attn.norm", row=0, writes=(Ref(0, "b"),)),))
+    one = Segment(templates=(template("attn.norm", row=0, writes=(Ref("b"),)),))
     several = schedule(one, count=2, first_micro=1, micros=3)
     assert [op.name for op in several.ops()] == ["m1.l0.s0.attn.norm", "m2.l0.s0.attn.norm"]
     assert [op.writes for op in several.ops()] == [("m1.l0.b",), ("m2.l0.b",)]
@@ -88,7 +88,7 @@ def chain(*templates: OpTemplate) -> None:
 
 
 def written(role: str, lane: int, value: str, *read: str) -> OpTemplate:
-    return template(role, lane, reads=tuple(Ref(0, name) for name in read), writes=(Ref(0, value),))
+    return template(role, lane, reads=tuple(Ref(name) for name in read), writes=(Ref(value),))
 
 
 def test_a_collective_reads_compute_and_its_own_lane() -> None:

@@ -20,8 +20,9 @@ from simulator.overlap import CHOICES, GEMMS, RIVALS, gemms_of
 from simulator.plan import MEGATRON, SlicePlan
 from simulator.predict import predict
 from simulator.recipes import windows
-from simulator.schedule import COMPUTE, TP, OpTemplate, Ref
+from simulator.schedule import COMPUTE, TP, OpTemplate
 from simulator.specs import ClusterSpec, Workload
+from simulator.values import Ref
 from tests.unit.simulator.test_estimate import GPT, LLAMA
 
 MACHINES: Final = ("h100-dgx", "a100-sxm", "h200-sxm", "b200-sxm")
@@ -88,8 +89,8 @@ def test_bounds_of_rivals_are_not_above_their_times_and_near_them(machine: str) 
 
 def op(name: str, lane: int, *reads: str) -> OpTemplate:
     """An op that writes ``name``."""
-    seen = tuple(Ref(0, one) for one in reads)
-    return OpTemplate(name, 0, Pointwise("add", 1, 1), lane, 0, seen, (Ref(0, name),))
+    seen = tuple(Ref(one) for one in reads)
+    return OpTemplate(name, 0, Pointwise("add", 1, 1), lane, 0, seen, (Ref(name),))
 
 
 def named(ops: list[OpTemplate], *, wgrads_wait: bool = True) -> list[list[str]]:

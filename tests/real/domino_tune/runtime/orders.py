@@ -40,11 +40,11 @@ def edges(line: IssueOrder, shapes: Shapes, *, sign: int) -> list[Edge]:
                     read.append((token, ref))
             for ref in template.writes:
                 own.add(ref)
-                written[ref.name] = (token, ref.layer)
+                written[ref.here] = (token, ref.layer)
     return [
-        Edge(token, written[ref.name][0], sign * (written[ref.name][1] - ref.layer))
+        Edge(token, written[ref.here][0], sign * (written[ref.here][1] - ref.layer))
         for token, ref in read
-        if ref.name in written
+        if ref.here in written
     ]
 
 
