@@ -225,7 +225,7 @@ class Burden:
 def burden_of(schedule: Schedule, cost: CostModel, law: PowerSection) -> Burden:
     """Return the burden of a schedule."""
     listing = listing_of(schedule)
-    timed = timed_rows(cost.at_clock(law.boost_mhz), listing)
+    timed = timed_rows(cost, listing)
     return Burden(listing.played, listing.times, timed, cost, law)
 
 
@@ -233,8 +233,8 @@ def summed_burden(
     counts: Mapping[PlayedSignature, int], cost: CostModel, law: PowerSection
 ) -> Burden:
     """Return the burden of ops, each with how often it is played."""
-    at_boost, times = cost.at_clock(law.boost_mhz), np.array([*counts.values()], np.int64)
-    timed = np.array([timed_row(at_boost, one) for one in counts], np.float64)
+    times = np.array([*counts.values()], np.int64)
+    timed = np.array([timed_row(cost, one) for one in counts], np.float64)
     return Burden(tuple(counts), times, timed, cost, law)
 
 

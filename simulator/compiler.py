@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from simulator.contention import Contention
-from simulator.cost import AtClock, CostModel
+from simulator.cost import CostModel
 from simulator.cpu_hosts import IdleTimes
 from simulator.errors import ScheduleError
 from simulator.kernels import clocks, compiler, lives, player
@@ -330,14 +330,14 @@ class Repriced:
         return made.pricing._replace(numbers=numbers)
 
     def _durations(self, cost: CostModel) -> NDArray[np.int64]:
-        made = self._compiled
-        if not isinstance(cost, AtClock):
+        made, clock_mhz = self._compiled, cost.change.clock_mhz
+        if not clock_mhz:
             return np.array([cost.duration_ns(one) for one in made.signatures], np.int64)
-        first = self._first
-        if first.timed_for is not cost.timed_cost:
-            first.timed_for, first.timed = cost.timed_cost, timed_rows(cost, made.listing)
+        first, timed = self._first, cost.at_clock(0)
+        if first.timed_for is not timed:
+            first.timed_for, first.timed = timed, timed_rows(cost, made.listing)
         durations = np.empty(len(first.timed), np.int64)
-        call("durations_at", first.timed, cost.clock_mhz, durations)
+        call("durations_at", first.timed, clock_mhz, durations)
         for number in np.flatnonzero(first.timed[:, clocks.KIND] == clocks.FUSED).tolist():
             durations[number] = cost.duration_ns(made.signatures[number])
         return durations

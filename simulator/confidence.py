@@ -202,7 +202,7 @@ class _Again:
 
     def at_clock_ns(self, clock_mhz: int) -> float:
         """Return by how much the iteration changes at a clock."""
-        if clock_mhz == self.cost.clock_mhz:
+        if clock_mhz == self.cost.change.clock_mhz:
             return 0.0
         return self._off_ns(self.cost.at_clock(clock_mhz))
 
@@ -312,7 +312,8 @@ def highest(middle: float, high: float, more: Iterable[float]) -> float:
 
 def unknowns_of(case: Case) -> tuple[Unknown, ...]:
     """Return the unknowns that apply to the case."""
-    how, told = case.workload.implementation.name, case.cost.draw.errors
+    how = case.workload.implementation.name
+    told = {family for draw in case.cost.change.draws for family in draw.errors}
     of_2022 = how == "megatron-2022" and case.profile.machine.backend == "nccl"
     found = (
         one._replace(why=one.why.format(how=how))
@@ -321,7 +322,7 @@ def unknowns_of(case: Case) -> tuple[Unknown, ...]:
             (HOST_OF_2022, of_2022 and case.cost.launch.mode == "async"),
             (NETWORK, case.cluster.domains > 1 and not _times_nodes(case)),
         )
-        if holds and not one.factors.keys() <= told.keys()
+        if holds and not one.factors.keys() <= told
     )
     return tuple(found)
 

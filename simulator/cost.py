@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from simulator.contention import CollectiveFamily, ComputeFamily, Contention, ContentionFit, Family
 from simulator.cpu_hosts import NO_TIMES, IdleTimes
-from simulator.draws import NOMINAL, Draw, family_of
+from simulator.draws import Draw, family_of
 from simulator.dtypes import S_PER_NS
 from simulator.errors import InputError, ProfileError
 from simulator.launch import NO_LAUNCH, launch_of
@@ -24,11 +24,11 @@ from simulator.ops import Attention, Collective, Fused, Gemm, Pointwise, Signatu
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from simulator.draws import Family as ErrorFamily
     from simulator.launch import Hosts
     from simulator.lookup import Provenance
     from simulator.lookup.attention import AttentionTable
     from simulator.lookup.collectives import CollectiveTable
-    from simulator.lookup.gemm import GemmTable
     from simulator.lookup.pointwise import PointwiseTable
     from simulator.power import PowerSection
     from simulator.profile import Profile
@@ -83,22 +83,138 @@ class Changes:
 
 
 NO_CHANGES: Final = Changes()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """How a machine differs from its profile: by what-if factors, then as each draw says, then by
+    its clock; 0 leaves durations as they were timed."""
+
+    changes: Changes = NO_CHANGES
+    draws: tuple[Draw, ...] = ()
+    clock_mhz: int = 0
+
+    def off(self, family: ErrorFamily, error: float) -> float:
+        """Return by what the last draw multiplies a time that no look-up gives."""
+        return self.draws[-1].factor(family, error) if self.draws else 1.0
+
+
+# Look-ups -----------------------------------------------------------------------------------------
+
 SECTION_OF: Final[dict[str, str]] = {
     "gemm": "gemm", "attention": "attention", "pointwise": "pointwise", "collective": "collectives",
 }  # fmt: skip
 """Kind of an op -> the section of a profile that has its times."""
 
 
+class LookUps:
+    """Durations on a profile's machine under what-if factors, each looked up once. Raise
+    MissingSectionError if an op needs a section that the profile lacks."""
+
+    def __init__(self, profile: Profile, changes: Changes) -> None:
+        self.profile, self.changes = profile, changes
+        self._known: dict[Signature, Estimate] = {}
+
+    def __getitem__(self, signature: Signature) -> Estimate:
+        """Return the duration alone; raise ProfileError if it is invalid."""
+        estimate = self._known.get(signature)
+        if estimate is None and isinstance(signature, Gemm) and signature.looped:
+            estimate = self._known[signature] = self[signature._replace(looped=False)]
+        if estimate is None:
+            estimate = self._as_known(signature, self._estimate(signature))
+            if not (math.isfinite(estimate.duration_us) and estimate.duration_us >= 0):
+                raise ProfileError(
+                    f"Profile {self.profile.name!r} gives {estimate.duration_us!r} us for "
+                    f"{signature}; a duration must be finite and not negative: check the profile."
+                )
+            self._known[signature] = estimate
+        return estimate
+
+    def least_us(self, signature: Signature) -> float:
+        """Return the time of an op at the machine's peak, which no measured iteration shows that
+        it beats."""
+        if not isinstance(signature, Gemm | Attention):
+            return 0.0
+        peak = self.changes.gpu_flops * self.changes.compute_speed
+        return self.profile.machine.roof.floor_us(signature.dtype, signature.flops, 0) / peak
+
+    def _as_known(self, signature: Signature, estimate: Estimate) -> Estimate:
+        """Return ``estimate``; if its section is assumed, so is the result, with at least its
+        error."""
+        provenance: Provenance = self.profile.section(SECTION_OF[signature.kind]).provenance
+        if provenance.kind != "assumed":
+            return estimate
+        error = max(estimate.error, provenance.error or 0.0)
+        return Estimate(estimate.duration_us, "assumed", error)
+
+    def _estimate(self, signature: Signature) -> Estimate:
+        if isinstance(signature, Collective):
+            return self._collective(signature)
+        if isinstance(signature, Attention):
+            cores = self._attentions
+            return self._compute(cores.estimate(signature), cores.shares(signature))
+        if isinstance(signature, Pointwise):
+            points = self._pointwise
+            fixed, memory = points.shares(signature)
+            return self._compute(points.estimate(signature), (fixed, 0.0, memory))
+        assert isinstance(signature, Gemm)
+        gemms = self.profile.gemm_table()
+        return self._compute(gemms.estimate(signature), gemms.shares(signature))
+
+    def _compute(self, base: Estimate, shares: tuple[float, float, float]) -> Estimate:
+        """Return ``base`` in a step of the slowest rank, each share scaled by its change."""
+        skew, changes = self.profile.skew, self.changes
+        slower = skew.fit.compute_factor if skew else 1.0
+        base = base._replace(duration_us=base.duration_us * slower / changes.compute_speed)
+        fixed, flops, memory = shares
+        total = fixed + flops + memory
+        if total <= 0 or not changes.of_gpu:
+            return base
+        after = fixed + flops / changes.gpu_flops + memory / changes.memory_bandwidth
+        return base._replace(duration_us=base.duration_us * after / total)
+
+    def _collective(self, signature: Collective) -> Estimate:
+        table = self._collectives
+        base = table.estimate(signature)
+        if self.changes.link_bandwidth == self.changes.link_latency == 1.0:
+            return base
+        latency, transfer = table.shares(signature)
+        after = latency * self.changes.link_latency + transfer / self.changes.link_bandwidth
+        return base._replace(duration_us=after)
+
+    @cached_property
+    def _attentions(self) -> AttentionTable:
+        return self.profile.attention_table()
+
+    @cached_property
+    def _pointwise(self) -> PointwiseTable:
+        return self.profile.pointwise_table()
+
+    @cached_property
+    def _collectives(self) -> CollectiveTable:
+        return self.profile.collective_table()
+
+
+# Costs --------------------------------------------------------------------------------------------
+
+
+class Timed(NamedTuple):
+    """What determines an op's time and power at any clock: its timing (µs), the clock of that
+    timing (MHz), the elasticity, and the watts above idle at boost."""
+
+    us: float
+    mhz: float
+    elasticity: float
+    boost_w: float
+
+
 class CostModel:
-    """Durations, contention and launch costs of one profile under one set of changes.
+    """Durations, contention and launch costs of one profile under one change.
 
     ``hosts``: what the job's implementation spends on its host; None: what the profile's launches
-    take. ``clock_mhz``: the GPU's clock; 0 for the durations as they were timed. ``kept``: what
-    others made of these costs for all plans. Raise MissingSectionError if an op needs a section
-    that the profile lacks.
+    take. ``kept``: what others made of these costs for all plans. All machines that are made of one
+    share its look-ups, and all clocks of a machine its timings.
     """
-
-    clock_mhz: int = 0
 
     def __init__(
         self,
@@ -109,16 +225,8 @@ class CostModel:
         cuda_graph: bool = False,
     ) -> None:
         self.profile = profile
-        self.changes = changes
-        self.draw = NOMINAL
-        self._estimates: dict[Signature, Estimate] = {}
-        self._durations_ns: dict[Signature, int] = {}
-        self._timed_mhz: dict[Signature, float] = {}
-        self._timed: dict[Signature, tuple[float, float, float, float]] = {}
-        self._at_clocks: dict[int, AtClock] = {}
-        self.kept: dict[object, Any] = {}
-        fit = _contention_fit(profile)
-        self.contention = Contention(fit, strength=changes.contention)
+        self.change = Change(changes=changes)
+        self.contention = Contention(_contention_fit(profile), strength=changes.contention)
         self.launch = NO_LAUNCH if cuda_graph else launch_of(
             profile, hosts, compute_speed=changes.compute_speed, host_speed=changes.host_speed
         )  # fmt: skip
@@ -126,21 +234,108 @@ class CostModel:
         self.resume = profile.resume.fit if profile.resume else None
         self.idle_lane = profile.collectives.idle_lane if profile.collectives else None
         self.power = profile.power
+        self._look_ups = LookUps(profile, changes)
+        self._timed: dict[Signature, Timed] = {}
+        self._at_clocks: dict[int, CostModel] = {0: self}
+        self._estimates: dict[Signature, Estimate] = {}
+        self._durations_ns: dict[Signature, int] = {}
+        self.kept: dict[object, Any] = {}
+
+    def drawn(self, draw: Draw) -> CostModel:
+        """Return the costs if this machine is off as ``draw`` says, at the same clock."""
+        other = self._changed(draws=(*self.change.draws, draw), clock_mhz=0)
+        other._timed, other._at_clocks = {}, {0: other}
+        other.launch = self.launch.off(
+            draw.factor("launch", self.launch.error), draw.errors.get("launch", math.inf)
+        )
+        other.power = self.power and draw.power(self.power)
+        fit = self.contention.fit
+        law = fit and draw.contention(fit)
+        if law is not fit:
+            other.contention = Contention(law, strength=self.contention.strength)
+        return other.at_clock(self.change.clock_mhz)
+
+    def beside(self, fit: ContentionFit) -> CostModel:
+        """Return the costs under another law of contention, at the same clock. Durations alone stay
+        the same."""
+        other = copy.copy(self.at_clock(0))
+        other.contention = Contention(fit, strength=self.contention.strength)
+        other._at_clocks, other.kept = {0: other}, {}
+        return other.at_clock(self.change.clock_mhz)
+
+    def at_clock(self, clock_mhz: int) -> CostModel:
+        """Return the costs at a clock, 0 for as timed. Others need a profile with a power
+        section."""
+        found = self._at_clocks.get(clock_mhz)
+        if found is None:
+            found = self._at_clocks[clock_mhz] = self._changed(clock_mhz=clock_mhz)
+        return found
+
+    def _changed(self, **parts: Any) -> CostModel:
+        """Return a copy with other parts of the change, of which no duration is known yet."""
+        other = copy.copy(self)
+        other.change = replace(self.change, **parts)
+        other._estimates, other._durations_ns, other.kept = {}, {}, {}
+        return other
 
     def estimate(self, signature: Signature) -> Estimate:
-        """Return the duration alone on the changed machine; raise ProfileError if it is invalid."""
-        estimate = self._estimates.get(signature)
-        if estimate is None and isinstance(signature, Gemm) and signature.looped:
-            estimate = self._estimates[signature] = self.estimate(signature._replace(looped=False))
-        if estimate is None:
-            estimate = self._as_known(signature, self._estimate(signature))
-            if not (math.isfinite(estimate.duration_us) and estimate.duration_us >= 0):
-                raise ProfileError(
-                    f"Profile {self.profile.name!r} gives {estimate.duration_us!r} us for "
-                    f"{signature}; a duration must be finite and not negative: check the profile."
-                )
-            self._estimates[signature] = estimate
-        return estimate
+        """Return the duration alone on this machine; raise ProfileError if it is invalid."""
+        found = self._estimates.get(signature)
+        if found is None:
+            if isinstance(signature, Fused):  # of its parts on this machine
+                found = self._fused(signature)
+            else:
+                found = self._estimate(signature)
+            self._estimates[signature] = found
+        return found
+
+    def _estimate(self, signature: Signature) -> Estimate:
+        """Return the duration that was looked up, off as each draw says, stretched to the clock."""
+        found, change = self._look_ups[signature], self.change
+        for draw in change.draws:
+            before, found = found, draw.estimate(signature, found)
+            if draw.factors and found.duration_us < before.duration_us:
+                least_us = min(before.duration_us, self._look_ups.least_us(signature))
+                found = found._replace(duration_us=max(found.duration_us, least_us))
+        if change.clock_mhz:
+            timed_mhz = self.timed(signature).mhz
+            stretch = self._law.stretch(signature.kind, timed_mhz, change.clock_mhz)
+            found = found._replace(duration_us=found.duration_us * stretch)
+        return found
+
+    def _fused(self, signature: Fused) -> Estimate:
+        """Return the estimate of a tile-fused kernel, computed from those of its GEMM and of the
+        peer copies or the exchange that it hides."""
+        gemm, transfer = self.estimate(signature.gemm), self.estimate(moved_by(signature))
+        both_us = (np.array([one.duration_us]) for one in (gemm, transfer))
+        kernel_us = self.fused_us(signature, *both_us)
+        error = max(gemm.error, transfer.error, TILE_FUSED.error)
+        return Estimate(float(kernel_us[0]), "assumed", error)
+
+    def fused_us(self, signature: Fused, gemm_us: Floats, transfer_us: Floats) -> Floats:
+        """Return the times of a tile-fused kernel, at several clocks."""
+        fit, collective = self.contention.fit, signature.collective
+        kernel_us = (gathered_us if collective.op == "all_gather" else scattered_us)(
+            signature.gemm, gemm_us, transfer_us, collective.ranks,
+            fit.sm_count if fit else SM_COUNT,
+        )  # fmt: skip
+        return self.change.off("tile_fused", TILE_FUSED.error) * kernel_us
+
+    def timed(self, signature: Signature) -> Timed:
+        """Return how an op was timed, which is looked up once for all clocks."""
+        found = self._timed.get(signature)
+        if found is None:
+            law, kind, product = self._law, signature.kind, _product(signature)
+            us = self.at_clock(0).estimate(signature).duration_us
+            found = self._timed[signature] = Timed(
+                us, law.timed_mhz(kind, us, product), law.family(kind).elasticity,
+                law.boost_w(kind, product),
+            )  # fmt: skip
+        return found
+
+    @property
+    def _law(self) -> PowerSection:
+        return self.power or self.profile.section("power")
 
     def duration_ns(self, signature: Signature) -> int:
         """Return the duration of ``estimate`` in whole nanoseconds, at least 1."""
@@ -153,7 +348,19 @@ class CostModel:
     def slowed_ns(self, signature: Signature) -> tuple[int, Source]:
         """Return by how many ns the clock makes the op longer than its timing, and the source of
         that number."""
-        return 0, "measured"
+        slowed_ns = self.duration_ns(signature) - self.at_clock(0).duration_ns(signature)
+        if not slowed_ns:
+            return 0, "measured"
+        return slowed_ns, SOURCE_OF[self._law.family(signature.kind).kind]
+
+    def energy_j(self, signature: Signature) -> float:
+        """Return the energy (J) that the op draws above idle."""
+        if isinstance(signature, Fused):  # waiting for tiles draws little
+            return self.energy_j(signature.gemm) + self.energy_j(signature.collective)
+        timed_mhz = self.timed(signature).mhz
+        clock_mhz, product = self.change.clock_mhz or timed_mhz, _product(signature)
+        watts = self._law.draw_w(signature.kind, timed_mhz, clock_mhz, product)
+        return watts * self.duration_ns(signature) * S_PER_NS
 
     def awake_ns(self, signature: Signature) -> int:
         """Return an op's duration (ns) on an awake lane, with all that an idle link can save."""
@@ -168,14 +375,14 @@ class CostModel:
         """Return what a collective saves and pays after its lane idled. Links inside a node have no
         bucket, so they save nothing; waking is part of the duration and leaves at least 1 ns of
         it."""
-        law = self.idle_lane
+        law, changes = self.idle_lane, self.change.changes
         if law is None or not isinstance(signature, Collective):
             return NO_TIMES
-        off = 1000 * self.draw.factor(family_of(signature), law.error)
+        off = 1000 * self.change.off(family_of(signature), law.error)
         saved_us = law.saved_us(signature.bus_bytes) if signature.nodes > 1 else 0.0
-        wake_ns = round(off * law.wake_us * self.changes.link_latency)
+        wake_ns = round(off * law.wake_us * changes.link_latency)
         return IdleTimes(
-            round(off * saved_us / self.changes.link_bandwidth),
+            round(off * saved_us / changes.link_bandwidth),
             min(wake_ns, self.duration_ns(signature) - 1),
         )
 
@@ -194,216 +401,6 @@ class CostModel:
         if isinstance(signature, Pointwise) and self.contention.depends_on_streams:
             gb_s = signature.moved_bytes // self.duration_ns(signature)
         return ComputeFamily(signature.kind, gb_s)
-
-    def at_clock(self, clock_mhz: int) -> AtClock:
-        """Return the same costs at a clock; the profile needs a power section."""
-        if clock_mhz not in self._at_clocks:
-            self._at_clocks[clock_mhz] = AtClock(self, clock_mhz)
-        return self._at_clocks[clock_mhz]
-
-    def beside(self, fit: ContentionFit) -> CostModel:
-        """Return the same costs under another law of contention."""
-        other = copy.copy(self)
-        other._at_clocks, other.kept = {}, {}
-        other.contention = Contention(fit, strength=self.changes.contention)
-        return other
-
-    def drawn(self, draw: Draw) -> CostModel:
-        """Return the costs of a machine that is as ``draw`` says."""
-        return Drawn(self, draw)
-
-    def _as_known(self, signature: Signature, estimate: Estimate) -> Estimate:
-        """Return ``estimate``; if its section is assumed, so is the result, with at least its
-        error."""
-        provenance: Provenance = self.profile.section(SECTION_OF[signature.kind]).provenance
-        if provenance.kind != "assumed":
-            return estimate
-        return Estimate(
-            estimate.duration_us, "assumed", max(estimate.error, provenance.error or 0.0)
-        )
-
-    def _estimate(self, signature: Signature) -> Estimate:
-        if isinstance(signature, Fused):
-            return self._fused(signature)
-        if isinstance(signature, Gemm):
-            gemms = self._gemms
-            return self._compute(gemms.estimate(signature), gemms.shares(signature))
-        if isinstance(signature, Attention):
-            cores = self._attentions
-            return self._compute(cores.estimate(signature), cores.shares(signature))
-        if isinstance(signature, Pointwise):
-            points = self._pointwise
-            fixed, memory = points.shares(signature)
-            return self._compute(points.estimate(signature), (fixed, 0.0, memory))
-        return self._collective(signature)
-
-    def _fused(self, signature: Fused) -> Estimate:
-        """Return the estimate of a tile-fused kernel, computed from those of its GEMM and of the
-        peer copies or the exchange that it hides."""
-        gemm, transfer = self.estimate(signature.gemm), self.estimate(moved_by(signature))
-        both_us = (np.array([one.duration_us]) for one in (gemm, transfer))
-        kernel_us = self.fused_us(signature, *both_us)
-        return Estimate(
-            float(kernel_us[0]), "assumed", max(gemm.error, transfer.error, TILE_FUSED.error)
-        )
-
-    def fused_us(self, signature: Fused, gemm_us: Floats, transfer_us: Floats) -> Floats:
-        """Return the times of a tile-fused kernel, at several clocks."""
-        fit, collective = self.contention.fit, signature.collective
-        kernel_us = (gathered_us if collective.op == "all_gather" else scattered_us)(
-            signature.gemm, gemm_us, transfer_us, collective.ranks,
-            fit.sm_count if fit else SM_COUNT,
-        )  # fmt: skip
-        return self.draw.factor("tile_fused", TILE_FUSED.error) * kernel_us
-
-    def _compute(self, base: Estimate, shares: tuple[float, float, float]) -> Estimate:
-        """Return ``base`` in a step of the slowest rank, each share scaled by its change."""
-        slower = 1.0 if self.skew is None else self.skew.compute_factor
-        base = base._replace(duration_us=base.duration_us * slower / self.changes.compute_speed)
-        fixed, flops, memory = shares
-        total = fixed + flops + memory
-        if total <= 0 or (self.changes.gpu_flops == self.changes.memory_bandwidth == 1.0):
-            return base
-        after = fixed + flops / self.changes.gpu_flops + memory / self.changes.memory_bandwidth
-        return base._replace(duration_us=base.duration_us * after / total)
-
-    def _collective(self, signature: Collective) -> Estimate:
-        table = self._collectives
-        base = table.estimate(signature)
-        if self.changes.link_bandwidth == self.changes.link_latency == 1.0:
-            return base
-        latency, transfer = table.shares(signature)
-        after = latency * self.changes.link_latency + transfer / self.changes.link_bandwidth
-        return base._replace(duration_us=after)
-
-    @cached_property
-    def _gemms(self) -> GemmTable:
-        return self.profile.gemm_table()
-
-    @cached_property
-    def _attentions(self) -> AttentionTable:
-        return self.profile.attention_table()
-
-    @cached_property
-    def _pointwise(self) -> PointwiseTable:
-        return self.profile.pointwise_table()
-
-    @cached_property
-    def _collectives(self) -> CollectiveTable:
-        return self.profile.collective_table()
-
-
-class Drawn(CostModel):
-    """The costs of ``nominal`` on a machine that is off as ``draw`` says."""
-
-    def __init__(self, nominal: CostModel, draw: Draw) -> None:
-        self.__dict__.update(nominal.__dict__)
-        self.draw = draw
-        self._nominal = nominal
-        self._estimates, self._durations_ns, self._timed_mhz, self._at_clocks = {}, {}, {}, {}
-        self._timed, self.kept = {}, {}
-        fit = nominal.contention.fit
-        self.contention = Contention(
-            fit and draw.contention(fit), strength=nominal.changes.contention
-        )
-        self.launch = nominal.launch.off(
-            draw.factor("launch", nominal.launch.error), draw.errors.get("launch", math.inf)
-        )
-        self.power = nominal.power and draw.power(nominal.power)
-
-    def estimate(self, signature: Signature) -> Estimate:
-        """Return the duration alone on this machine."""
-        if isinstance(signature, Fused):  # of its parts on this machine
-            return self._fused(signature)
-        estimate = self._estimates.get(signature)
-        if estimate is None:
-            nominal = self._nominal.estimate(signature)
-            estimate = self.draw.estimate(signature, nominal)
-            if self.draw.factors and estimate.duration_us < nominal.duration_us:
-                least_us = min(nominal.duration_us, self._least_us(signature))
-                estimate = estimate._replace(duration_us=max(estimate.duration_us, least_us))
-            self._estimates[signature] = estimate
-        return estimate
-
-    def _least_us(self, signature: Signature) -> float:
-        """Return the time of an op at the machine's peak, which no measured iteration shows that
-        it beats."""
-        if not isinstance(signature, Gemm | Attention):
-            return 0.0
-        peak = self.changes.gpu_flops * self.changes.compute_speed
-        return self.profile.machine.roof.floor_us(signature.dtype, signature.flops, 0) / peak
-
-
-class AtClock(CostModel):
-    """The costs of ``timed_cost``, stretched to a clock."""
-
-    def __init__(self, timed: CostModel, clock_mhz: int) -> None:
-        self.__dict__.update(timed.__dict__)
-        self.clock_mhz = clock_mhz
-        self.timed_cost = timed
-        self._power: PowerSection = timed.power or timed.profile.section("power")
-        self._estimates, self._durations_ns, self.kept = {}, {}, {}
-        self._energies_j: dict[Signature, float] = {}
-
-    def estimate(self, signature: Signature) -> Estimate:
-        """Return the duration alone at this clock."""
-        if isinstance(signature, Fused):  # of its parts at this clock
-            return self._fused(signature)
-        estimate = self._estimates.get(signature)
-        if estimate is None:
-            timed_us, source, error = self.timed_cost.estimate(signature)
-            mhz = self.timed_mhz(signature)
-            stretch = self._power.stretch(signature.kind, mhz, self.clock_mhz)
-            estimate = self._estimates[signature] = Estimate(timed_us * stretch, source, error)
-        return estimate
-
-    def timed_mhz(self, signature: Signature) -> float:
-        """Return the clock at which the op was timed; it is looked up once for all clocks."""
-        mhz = self._timed_mhz.get(signature)
-        if mhz is None:
-            timed_us = self.timed_cost.estimate(signature).duration_us
-            mhz = self._power.timed_mhz(signature.kind, timed_us, _product(signature))
-            self._timed_mhz[signature] = mhz
-        return mhz
-
-    def timed(self, signature: Signature) -> tuple[float, float, float, float]:
-        """Return the numbers that determine an op's time and power at any clock: its timing (µs),
-        the clock of that timing (MHz), the elasticity, and the watts above idle at boost. Each
-        signature is looked up once."""
-        found = self._timed.get(signature)
-        if found is None:
-            elasticity = self._power.family(signature.kind).elasticity
-            timed_us = self.timed_cost.estimate(signature).duration_us
-            boost_w = self._power.boost_w(signature.kind, _product(signature))
-            found = timed_us, self.timed_mhz(signature), elasticity, boost_w
-            self._timed[signature] = found
-        return found
-
-    def at_clock(self, clock_mhz: int) -> AtClock:
-        """Return the same costs at another clock."""
-        return self.timed_cost.at_clock(clock_mhz)
-
-    def beside(self, fit: ContentionFit) -> CostModel:
-        """Return the same costs, at the same clock, under another law of contention."""
-        return self.timed_cost.beside(fit).at_clock(self.clock_mhz)
-
-    def slowed_ns(self, signature: Signature) -> tuple[int, Source]:
-        """Return by how much the clock makes the op longer than it was timed."""
-        slowed_ns = self.duration_ns(signature) - self.timed_cost.duration_ns(signature)
-        return slowed_ns, SOURCE_OF[self._power.family(signature.kind).kind]
-
-    def energy_j(self, signature: Signature) -> float:
-        """Return the energy (J) that the op draws above idle."""
-        energy_j = self._energies_j.get(signature)
-        if energy_j is None:
-            if isinstance(signature, Fused):  # waiting for tiles draws little
-                return self.energy_j(signature.gemm) + self.energy_j(signature.collective)
-            mhz = self.timed_mhz(signature)
-            product = _product(signature)
-            watts = self._power.draw_w(signature.kind, mhz, self.clock_mhz, product)
-            energy_j = watts * self.duration_ns(signature) * S_PER_NS
-            self._energies_j[signature] = energy_j
-        return energy_j
 
 
 def moved_by(signature: Fused) -> Collective:

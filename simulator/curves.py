@@ -126,20 +126,18 @@ class Prices:
             moved_us = self._us_at_clocks(moved_by(signature))
             return _rounded(cost.fused_us(signature, gemm_us, moved_us)), drawn_j
         spent_ns = _rounded(self._us_at_clocks(signature))
-        _, timed_mhz, _, boost_w = cost.at_clock(law.boost_mhz).timed(signature)
-        kept = np.minimum(self.mhz, timed_mhz) / law.boost_mhz
-        drawn_j = boost_w * kept**law.exponent * spent_ns * S_PER_NS
+        timed = cost.timed(signature)
+        kept = np.minimum(self.mhz, timed.mhz) / law.boost_mhz
+        drawn_j = timed.boost_w * kept**law.exponent * spent_ns * S_PER_NS
         if cost.idle_lane is not None and isinstance(signature, Collective):
             costs = map(cost.at_clock, self.clocks)
             spent_ns = np.array([float(one.least_ns(signature)) for one in costs])
         return spent_ns, drawn_j
 
     def _us_at_clocks(self, signature: Signature) -> Floats:
-        assert self.law is not None
-        timed = self.cost.at_clock(self.law.boost_mhz).timed(signature)
-        timed_us, timed_mhz, elasticity, _ = timed
-        stretch = 1.0 + elasticity * (np.maximum(1.0, timed_mhz / self.mhz) - 1.0)
-        found: Floats = timed_us * stretch
+        timed = self.cost.timed(signature)
+        stretch = 1.0 + timed.elasticity * (np.maximum(1.0, timed.mhz / self.mhz) - 1.0)
+        found: Floats = timed.us * stretch
         return found
 
 

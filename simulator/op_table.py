@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 import numpy as np
 
 from simulator.contention import Family
-from simulator.cost import AtClock, CostModel
+from simulator.cost import CostModel
 from simulator.kernels import clocks, compiler, lives
 from simulator.kernels.load import call
 from simulator.ops import Collective, Fused, Signature
@@ -346,7 +346,7 @@ def durations_of(cost: CostModel, table: OpTable, numbers: Ints) -> Ints:
     return rows_of(cost, durations_of, table, made, 1).of(numbers).ravel()
 
 
-def timed_row(cost: AtClock, one: PlayedSignature) -> tuple[float, ...]:
+def timed_row(cost: CostModel, one: PlayedSignature) -> tuple[float, ...]:
     """Return a signature as ``kernels.clocks`` takes it: what determines its time and power at any
     clock, and its kind."""
     if isinstance(one.signature, Fused):
@@ -354,10 +354,10 @@ def timed_row(cost: AtClock, one: PlayedSignature) -> tuple[float, ...]:
     return *cost.timed(one.signature), FAMILIES.index(one.signature.kind)
 
 
-def timed_rows(cost: AtClock, listing: Listing) -> Floats:
+def timed_rows(cost: CostModel, listing: Listing) -> Floats:
     """Return the same of a schedule's signatures."""
     made, columns = partial(timed_row, cost), clocks.TIMED_COLUMNS
-    rows = rows_of(cost.timed_cost, timed_row, listing.table, made, columns, np.float64)
+    rows = rows_of(cost.at_clock(0), timed_row, listing.table, made, columns, np.float64)
     return rows.of(listing.numbers)
 
 

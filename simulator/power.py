@@ -148,7 +148,7 @@ class PowerSection:
         multiplies."""
         return self.family(family).draw_w * self.gemm_draw.get(product, 1.0)
 
-    def draw_w(self, family: str, timed_mhz: float, clock_mhz: int, product: str = "") -> float:
+    def draw_w(self, family: str, timed_mhz: float, clock_mhz: float, product: str = "") -> float:
         """Return the watts above idle while an op of ``family`` that was timed at ``timed_mhz``
         runs at ``clock_mhz``."""
         kept_mhz = min(clock_mhz, timed_mhz)

@@ -88,7 +88,7 @@ def cost_model(contention: float, cuda_graph: bool, uneven: bool = False) -> Cos
 
 def with_cost(case: Case, cost: CostModel) -> Case:
     """``case`` on the machine of ``cost``, priced by this very model."""
-    made = replace(case, profile=cost.profile, changes=cost.changes)
+    made = replace(case, profile=cost.profile, changes=cost.change.changes)
     made.__dict__["cost"] = cost
     return made
 

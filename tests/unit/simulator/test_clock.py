@@ -9,9 +9,12 @@ import pytest
 from simulator.case import Case
 from simulator.clock import burden_of
 from simulator.compiler import Repriced, compile_program
+from simulator.cost import Change
+from simulator.draws import Draw
 from simulator.engine import play
 from simulator.errors import InputError
 from simulator.lookup import check_values
+from simulator.ops import Gemm
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
 from simulator.power import STEP_MHZ
 from simulator.predict import played, predict
@@ -121,9 +124,22 @@ def test_the_same_costs_beside_another_law_keep_their_clock() -> None:
     assert fit is not None
     slower = replace(fit, collective=replace(fit.collective, factor=9.0))
     beside = cost.beside(slower)
-    assert beside.clock_mhz == 1200
+    assert beside.change.clock_mhz == 1200
     for found in (beside, beside.at_clock(1100)):
         assert found.contention.fit == slower
+
+
+def test_no_clock_is_as_timed_and_a_draw_keeps_its_clock() -> None:
+    cost, gemm = hot_case().cost, Gemm(4096, 4096, 4096)
+    slow = cost.at_clock(900)
+    assert slow.at_clock(0) is cost.at_clock(0) is cost
+    assert slow.at_clock(900) is slow
+    assert cost.slowed_ns(gemm) == (0, "measured")
+    assert slow.slowed_ns(gemm)[0] == slow.duration_ns(gemm) - cost.duration_ns(gemm) > 0
+    assert slow.energy_j(gemm) < cost.energy_j(gemm)
+    draw = Draw(factors={"gemm_forward": 1.5})
+    assert slow.drawn(draw).change == Change(draws=(draw,), clock_mhz=900)
+    assert slow.drawn(draw).estimate(gemm) == cost.drawn(draw).at_clock(900).estimate(gemm)
 
 
 @pytest.mark.parametrize("plan", [MEGATRON, SLICED], ids=lambda plan: plan.label)

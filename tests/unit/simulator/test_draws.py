@@ -15,7 +15,7 @@ from domino_tune.store.profiles import load_profile
 from simulator.bounds import Bounds
 from simulator.case import Case
 from simulator.contention import ContentionFit
-from simulator.cost import CostModel, Drawn
+from simulator.cost import CostModel
 from simulator.draws import (
     FAMILIES,
     MOST_FACTOR,
@@ -220,10 +220,8 @@ def test_engines_agree_on_drawn_machines(seed: int) -> None:
     found = played(drawn, plan)
     timeline = play(found.schedule, found.program)
     assert timeline.makespan_ns == found.totals.makespan_ns
-    anew = Drawn(
-        CostModel(case.profile, changes=case.changes, cuda_graph=case.cost.launch.mode == "none"),
-        _draw(seed),
-    )
+    cuda_graph = case.cost.launch.mode == "none"
+    anew = CostModel(case.profile, changes=case.changes, cuda_graph=cuda_graph).drawn(_draw(seed))
     assert predict(with_cost(case, anew), plan) == predict(drawn, plan)
 
 
