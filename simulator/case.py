@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from simulator.cost import NO_CHANGES, Changes, CostModel
+from simulator.cost import NO_FACTORS, CostModel, Factors
 from simulator.draws import Draw
 from simulator.dtypes import GIB
 from simulator.errors import InfeasiblePlanError, InputError, require_divisible
@@ -175,7 +175,7 @@ class Case:
     workload: Workload
     cluster: ClusterSpec
     profile: Profile
-    changes: Changes = NO_CHANGES
+    factors: Factors = NO_FACTORS
     notes: tuple[str, ...] = ()
     sequence_parallel: bool | None = None
     memory_margin: Margin = NO_MARGIN
@@ -236,7 +236,7 @@ class Case:
     def cost(self) -> CostModel:
         """Cost model of the changed machine; cached, so that each look-up is made once."""
         cost = CostModel(
-            self.profile, changes=self.changes, hosts=self._hosts,
+            self.profile, factors=self.factors, hosts=self._hosts,
             cuda_graph=self.cluster.cuda_graph,
         )  # fmt: skip
         told = self.profile.calibration

@@ -1,4 +1,4 @@
-"""CostModel: the duration of an op's signature and its error, with what-if changes applied."""
+"""CostModel: what each op takes on a machine, and how sure that is, from a profile and a change."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MOST_FACTOR: Final = 1e3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Changes:
+class Factors:
     """What-if multipliers of the machine: 2.0 doubles a rate (or a latency); 1.0 changes nothing.
 
     ``contention`` scales the excess of every slowdown over 1; 0.0 turns contention off.
@@ -82,7 +82,7 @@ class Changes:
         return (self.gpu_flops, self.memory_bandwidth) != (1.0, 1.0)
 
 
-NO_CHANGES: Final = Changes()
+NO_FACTORS: Final = Factors()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class Change:
     """How a machine differs from its profile: by what-if factors, then as each draw says, then by
     its clock; 0 leaves durations as they were timed."""
 
-    changes: Changes = NO_CHANGES
+    factors: Factors = NO_FACTORS
     draws: tuple[Draw, ...] = ()
     clock_mhz: int = 0
 
@@ -111,8 +111,8 @@ class LookUps:
     """Durations on a profile's machine under what-if factors, each looked up once. Raise
     MissingSectionError if an op needs a section that the profile lacks."""
 
-    def __init__(self, profile: Profile, changes: Changes) -> None:
-        self.profile, self.changes = profile, changes
+    def __init__(self, profile: Profile, factors: Factors) -> None:
+        self.profile, self.factors = profile, factors
         self._known: dict[Signature, Estimate] = {}
 
     def __getitem__(self, signature: Signature) -> Estimate:
@@ -135,7 +135,7 @@ class LookUps:
         it beats."""
         if not isinstance(signature, Gemm | Attention):
             return 0.0
-        peak = self.changes.gpu_flops * self.changes.compute_speed
+        peak = self.factors.gpu_flops * self.factors.compute_speed
         return self.profile.machine.roof.floor_us(signature.dtype, signature.flops, 0) / peak
 
     def _as_known(self, signature: Signature, estimate: Estimate) -> Estimate:
@@ -163,23 +163,23 @@ class LookUps:
 
     def _compute(self, base: Estimate, shares: tuple[float, float, float]) -> Estimate:
         """Return ``base`` in a step of the slowest rank, each share scaled by its change."""
-        skew, changes = self.profile.skew, self.changes
+        skew, factors = self.profile.skew, self.factors
         slower = skew.fit.compute_factor if skew else 1.0
-        base = base._replace(duration_us=base.duration_us * slower / changes.compute_speed)
+        base = base._replace(duration_us=base.duration_us * slower / factors.compute_speed)
         fixed, flops, memory = shares
         total = fixed + flops + memory
-        if total <= 0 or not changes.of_gpu:
+        if total <= 0 or not factors.of_gpu:
             return base
-        after = fixed + flops / changes.gpu_flops + memory / changes.memory_bandwidth
+        after = fixed + flops / factors.gpu_flops + memory / factors.memory_bandwidth
         return base._replace(duration_us=base.duration_us * after / total)
 
     def _collective(self, signature: Collective) -> Estimate:
         table = self._collectives
         base = table.estimate(signature)
-        if self.changes.link_bandwidth == self.changes.link_latency == 1.0:
+        if self.factors.link_bandwidth == self.factors.link_latency == 1.0:
             return base
         latency, transfer = table.shares(signature)
-        after = latency * self.changes.link_latency + transfer / self.changes.link_bandwidth
+        after = latency * self.factors.link_latency + transfer / self.factors.link_bandwidth
         return base._replace(duration_us=after)
 
     @cached_property
@@ -220,21 +220,21 @@ class CostModel:
         self,
         profile: Profile,
         *,
-        changes: Changes = NO_CHANGES,
+        factors: Factors = NO_FACTORS,
         hosts: Hosts | None = None,
         cuda_graph: bool = False,
     ) -> None:
         self.profile = profile
-        self.change = Change(changes=changes)
-        self.contention = Contention(_contention_fit(profile), strength=changes.contention)
+        self.change = Change(factors=factors)
+        self.contention = Contention(_contention_fit(profile), strength=factors.contention)
         self.launch = NO_LAUNCH if cuda_graph else launch_of(
-            profile, hosts, compute_speed=changes.compute_speed, host_speed=changes.host_speed
+            profile, hosts, compute_speed=factors.compute_speed, host_speed=factors.host_speed
         )  # fmt: skip
         self.skew = profile.skew.fit if profile.skew else None
         self.resume = profile.resume.fit if profile.resume else None
         self.idle_lane = profile.collectives.idle_lane if profile.collectives else None
         self.power = profile.power
-        self._look_ups = LookUps(profile, changes)
+        self._look_ups = LookUps(profile, factors)
         self._timed: dict[Signature, Timed] = {}
         self._at_clocks: dict[int, CostModel] = {0: self}
         self._estimates: dict[Signature, Estimate] = {}
@@ -375,14 +375,14 @@ class CostModel:
         """Return what a collective saves and pays after its lane idled. Links inside a node have no
         bucket, so they save nothing; waking is part of the duration and leaves at least 1 ns of
         it."""
-        law, changes = self.idle_lane, self.change.changes
+        law, factors = self.idle_lane, self.change.factors
         if law is None or not isinstance(signature, Collective):
             return NO_TIMES
         off = 1000 * self.change.off(family_of(signature), law.error)
         saved_us = law.saved_us(signature.bus_bytes) if signature.nodes > 1 else 0.0
-        wake_ns = round(off * law.wake_us * changes.link_latency)
+        wake_ns = round(off * law.wake_us * factors.link_latency)
         return IdleTimes(
-            round(off * saved_us / changes.link_bandwidth),
+            round(off * saved_us / factors.link_bandwidth),
             min(wake_ns, self.duration_ns(signature) - 1),
         )
 

@@ -125,5 +125,5 @@ def mfu(case: Case, iteration_ns: int) -> float | None:
     peak_tflops = case.profile.machine.peaks.get(case.workload.linear_math)
     if not peak_tflops:
         return None
-    share = flops_per_gpu(case, iteration_ns) / (peak_tflops * 1e12 * case.changes.gpu_flops)
+    share = flops_per_gpu(case, iteration_ns) / (peak_tflops * 1e12 * case.factors.gpu_flops)
     return share if share <= 1 else None

@@ -243,7 +243,7 @@ def _sensitivity(problem: SimulatedPlans, plans: Sequence[SlicePlan], base: Floa
     """Return [n, k] changes of log(plan / baseline) under each of CHANGED; orders stay the same."""
     columns = []
     for change in CHANGED:
-        changed = replace(problem.case, changes=replace(problem.case.changes, **change))
+        changed = replace(problem.case, factors=replace(problem.case.factors, **change))
         column = _log_times(problem, changed, plans) - base
         columns.append(column - column[0])
     return np.stack(columns, axis=1)

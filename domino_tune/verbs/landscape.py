@@ -175,8 +175,8 @@ class _Race:
 
     def point(self, factor: float) -> ContentionPoint:
         """Return who wins at ``factor``: the chosen plan if it ties with the fastest."""
-        changes = replace(self.case.changes, contention=self.case.changes.contention * factor)
-        case = replace(self.case, changes=changes)
+        factors = replace(self.case.factors, contention=self.case.factors.contention * factor)
+        case = replace(self.case, factors=factors)
         times = {p: predict(case, p, order).makespan_ns for p, order in self.orders.items()}
         fastest = min(times, key=lambda plan: (times[plan], plan.label))
         mine = times[self.chosen]

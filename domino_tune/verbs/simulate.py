@@ -315,7 +315,7 @@ def _pipeline(case: Case, run: PlayedPipeline | None) -> Pipeline | None:
 
 def _variant(case: Case, label: str, run: Played, peak: Memory) -> Variant:
     """Return the numbers of the whole iteration, which equal the full timeline's to the ns."""
-    sums, power = run.totals, None if case.changes.of_gpu else run.power
+    sums, power = run.totals, None if case.factors.of_gpu else run.power
     tokens_per_s = case.tokens / (sums.makespan_ns * 1e-9)
     hidden = 1.0 - sums.exposed_ns / sums.comm_ns if sums.comm_ns else 1.0
     return Variant(
@@ -372,7 +372,7 @@ def _too_large(case: Case, mine: Variant, baseline: Variant) -> list[str]:
 
 def _another_gpu(case: Case) -> list[str]:
     """Return a warning where a what-if makes another GPU of the profile's."""
-    if case.power is None or not case.changes.of_gpu:
+    if case.power is None or not case.factors.of_gpu:
         return []
     return [
         "Clock, power and energy are not told: the profile's law of power is not of a GPU with "

@@ -34,7 +34,7 @@ from domino_tune.verbs.ranks import (
 from domino_tune.verbs.resolve import baseline_plan
 from simulator.case import Case
 from simulator.clock import Played
-from simulator.cost import Changes, CostModel
+from simulator.cost import CostModel, Factors
 from simulator.dtypes import GIB, MS_PER_NS
 from simulator.engine import play
 from simulator.errors import InfeasiblePlanError, InputError
@@ -81,7 +81,7 @@ def as_emulated(case: Case, spec: LaunchSpec) -> Case:
 
 def at_speed(case: Case, one: PlanToRun, run: Played, speed: float) -> Timeline:
     """Return the timeline of a machine whose compute has ``speed``, at the predicted clock."""
-    now = replace(case, changes=Changes(compute_speed=speed))
+    now = replace(case, factors=Factors(compute_speed=speed))
     cost = now.cost_at(run.power.clock_mhz if run.power else None)
     plays = plays_of(now, one.plan, one.order, cost)
     return play(plays.schedule, plays.program(cost))

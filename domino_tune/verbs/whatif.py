@@ -53,8 +53,8 @@ def _machine(key: str, dimension: Dimension, fact: Callable[[Case], float]) -> A
         factor = quantity.value
         if quantity.dimension != "factor":
             factor /= fact(case)
-        old: float = getattr(case.changes, key)
-        return replace(case, changes=replace(case.changes, **{key: old * factor}))
+        old: float = getattr(case.factors, key)
+        return replace(case, factors=replace(case.factors, **{key: old * factor}))
 
     return apply
 
@@ -93,8 +93,8 @@ def _peak_flops(case: Case) -> float:
 
 def _host_speed(case: Case, text: str) -> Case:
     factor = parse_quantity("host_speed", text, ("factor",)).value
-    changes = replace(case.changes, host_speed=case.changes.host_speed * factor)
-    return replace(case, changes=changes)
+    factors = replace(case.factors, host_speed=case.factors.host_speed * factor)
+    return replace(case, factors=factors)
 
 
 def _contention(case: Case, text: str) -> Case:
@@ -102,8 +102,8 @@ def _contention(case: Case, text: str) -> Case:
         factor = 0.0 if text == "off" else parse_quantity("contention", text, ("factor",)).value
     except QuantityError as error:
         raise QuantityError(f"{str(error).removesuffix('.')}, or off.") from None
-    changes = replace(case.changes, contention=case.changes.contention * factor)
-    return replace(case, changes=changes)
+    factors = replace(case.factors, contention=case.factors.contention * factor)
+    return replace(case, factors=factors)
 
 
 def _count(key: str, text: str, old: int) -> int:

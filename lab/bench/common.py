@@ -25,7 +25,7 @@ from lab.verdict import SkippedError
 from simulator.case import Case
 from simulator.compiler import record
 from simulator.confidence import Confidence, confidence_of
-from simulator.cost import Changes
+from simulator.cost import Factors
 from simulator.dtypes import MS_PER_NS
 from simulator.implementation import IMPLEMENTATIONS, changed
 from simulator.modules import GRAPH_SCOPES
@@ -160,7 +160,7 @@ def runs(*names: str) -> tuple[Run, ...]:
 def run_of(name: str, row: Line) -> Run:
     """Return the run of a table's row."""
     told = TABLES[name]
-    model, job, changes = _model(told, row), row | told.get("job", {}), Changes()
+    model, job, factors = _model(told, row), row | told.get("job", {}), Factors()
     levels = ("tp", "pp", "cp", "ep", "dp", "vpp")
     sizes: dict[str, Any] = {one: int(_cell(job, one) or 1) for one in levels}
     seq, mbs, gbs, etp = (int(_cell(job, one) or 0) for one in ("seq", "mbs", "gbs", "etp"))
@@ -178,7 +178,7 @@ def run_of(name: str, row: Line) -> Run:
     if "memory_gb_s" in told:
         slower = told["memory_gb_s"] / profile.machine.memory_bandwidth_gb_s
         cluster = replace(cluster, power_cap_w=told["power_cap_w"])
-        changes = Changes(memory_bandwidth=slower)
+        factors = Factors(memory_bandwidth=slower)
     if row.get("precision") == "fp8":
         recipe["fp8_recipe"] = "delayed"
     if row.get("grad_reduce_dtype"):
@@ -189,7 +189,7 @@ def run_of(name: str, row: Line) -> Run:
         implementation=changed(IMPLEMENTATIONS[told["implementation"]], told.get("keys", ())),
         **{**recipe, **told.get("workload", {})},
     )  # fmt: skip
-    case = Case(model=model, cluster=cluster, profile=profile, workload=work, changes=changes)
+    case = Case(model=model, cluster=cluster, profile=profile, workload=work, factors=factors)
     sharded = told["sp"] == "yes" or (told["sp"] != "no" and cluster.tp > 1)
     plan = replace(MEGATRON, sequence_parallel=sharded)
     if row.get("moe_a2a_overlap") == "yes":  # hides the exchange by a second micro-batch

@@ -33,7 +33,7 @@ from lab.fidelity import scores
 from lab.fidelity.scores import BASELINE, KINDS, LINKS, MODELS, TUNED, Cell, Kind, Setting
 from lab.verdict import missed
 from simulator.case import Case
-from simulator.cost import Changes
+from simulator.cost import Factors
 from simulator.dtypes import MS_PER_NS
 from simulator.plan import NO_COMM
 from simulator.predict import simulate
@@ -112,7 +112,7 @@ def setting_of(
     speed = _predicted_ms(case, chosen[BOUND]) / bound_ms
     running = {name: one for name, one in chosen.items() if name != BOUND}
     drawn_ns = drawn_times_ns(case, running)
-    steady_case = replace(case, changes=Changes(gpu_flops=speed, memory_bandwidth=speed))
+    steady_case = replace(case, factors=Factors(gpu_flops=speed, memory_bandwidth=speed))
     cells = []
     for name, one in running.items():
         both = [launch[name] for launch in launches]

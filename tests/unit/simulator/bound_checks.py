@@ -12,7 +12,7 @@ from typing import Final
 from domino_tune.store.profiles import load_profile
 from simulator.bounds import Bounds
 from simulator.case import Case
-from simulator.cost import Changes, CostModel
+from simulator.cost import CostModel, Factors
 from simulator.errors import DominoTuneError
 from simulator.lookup import Provenance
 from simulator.predict import predict
@@ -46,8 +46,8 @@ def inline_profile() -> Profile:
 @cache
 def cost_of(machine: str, contention: float, cuda_graph: bool) -> CostModel:
     """Shared, so that look-ups are made once."""
-    changes = Changes(contention=contention)
-    return CostModel(MACHINES[machine](), changes=changes, cuda_graph=cuda_graph)
+    factors = Factors(contention=contention)
+    return CostModel(MACHINES[machine](), factors=factors, cuda_graph=cuda_graph)
 
 
 def check_space_bounds(seed: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case
 from simulator.contention import SizeContention
-from simulator.cost import Changes, CostModel
+from simulator.cost import CostModel, Factors
 from simulator.cpu_hosts import IdleLane, SkewFit, SkewRow
 from simulator.dtypes import MOMENTS_DTYPES, MomentsDtype
 from simulator.errors import InputError
@@ -82,13 +82,13 @@ def uneven_profile() -> Profile:
 def cost_model(contention: float, cuda_graph: bool, uneven: bool = False) -> CostModel:
     """Shared cost models, so that look-ups are made once."""
     profile = uneven_profile() if uneven else bundled_profile()
-    changes = Changes(contention=contention)
-    return CostModel(profile, changes=changes, cuda_graph=cuda_graph)
+    factors = Factors(contention=contention)
+    return CostModel(profile, factors=factors, cuda_graph=cuda_graph)
 
 
 def with_cost(case: Case, cost: CostModel) -> Case:
     """``case`` on the machine of ``cost``, priced by this very model."""
-    made = replace(case, profile=cost.profile, changes=cost.change.changes)
+    made = replace(case, profile=cost.profile, factors=cost.change.factors)
     made.__dict__["cost"] = cost
     return made
 

@@ -37,7 +37,7 @@ def _with_other_host(rng: random.Random, cost: CostModel) -> CostModel:
     """One in two with another launch mode, cost or queue depth than the profile's."""
     if cost.launch.mode == "none" or rng.random() < 0.5:
         return cost
-    other = CostModel(cost.profile, changes=cost.change.changes)
+    other = CostModel(cost.profile, factors=cost.change.factors)
     factor = rng.choice((0.05, 0.5, 1.0, 3.0))
     other.launch = Launch(
         mode=rng.choice(("async", "async", "inline")),

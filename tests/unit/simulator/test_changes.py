@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.cost import Changes, CostModel
+from simulator.cost import CostModel, Factors
 from simulator.cpu_hosts import SkewFit, SkewRow
 from simulator.errors import InputError
 from simulator.lookup import Provenance
@@ -77,7 +77,7 @@ RING = Collective("all_reduce", 1 << 20, 1, 8)  # 10 of latency, 40 of bytes
 
 
 def us(signature: Gemm | Pointwise | Collective | Attention, **changes: float) -> float:
-    cost = CostModel(PROFILE, changes=Changes(**changes))
+    cost = CostModel(PROFILE, factors=Factors(**changes))
     return cost.estimate(signature).duration_us
 
 
@@ -143,10 +143,10 @@ def test_durations_are_whole_nanoseconds_and_at_least_one() -> None:
     ],
 )  # fmt: skip
 def test_factors_are_taken_up_to_their_limits(name: str, low: float) -> None:
-    assert Changes(**{name: low}) != Changes(**{name: 1e3})
+    assert Factors(**{name: low}) != Factors(**{name: 1e3})
     for wrong in (low - 1e-6, 1000.1):
         with pytest.raises(InputError, match=rf"{name} must be a factor from") as caught:
-            Changes(**{name: wrong})
+            Factors(**{name: wrong})
         assert ("0 meaning off" in str(caught.value)) is (name == "contention")
 
 
@@ -160,7 +160,7 @@ def test_launches_inside_an_op_follow_its_speed(mode: str, speed: float, costs: 
         cost_us={"gemm": 7.0}, queue_depth=9, provenance=replace(BY_HAND, kind="measured"),
     )  # fmt: skip
     profile = replace(PROFILE, launch=section)
-    launch = CostModel(profile, changes=Changes(compute_speed=speed)).launch
+    launch = CostModel(profile, factors=Factors(compute_speed=speed)).launch
     assert launch.mode == mode
     assert launch.cost_ns == ({} if costs is None else {"gemm": costs})
     if costs is not None:

@@ -8,7 +8,7 @@ import pytest
 
 from domino_tune.store.profiles import load_profile
 from simulator.contention import CollectiveFamily, ComputeFamily
-from simulator.cost import NO_CHANGES, Changes, CostModel
+from simulator.cost import NO_FACTORS, CostModel, Factors
 from simulator.errors import InputError, MissingSectionError
 from simulator.ops import Attention, Collective, Gemm, Pointwise, Signature
 from simulator.profile import Profile
@@ -37,14 +37,14 @@ def test_durations_are_whole_nanoseconds_of_the_estimate(profile: Profile) -> No
 
 
 def test_unit_changes_change_nothing(profile: Profile) -> None:
-    plain, same = CostModel(profile), CostModel(profile, changes=Changes())
+    plain, same = CostModel(profile), CostModel(profile, factors=Factors())
     assert [plain.estimate(op) for op in OPS] == [same.estimate(op) for op in OPS]
-    assert Changes() == NO_CHANGES
+    assert Factors() == NO_FACTORS
 
 
 def test_everything_twice_as_fast_leaves_only_the_fixed_part(profile: Profile) -> None:
-    changes = Changes(gpu_flops=2.0, memory_bandwidth=2.0, link_bandwidth=2.0, link_latency=0.5)
-    plain, fast = CostModel(profile), CostModel(profile, changes=changes)
+    factors = Factors(gpu_flops=2.0, memory_bandwidth=2.0, link_bandwidth=2.0, link_latency=0.5)
+    plain, fast = CostModel(profile), CostModel(profile, factors=factors)
     for op in OPS:
         before, after = plain.estimate(op).duration_us, fast.estimate(op).duration_us
         assert before / 2 <= after * (1 + 1e-9)
@@ -54,17 +54,17 @@ def test_everything_twice_as_fast_leaves_only_the_fixed_part(profile: Profile) -
 @pytest.mark.parametrize(
     ("change", "moved"),
     [
-        (Changes(link_bandwidth=4.0), (False, False, False, False, False, True)),
-        (Changes(link_latency=4.0), (False, False, False, False, False, True)),
-        (Changes(gpu_flops=4.0), (True, True, True, True, False, False)),
-        (Changes(memory_bandwidth=4.0), (True, True, True, True, True, False)),
-        (Changes(contention=0.0), (False,) * 6),
+        (Factors(link_bandwidth=4.0), (False, False, False, False, False, True)),
+        (Factors(link_latency=4.0), (False, False, False, False, False, True)),
+        (Factors(gpu_flops=4.0), (True, True, True, True, False, False)),
+        (Factors(memory_bandwidth=4.0), (True, True, True, True, True, False)),
+        (Factors(contention=0.0), (False,) * 6),
     ],
 )
 def test_each_change_moves_its_own_ops(
-    profile: Profile, change: Changes, moved: tuple[bool, ...]
+    profile: Profile, change: Factors, moved: tuple[bool, ...]
 ) -> None:
-    plain, changed = CostModel(profile), CostModel(profile, changes=change)
+    plain, changed = CostModel(profile), CostModel(profile, factors=change)
     assert tuple(plain.estimate(op) != changed.estimate(op) for op in OPS) == moved
 
 
@@ -78,7 +78,7 @@ def test_each_change_moves_its_own_ops(
 )  # fmt: skip
 def test_impossible_changes_are_refused(changes: dict[str, float]) -> None:
     with pytest.raises(InputError, match=f"{next(iter(changes))}.*from .* to 1000"):
-        Changes(**changes)
+        Factors(**changes)
 
 
 def test_families(profile: Profile) -> None:

@@ -221,7 +221,7 @@ def test_engines_agree_on_drawn_machines(seed: int) -> None:
     timeline = play(found.schedule, found.program)
     assert timeline.makespan_ns == found.totals.makespan_ns
     cuda_graph = case.cost.launch.mode == "none"
-    anew = CostModel(case.profile, changes=case.changes, cuda_graph=cuda_graph).drawn(_draw(seed))
+    anew = CostModel(case.profile, factors=case.factors, cuda_graph=cuda_graph).drawn(_draw(seed))
     assert predict(with_cost(case, anew), plan) == predict(drawn, plan)
 
 

@@ -27,7 +27,7 @@ from domino_tune.search.simulated import usual_rivals
 from domino_tune.store.profiles import load_profile
 from simulator.bounds import Bounds
 from simulator.case import Case
-from simulator.cost import Changes
+from simulator.cost import Factors
 from simulator.estimate import Estimates
 from simulator.implementation import IMPLEMENTATIONS
 from simulator.plan import MEGATRON, Order, SlicePlan, WgradPlacement
@@ -68,7 +68,7 @@ PLANS: Final = 8
 def random_case(rng: random.Random, profile: Profile) -> Case:
     tp = rng.choice([1, 2, 8, 16])
     cuda_graph = rng.random() < 0.5
-    changes = Changes(
+    factors = Factors(
         link_bandwidth=rng.choice([0.05, 0.2, 1.0, 4.0]), contention=rng.choice([0.0, 1.0, 2.0])
     )
     return Case(
@@ -82,7 +82,7 @@ def random_case(rng: random.Random, profile: Profile) -> Case:
             tp=tp, dp=rng.choice([1, 8 // tp if tp < 8 else 2]), cuda_graph=cuda_graph
         ),
         profile=profile,
-        changes=changes,
+        factors=factors,
     )
 
 
@@ -163,7 +163,7 @@ class TestRandomCases:
         Contention can make two ops at once slower than one after the other."""
         for one in chain(*cases):
             assert one.bound_ns <= one.prior_ns, one.plan.label
-            if one.case.changes.contention == 0:
+            if one.case.factors.contention == 0:
                 assert one.prior_ns <= one.alone_ns * (1 + 1e-9), one.plan.label
 
     def test_the_estimate_is_a_little_low_and_seldom_far(self, cases: list[list[Look]]) -> None:
@@ -198,7 +198,7 @@ def simple_case(
     return Case(
         model=model, workload=Workload(seq_length=512, micro_batch_size=batch),
         cluster=ClusterSpec(tp=tp, cuda_graph=True), profile=PROFILES[profile](),
-        changes=Changes(link_bandwidth=link, contention=contention),
+        factors=Factors(link_bandwidth=link, contention=contention),
     )  # fmt: skip
 
 

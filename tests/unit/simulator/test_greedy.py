@@ -65,7 +65,7 @@ def test_uneven_slices_are_planned() -> None:
 def test_a_fresh_cost_model_gives_the_same_order() -> None:
     case = case_of()
     shapes = case.shapes(UNEVEN)
-    fresh = CostModel(bundled_profile(), changes=case.changes)
+    fresh = CostModel(bundled_profile(), factors=case.factors)
     assert plan_order(shapes, fresh) == plan_order(shapes, case.cost)
 
 

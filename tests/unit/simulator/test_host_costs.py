@@ -8,7 +8,7 @@ import pytest
 
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case
-from simulator.cost import Changes, CostModel
+from simulator.cost import CostModel, Factors
 from simulator.implementation import IMPLEMENTATIONS
 from simulator.issue_order import BACKWARD_FRAGMENTS, BLOCKS, FORWARD_FRAGMENTS
 from simulator.launch import KERNEL_US, Launch, hosts_of
@@ -31,7 +31,7 @@ OPS: tuple[Signature, ...] = (
 
 def launch(implementation: str = "megatron-te", **changes: float) -> Launch:
     hosts = hosts_of(implementation)
-    return CostModel(load_profile("h100-dgx"), hosts=hosts, changes=Changes(**changes)).launch
+    return CostModel(load_profile("h100-dgx"), hosts=hosts, factors=Factors(**changes)).launch
 
 
 @pytest.mark.parametrize("name", ["megatron-te", "megatron-2022", "torch"])
@@ -144,7 +144,7 @@ def test_small_layers_wait_for_their_host() -> None:
     """And graphs of attention, a faster host or one of a whole iteration take that away."""
     usual = case()
     parts = case(cuda_graph_scope=("attn",))
-    fast = replace(usual, changes=Changes(host_speed=4.0))
+    fast = replace(usual, factors=Factors(host_speed=4.0))
     graph = replace(usual, cluster=replace(usual.cluster, cuda_graph=True))
     times = [predict(one, MEGATRON).makespan_ns for one in (usual, parts, fast, graph)]
     assert times[0] > times[1] > times[3]

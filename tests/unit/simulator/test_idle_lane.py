@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from simulator.case import Case
-from simulator.cost import Changes, CostModel
+from simulator.cost import CostModel, Factors
 from simulator.cpu_hosts import LONG_AGO_NS, NO_TIMES, IdleLane, IdleTimes
 from simulator.draws import Draw
 from simulator.errors import ProfileError
@@ -30,7 +30,7 @@ def with_law(law: IdleLane | None, **changes: Any) -> CostModel:
     assert profile.collectives is not None
     section = replace(profile.collectives, idle_lane=law)
     return CostModel(
-        replace(profile, collectives=section), changes=Changes(**changes), cuda_graph=True
+        replace(profile, collectives=section), factors=Factors(**changes), cuda_graph=True
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 from domino_tune.store.profiles import load_profile
 from simulator.bounds import Bounds
 from simulator.case import Case
-from simulator.cost import Changes
+from simulator.cost import Factors
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.implementation import IMPLEMENTATIONS
 from simulator.ops import Pointwise
@@ -63,7 +63,7 @@ def case_on(machine: str, rng: random.Random) -> Case:
         ),
         cluster=ClusterSpec(tp=rng.choice((2, 4, 8)), cuda_graph=rng.random() < 0.5, **layout),
         profile=profile if rng.random() < 0.5 else replace(profile, power=None),
-        changes=Changes(
+        factors=Factors(
             link_bandwidth=rng.choice((0.1, 0.5, 1.0, 4.0)),
             contention=rng.choice((0.0, 1.0, 1.0, 3.0)),
         ),

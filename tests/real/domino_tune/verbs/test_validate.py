@@ -23,7 +23,7 @@ from domino_tune.store.profiles import load_profile
 from domino_tune.verbs import calls
 from domino_tune.verbs.validate import check_result, disturbances, validate
 from simulator.build import build_schedule
-from simulator.cost import Changes, CostModel
+from simulator.cost import CostModel, Factors
 from simulator.errors import InfeasiblePlanError
 from simulator.ops import Attention, Collective, Gemm, Pointwise
 from simulator.plan import MEGATRON, NO_COMM
@@ -239,7 +239,7 @@ def test_the_command_line(run: Runner, files: Files) -> None:
 
 def test_present_speed_scales_compute_alone() -> None:
     profile = load_profile("h100-dgx")
-    then, now = CostModel(profile), CostModel(profile, changes=Changes(compute_speed=0.5))
+    then, now = CostModel(profile), CostModel(profile, factors=Factors(compute_speed=0.5))
     for compute in (
         Gemm(1024, 1024, 1024), Attention(1, 8, 8, 512, 64), Pointwise("norm", 1 << 20, 1 << 20)
     ):  # fmt: skip

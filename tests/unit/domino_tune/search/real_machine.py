@@ -22,7 +22,7 @@ from domino_tune.search.simulated import SimulatedPlans
 from domino_tune.search.space import Floats, Pool, SpaceSpec
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case
-from simulator.cost import Changes
+from simulator.cost import Factors
 from simulator.predict import predict
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
@@ -44,13 +44,13 @@ class RealMachine:
         case = Case(
             model=MODEL, workload=Workload(seq_length=1024, micro_batch_size=4),
             cluster=ClusterSpec(tp=4), profile=load_profile("h100-dgx"),
-            changes=Changes(link_bandwidth=link),
+            factors=Factors(link_bandwidth=link),
         )  # fmt: skip
         plans = enumerate_plans(case.model, case.workload, spec=SPEC)
         problem = SimulatedPlans(case=case, plans=plans)
         self.pool: Pool = measured_pool(problem, list(plans))
         self.truths = [
-            self._times(problem, replace(case, changes=replace(case.changes, **change)))
+            self._times(problem, replace(case, factors=replace(case.factors, **change)))
             for change in wrong
         ]
 

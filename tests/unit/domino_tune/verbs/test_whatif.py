@@ -51,15 +51,15 @@ def test_values_with_units_are_set_against_the_profiles_own(run: Runner) -> None
         )
     ).case
     faster = changed(case, {"link_bandwidth": f"{2 * link_bandwidth(case) / 1e9}GB/s"})
-    assert faster.changes.link_bandwidth == pytest.approx(2)
+    assert faster.factors.link_bandwidth == pytest.approx(2)
     slower = changed(case, {"link_latency": f"{3 * link_latency(case) * 1e6}us"})
-    assert slower.changes.link_latency == pytest.approx(3)
+    assert slower.factors.link_latency == pytest.approx(3)
     other = changed(case, {"gpu_flops": "1978.8TFLOPS", "memory_bandwidth": "1675GB/s"})
-    assert other.changes.gpu_flops == pytest.approx(2)
-    assert other.changes.memory_bandwidth == pytest.approx(0.5)
-    assert case.changes == resolve(SimulateRequest(
+    assert other.factors.gpu_flops == pytest.approx(2)
+    assert other.factors.memory_bandwidth == pytest.approx(0.5)
+    assert case.factors == resolve(SimulateRequest(
         model=run.tiny, profile="h100-dgx", tp=2, seq_length=256, micro_batch_size=2
-    )).changes  # fmt: skip
+    )).factors  # fmt: skip
 
 
 def test_workload_and_ranks(run: Runner) -> None:
