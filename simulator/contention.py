@@ -268,8 +268,8 @@ class CollectiveFamily(NamedTuple):
         return self.nodes > 1
 
 
-Family = ComputeFamily | CollectiveFamily
-InFlight = tuple[Family | None, ...]
+ContentionFamily = ComputeFamily | CollectiveFamily
+InFlight = tuple[ContentionFamily | None, ...]
 """Families in flight together: compute first, then every comm lane; None is an idle lane."""
 
 
@@ -341,7 +341,7 @@ class Contention:
         """SMs of the GPU; 0 without a law."""
         return self.fit.sm_count if self.fit else 0
 
-    def sms_of(self, family: Family) -> int:
+    def sms_of(self, family: ContentionFamily) -> int:
         """Return the SMs that a collective needs to start, at least 1: a CTA of NCCL's, with 80 KiB
         of shared memory and 512 threads or more, has one for itself (assumed)."""
         assert isinstance(family, CollectiveFamily)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from simulator.contention import CollectiveFamily, ComputeFamily, Contention, ContentionFit, Family
+from simulator.contention import CollectiveFamily, ComputeFamily, Contention
 from simulator.cpu_hosts import NO_TIMES, IdleTimes
 from simulator.draws import Draw, family_of
 from simulator.dtypes import S_PER_NS
@@ -24,7 +24,8 @@ from simulator.ops import Attention, Collective, Fused, Gemm, Pointwise, Signatu
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from simulator.draws import Family as ErrorFamily
+    from simulator.contention import ContentionFamily, ContentionFit
+    from simulator.draws import Family
     from simulator.launch import Hosts
     from simulator.lookup import Provenance
     from simulator.lookup.attention import AttentionTable
@@ -94,7 +95,7 @@ class Change:
     draws: tuple[Draw, ...] = ()
     clock_mhz: int = 0
 
-    def off(self, family: ErrorFamily, error: float) -> float:
+    def off(self, family: Family, error: float) -> float:
         """Return by what the last draw multiplies a time that no look-up gives."""
         return self.draws[-1].factor(family, error) if self.draws else 1.0
 
@@ -386,7 +387,7 @@ class CostModel:
             min(wake_ns, self.duration_ns(signature) - 1),
         )
 
-    def family(self, signature: Signature) -> Family:
+    def family(self, signature: Signature) -> ContentionFamily:
         """Return the contention family, with the numbers that the law needs and no others."""
         if isinstance(signature, Collective):
             fit = self.contention.fit

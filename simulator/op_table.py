@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
-from simulator.contention import Family
+from simulator.contention import ContentionFamily
 from simulator.cost import CostModel
 from simulator.kernels import clocks, compiler, lives
 from simulator.kernels.load import call
@@ -61,10 +61,10 @@ class OpTable:
         self._entered: list[OpTemplate] = []  # which keeps their ids
         self._ops, self._refs = _RowStore(lives.OP_COLUMNS), _RowStore(lives.REF_COLUMNS)
         self._entering = Lock()
-        self.families: list[Family] = []
-        self._families: dict[Family, int] = {}
+        self.families: list[ContentionFamily] = []
+        self._families: dict[ContentionFamily, int] = {}
 
-    def family(self, family: Family) -> int:
+    def family(self, family: ContentionFamily) -> int:
         """Return the number of a contention family."""
         with self._entering:
             number = self._families.setdefault(family, len(self.families))

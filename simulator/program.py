@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from simulator.contention import SCALE, Contention, Family
+from simulator.contention import SCALE, Contention, ContentionFamily
 from simulator.cpu_hosts import NO_TIMES, IdleTimes, ResumeFit
 from simulator.implementation import LaunchOrder
 from simulator.ops import Signature
@@ -81,7 +81,7 @@ class Program:
 
     root: Loop
     lanes: int
-    families: tuple[Family | None, ...]
+    families: tuple[ContentionFamily | None, ...]
     contention: Contention
     queue_depth: int
     launch_order: LaunchOrder = "comm_first"

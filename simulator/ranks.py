@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from simulator.case import Case
-from simulator.contention import SCALE, ComputeFamily, Family
+from simulator.contention import SCALE, ComputeFamily, ContentionFamily
 from simulator.curves import (
     COUNT,
     DRAWN,
@@ -297,7 +297,7 @@ class Rank:
 
     def _collective_families(
         self, plan: SlicePlan, cuts: frozenset[int], which: Pass
-    ) -> set[Family]:
+    ) -> set[ContentionFamily]:
         """Return the contention families of the collectives of a plan's layers that count."""
         case, shapes = self.case, self.case.shapes(plan)
         if shapes.moves_experts_most:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from simulator.contention import SCALE, Contention, Family
+from simulator.contention import SCALE, Contention, ContentionFamily
 from simulator.errors import InputError
 from simulator.kernels import player
 from simulator.kernels.load import call
@@ -33,7 +33,7 @@ MARKED: Final = 1 << 21
 """Entries of the shortcut's marks. A page of them takes memory when it is first written."""
 
 
-Families = tuple[tuple[Family | None, ...], ...]
+Families = tuple[tuple[ContentionFamily | None, ...], ...]
 
 
 class Pricing(NamedTuple):
@@ -192,7 +192,7 @@ def curve_of(rows: Iterable[tuple[float, float]]) -> Floats:
 
 
 def priced(
-    numbers: Ints, families: Iterable[Iterable[Family | None]], contention: Contention
+    numbers: Ints, families: Iterable[Iterable[ContentionFamily | None]], contention: Contention
 ) -> Pricing:
     """Return the pricing of ``numbers`` with the families of each lane in their order."""
     lanes = tuple(map(tuple, families))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from simulator.compiler import Totals
-from simulator.contention import Family
+from simulator.contention import ContentionFamily
 from simulator.kernels import player
 from simulator.kernels.program_arrays import Pricing, ProgramArrays, machine_of, priced
 from simulator.program import Loop, Program, Step
@@ -69,7 +69,7 @@ class _Lines:
         self.parts: list[tuple[int, int, int]] = []
         self.rows: dict[tuple[int, int, int], int] = {}
         self.numbers: list[list[int]] = [[0, 0, 0, 0] for _ in program.signatures]
-        self.families: list[list[Family | None]] = [[None] for _ in range(program.lanes)]
+        self.families: list[list[ContentionFamily | None]] = [[None] for _ in range(program.lanes)]
 
     def add_part(self, count: int, leaves: Sequence[Loop]) -> None:
         first = len(self.leaves)
@@ -115,7 +115,7 @@ class _Lines:
         return priced(numbers, self.families, self.program.contention)
 
 
-def _place(families: list[Any], family: Family | None) -> int:
+def _place(families: list[Any], family: ContentionFamily | None) -> int:
     """Return the place of a family among those of its lane, where it is put if it is new."""
     if family not in families:
         families.append(family)

@@ -14,8 +14,8 @@ from simulator.contention import (
     ComputeContention,
     ComputeFamily,
     Contention,
+    ContentionFamily,
     ContentionFit,
-    Family,
     MemoryQueue,
     SizeContention,
     Slowdown,
@@ -40,7 +40,7 @@ def sized(family: CollectiveFamily, size_bytes: int) -> CollectiveFamily:
     return family._replace(size_bytes=size_bytes)
 
 
-def slow(*families: Family | None) -> tuple[float, ...]:
+def slow(*families: ContentionFamily | None) -> tuple[float, ...]:
     return tuple(s / SCALE for s in Contention(FIT).slowdowns(families))
 
 
