@@ -240,6 +240,7 @@ class CostModel:
         self._at_clocks: dict[int, CostModel] = {0: self}
         self._estimates: dict[Signature, Estimate] = {}
         self._durations_ns: dict[Signature, int] = {}
+        self._energies_j: dict[Signature, float] = {}
         self.kept: dict[object, Any] = {}
 
     def drawn(self, draw: Draw) -> CostModel:
@@ -276,7 +277,7 @@ class CostModel:
         """Return a copy with other parts of the change, of which no duration is known yet."""
         other = copy.copy(self)
         other.change = replace(self.change, **parts)
-        other._estimates, other._durations_ns, other.kept = {}, {}, {}
+        other._estimates, other._durations_ns, other._energies_j, other.kept = {}, {}, {}, {}
         return other
 
     def estimate(self, signature: Signature) -> Estimate:
@@ -292,17 +293,18 @@ class CostModel:
 
     def _estimate(self, signature: Signature) -> Estimate:
         """Return the duration that was looked up, off as each draw says, stretched to the clock."""
-        found, change = self._look_ups[signature], self.change
-        for draw in change.draws:
-            before, found = found, draw.estimate(signature, found)
-            if draw.factors and found.duration_us < before.duration_us:
-                least_us = min(before.duration_us, self._look_ups.least_us(signature))
-                found = found._replace(duration_us=max(found.duration_us, least_us))
-        if change.clock_mhz:
-            timed_mhz = self.timed(signature).mhz
-            stretch = self._law.stretch(signature.kind, timed_mhz, change.clock_mhz)
-            found = found._replace(duration_us=found.duration_us * stretch)
-        return found
+        if not self.change.clock_mhz:
+            found = self._look_ups[signature]
+            for draw in self.change.draws:
+                before, found = found, draw.estimate(signature, found)
+                if draw.factors and found.duration_us < before.duration_us:
+                    least_us = min(before.duration_us, self._look_ups.least_us(signature))
+                    found = found._replace(duration_us=max(found.duration_us, least_us))
+            return found
+        us, source, error = self.at_clock(0).estimate(signature)  # the same, once for all clocks
+        mhz = self.timed(signature).mhz
+        stretch = self._law.stretch(signature.kind, mhz, self.change.clock_mhz)
+        return Estimate(us * stretch, source, error)
 
     def _fused(self, signature: Fused) -> Estimate:
         """Return the estimate of a tile-fused kernel, computed from those of its GEMM and of the
@@ -356,12 +358,14 @@ class CostModel:
 
     def energy_j(self, signature: Signature) -> float:
         """Return the energy (J) that the op draws above idle."""
-        if isinstance(signature, Fused):  # waiting for tiles draws little
-            return self.energy_j(signature.gemm) + self.energy_j(signature.collective)
-        timed_mhz = self.timed(signature).mhz
-        clock_mhz, product = self.change.clock_mhz or timed_mhz, _product(signature)
-        watts = self._law.draw_w(signature.kind, timed_mhz, clock_mhz, product)
-        return watts * self.duration_ns(signature) * S_PER_NS
+        energy_j = self._energies_j.get(signature)
+        if energy_j is None:
+            if isinstance(signature, Fused):  # waiting for tiles draws little
+                return self.energy_j(signature.gemm) + self.energy_j(signature.collective)
+            mhz, product = self.timed(signature).mhz, _product(signature)
+            watts = self._law.draw_w(signature.kind, mhz, self.change.clock_mhz or mhz, product)
+            energy_j = self._energies_j[signature] = watts * self.duration_ns(signature) * S_PER_NS
+        return energy_j
 
     def awake_ns(self, signature: Signature) -> int:
         """Return an op's duration (ns) on an awake lane, with all that an idle link can save."""
