@@ -67,9 +67,8 @@ from domino_tune.results import to_json
 from domino_tune.service.encoding import json_bytes
 from domino_tune.service.idempotency import Idempotency
 from domino_tune.service.jobs import JobFilter, JobRecord
-from domino_tune.service.library import ANY
+from domino_tune.service.library import ANY, Library
 from domino_tune.store.plans import plan_from_json
-from domino_tune.store.shelf import Shelf
 from domino_tune.verbs.plan import export_plan, export_text
 from simulator.errors import DominoTuneError
 
@@ -311,8 +310,9 @@ def _points(parts: Parts, job: JobRecord) -> bytes:
     )
 
 
-def _exported(data: bytes, to: str, shelf: Shelf) -> bytes:
-    made = export_plan(plan_from_json(json.loads(data), source="The job's plan"), to, shelf=shelf)
+def _exported(data: bytes, to: str, library: Library) -> bytes:
+    plan_file = plan_from_json(json.loads(data), source="The job's plan")
+    made = export_plan(plan_file, to, library.profile)
     return json_bytes({**to_json(made), "text": export_text(made)})
 
 

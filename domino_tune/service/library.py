@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
 from typing import Any, Final, Literal
@@ -28,7 +28,6 @@ from domino_tune.store.shelf import (
     LoadedModel,
     dump_model,
     model_from_json,
-    override,
     read_model,
 )
 from simulator.errors import InputError, ProfileError, unknown_name
@@ -88,7 +87,7 @@ _PARSED: Final = 8
 
 
 class Library:
-    """Profiles and models in the database, beside the bundled ones; a Shelf of nothing else.
+    """Profiles and models in the database, beside the bundled ones; it looks up nothing else.
 
     Names are slugs and never paths. All methods raise StorageError and UnavailableError, and
     InputError for a name that is not a slug. ``keep``: what an owner may have.
@@ -280,16 +279,16 @@ class Library:
             raise unknown_name("profile", name, {*bundled(), *names})
         return str(names[name])
 
-    def model(self, name: str, overrides: Iterable[str] = ()) -> LoadedModel:
-        """Return a model with ``FIELD=VALUE`` overrides. Raise InputError for an unknown name."""
+    def model(self, name: str) -> LoadedModel:
+        """Return a model. Raise InputError for an unknown name."""
         if slug("model", name) in MODELS:
-            return LoadedModel(spec=override(MODELS[name], overrides))
+            return LoadedModel(spec=MODELS[name])
         with self._database.read() as connection:
             row = connection.execute(select(models).where(models.c.name == name)).one_or_none()
         if row is None:
             raise unknown_name("model", name, (one.name for one in self.list_models()))
         found = _stored_model(row)
-        return LoadedModel(spec=override(found.spec, overrides), notes=found.notes)
+        return LoadedModel(spec=found.spec, notes=found.notes)
 
     def _parse(self, content_id: str) -> Profile:
         return parse_profile(self._body(content_id), source=f"profile {content_id}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, get_args, get_type_hints
+from typing import Any, Final, NamedTuple, get_args, get_type_hints
 
 from domino_tune.store.files import read_json
 from domino_tune.store.formats.hf_config import ACTIVATIONS, field_name, from_hf_config
@@ -46,17 +46,9 @@ class LoadedModel:
     notes: tuple[str, ...] = ()
 
 
-def load_model(name_or_path: str, overrides: Iterable[str] = ()) -> LoadedModel:
-    """Return a preset, or the model in a Hugging Face config.json or a model file.
-
-    Apply ``FIELD=VALUE`` overrides. Raise InputError for an unknown name, a bad file or a bad
-    override.
-    """
-    loaded = _load(name_or_path)
-    return replace(loaded, spec=override(loaded.spec, overrides))
-
-
-def _load(text: str) -> LoadedModel:
+def load_model(text: str) -> LoadedModel:
+    """Return a preset, or the model in a Hugging Face config.json or a model file. Raise InputError
+    for an unknown name or a bad file."""
     if text in MODELS:
         notes = (f"{text}: {NOTES[text]}",) if text in NOTES else ()
         return LoadedModel(spec=MODELS[text], notes=notes)
@@ -153,28 +145,12 @@ def _convert(name: str, kind: Any, text: str) -> Any:
         raise InputError(f"--set {name} wants {what}, got {text!r}.") from None
 
 
-class Shelf(Protocol):
-    """Looks up the profile and the model that a request names."""
+class Shelf(NamedTuple):
+    """Where names are looked up; on disk, if not said otherwise. Both raise InputError for an
+    unknown name; ``model`` is as stored, before a request's overrides."""
 
-    def profile(self, name: str) -> Profile:
-        """Return the profile. Raise InputError for an unknown name."""
-        ...
-
-    def model(self, name: str, overrides: Iterable[str] = ()) -> LoadedModel:
-        """Return the model with ``FIELD=VALUE`` overrides. Raise InputError for an unknown name."""
-        ...
+    profile: Callable[[str], Profile] = load_profile
+    model: Callable[[str], LoadedModel] = load_model
 
 
-class Disk:
-    """Bundled profiles and presets, the user's own profiles, and files by path."""
-
-    def profile(self, name: str) -> Profile:
-        """See ``store.profiles.load_profile``."""
-        return load_profile(name)
-
-    def model(self, name: str, overrides: Iterable[str] = ()) -> LoadedModel:
-        """See ``store.shelf.load_model``."""
-        return load_model(name, overrides)
-
-
-DISK: Final[Shelf] = Disk()
+DISK: Final = Shelf()

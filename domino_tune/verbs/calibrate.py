@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -25,7 +25,7 @@ from domino_tune.store.formats.megatron_log import read_megatron_log
 from domino_tune.store.formats.run_table import RunRow, read_runs
 from domino_tune.store.plans import ProfileRef
 from domino_tune.store.profiles import load_profile, save_profile
-from domino_tune.store.shelf import DISK, LoadedModel, Shelf
+from domino_tune.store.shelf import DISK, Shelf
 from domino_tune.verbs.resolve import plan_of, resolve
 from simulator.case import Case
 from simulator.draws import CalibratedPart, Calibration
@@ -152,7 +152,8 @@ def calibrate(
     check_base(profile)
     asked = [asked_in(row, request.profile) for row in _rows(request)]
     path = _path(profile, request.name)
-    runs = [measured(one, OneProfile(profile, shelf)) for one in asked]
+    one_profile = shelf._replace(profile=lambda _: profile)
+    runs = [measured(one, one_profile) for one in asked]
     progress(f"{len(runs)} runs")
     files = [Path(one).name for one in (request.runs, *request.megatron_log) if one]
     made, result = calibrated(profile, request.name, runs, ", ".join(files), where_many)
@@ -194,22 +195,6 @@ def calibrated(
     _refuse_contradictions(runs, fitted)
     made = replace(profile, name=name, calibration=_calibration(profile, fitted, runs, told))
     return made, replace(_result(made, fitted, runs), notes=notes + merged)
-
-
-@dataclass(frozen=True)
-class OneProfile:
-    """The profile of all runs, with the models of ``shelf``."""
-
-    start: Profile
-    shelf: Shelf
-
-    def profile(self, name: str) -> Profile:
-        """Return the profile; all runs share its look-ups."""
-        return self.start
-
-    def model(self, name: str, overrides: Iterable[str] = ()) -> LoadedModel:
-        """Return the model of ``shelf``."""
-        return self.shelf.model(name, overrides)
 
 
 def _path(profile: Profile, name: str) -> Path:

@@ -7,8 +7,7 @@ on ranks also accept an object that is already loaded: a ModelSpec, a Profile, a
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Final, ParamSpec, Protocol, TypeVar, cast, overload
@@ -34,8 +33,7 @@ from domino_tune.results.simulate import SimulateResult
 from domino_tune.results.tune import TuneResult
 from domino_tune.results.whatif import WhatIfResult
 from domino_tune.store.plans import PlanFile
-from domino_tune.store.profiles import load_profile
-from domino_tune.store.shelf import LoadedModel, load_model, override
+from domino_tune.store.shelf import DISK, LoadedModel, Shelf
 from simulator.errors import DominoTuneError, InputError, unknown_name
 from simulator.profile import Profile
 from simulator.specs import ModelSpec
@@ -71,39 +69,6 @@ class VerbFunction(Protocol[P, T_co]):
     def __call__(self, *, plan: PlanFile | Path | Sequence[str | Path], **fields: Any) -> T_co: ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Loaded:
-    """The objects of a call by field, and a shelf that returns them for every name."""
-
-    objects: Mapping[str, Any]
-
-    def profile(self, name: str) -> Profile:
-        """Return the profile of the call, else see ``store.profiles.load_profile``."""
-        given: Profile | None = self.objects.get("profile")
-        return given or load_profile(name)
-
-    def model(self, name: str, overrides: Iterable[str] = ()) -> LoadedModel:
-        """Return the model of the call, else see ``store.shelf.load_model``."""
-        given: ModelSpec | None = self.objects.get("model")
-        if given is None:
-            return load_model(name, overrides)
-        return LoadedModel(spec=override(given, overrides))
-
-    @property
-    def plan_file(self) -> PlanFile | None:
-        """The plan of the call."""
-        return self.objects.get("plan")
-
-    def refuse(self, what: str) -> None:
-        """Raise InputError if the call has objects: ``what`` needs names and files."""
-        if self.objects:
-            names = " and ".join(self.objects)
-            raise InputError(
-                f"{what} goes on from files: give {names} by name or path, not as an object "
-                "(`save_plan` writes a plan)."
-            )
-
-
 def _verb(kind: Callable[P, R], result: type[T], place: str, name: str = "") -> VerbFunction[P, T]:
     """Return the function that builds a request from its arguments and runs the verb.
 
@@ -114,13 +79,17 @@ def _verb(kind: Callable[P, R], result: type[T], place: str, name: str = "") -> 
 
     def call(*, progress: Progress | None = None, **given: Any) -> T:
         try:
-            request, loaded = _request(request_class, name, given)
+            request, objects = _request(request_class, name, given)
             run: Callable[..., T] = resolve_name(f"domino_tune.verbs.{place}")
             known = inspect.signature(run).parameters
-            if "shelf" not in known:
-                loaded.refuse(name)
+            if objects and "shelf" not in known:
+                raise InputError(
+                    f"{name} goes on from files: give {' and '.join(objects)} by name or path, not "
+                    "as an object (`save_plan` writes a plan)."
+                )
             told = {
-                "progress": progress or no_progress, "plan_file": loaded.plan_file, "shelf": loaded,
+                "progress": progress or no_progress, "plan_file": objects.get("plan"),
+                "shelf": _shelf(objects),
             }  # fmt: skip
             return run(request, **{key: told[key] for key in told.keys() & known.keys()})
         except DominoTuneError as error:
@@ -158,8 +127,18 @@ def _signature(kind: type[Request]) -> inspect.Signature:
     )
 
 
-def _request(kind: type[R], name: str, given: Mapping[str, Any]) -> tuple[R, Loaded]:
-    """Return the request of a call and its objects.
+def _shelf(objects: Mapping[str, Any]) -> Shelf:
+    """Return the shelf that has the call's objects for every name, and all else on disk."""
+    made: dict[str, Callable[[str], Any]] = {}
+    if "profile" in objects:
+        made["profile"] = lambda _: objects["profile"]
+    if "model" in objects:
+        made["model"] = lambda _: LoadedModel(spec=objects["model"])
+    return DISK._replace(**made)
+
+
+def _request(kind: type[R], name: str, given: Mapping[str, Any]) -> tuple[R, dict[str, Any]]:
+    """Return the request of a call and its objects by field.
 
     Raise TypeError for an unknown argument, InputError for an invalid value.
     """
@@ -176,7 +155,7 @@ def _request(kind: type[R], name: str, given: Mapping[str, Any]) -> tuple[R, Loa
         key: getattr(value, "name", None) if key in objects else value
         for key, value in given.items()
     }
-    return kind(**values), Loaded(objects=objects)
+    return kind(**values), objects
 
 
 simulate: Final = _verb(SimulateRequest, SimulateResult, "simulate:simulate")

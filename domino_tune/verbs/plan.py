@@ -26,7 +26,7 @@ from domino_tune.store.formats.megatron_options import (
 )
 from domino_tune.store.formats.torchtitan import torchtitan_notes, torchtitan_toml
 from domino_tune.store.plans import PlanFile, load_plan
-from domino_tune.store.shelf import DISK, Shelf
+from domino_tune.store.profiles import load_profile
 from simulator.case import Case
 from simulator.dtypes import MS_PER_NS
 from simulator.errors import DominoTuneError, InfeasiblePlanError
@@ -34,6 +34,7 @@ from simulator.implementation import Implementation
 from simulator.overlap import EP_OVERLAP, RUNS_IN
 from simulator.plan import SlicePlan
 from simulator.predict import predict
+from simulator.profile import Profile
 
 DOCUMENTS: Final = ("te-userbuffers", "torchtitan", "megatron-bridge")
 """Formats that are a file which the framework reads."""
@@ -49,6 +50,8 @@ _SCRIPTS: Final = {
     "deepspeed": "pretrain_gpt.py of DeepSpeedExamples' training/DeepSpeed-Domino",
 }
 """Format -> what takes its arguments."""
+ProfileOf = Callable[[str], Profile]
+"""Looks up a profile by name."""
 
 
 @dataclass
@@ -61,9 +64,8 @@ class _Export:
     notes: list[str] = field(default_factory=list)
 
 
-def export_plan(plan_file: PlanFile, to: str, *, shelf: Shelf = DISK) -> ExportResult:
-    """Return what makes framework ``to`` run the plan; the plan's profile is looked up on
-    ``shelf``.
+def export_plan(plan_file: PlanFile, to: str, profile_of: ProfileOf = load_profile) -> ExportResult:
+    """Return what makes framework ``to`` run the plan; ``profile_of`` looks up the plan's profile.
 
     Raise InfeasiblePlanError (``target``) for a plan or model that it cannot run.
     """
@@ -72,7 +74,7 @@ def export_plan(plan_file: PlanFile, to: str, *, shelf: Shelf = DISK) -> ExportR
     if to in RUNS:
         _check_strategy(plan_file.plan, to)
     if to == "deepspeed":
-        _deepspeed(plan_file, made, shelf)
+        _deepspeed(plan_file, made, profile_of)
     elif to in _MAKERS:
         _MAKERS[to](plan_file, made)
     graph = plan_file.cluster.cuda_graph and to != "megatron"  # which insists on one queue
@@ -149,11 +151,11 @@ def deepspeed_plan(plan_file: PlanFile) -> SlicePlan:
     )
 
 
-def _deepspeed(plan_file: PlanFile, made: _Export, shelf: Shelf) -> None:
+def _deepspeed(plan_file: PlanFile, made: _Export, profile_of: ProfileOf) -> None:
     plan = deepspeed_plan(plan_file)
     made.arguments, made.settings = deepspeed_arguments(plan_file, plan)
     if plan != plan_file.plan:
-        made.notes.append(_order_note(plan_file, plan, _predicted_ms(plan_file, plan, shelf)))
+        made.notes.append(_order_note(plan_file, plan, _predicted_ms(plan_file, plan, profile_of)))
     made.notes += deepspeed_notes(plan_file)
 
 
@@ -172,11 +174,11 @@ def _order_note(plan_file: PlanFile, own: SlicePlan, own_ms: float | None) -> st
     )
 
 
-def _predicted_ms(plan_file: PlanFile, plan: SlicePlan, shelf: Shelf) -> float | None:
+def _predicted_ms(plan_file: PlanFile, plan: SlicePlan, profile_of: ProfileOf) -> float | None:
     """Return the predicted iteration of a plan in place of the file's; None where the file's
     profile is not at hand, or the plan does not run on it."""
     try:
-        profile = shelf.profile(plan_file.profile.name)
+        profile = profile_of(plan_file.profile.name)
         if profile.content_id != plan_file.profile.content_id:
             return None
         case = Case(

@@ -33,7 +33,7 @@ from domino_tune.store.files import (
 )
 from domino_tune.store.plans import ProfileRef
 from domino_tune.store.profiles import load_profile
-from domino_tune.store.shelf import load_model
+from domino_tune.store.shelf import load_model, override
 from domino_tune.verbs.advice import Deadline, OutOfTimeError
 from domino_tune.verbs.ranks import check_runnable, launch_spec
 from simulator.dtypes import GIB, Dtype
@@ -171,19 +171,20 @@ def _probes(
     if request.for_model is None:
         grid = GPU if profile.machine.backend == "nccl" else CPU
         return model_free_probes(grid, cluster, dtype, profile), ()
-    loaded = load_model(request.for_model, request.overrides)
+    loaded = load_model(request.for_model)
+    model = override(loaded.spec, request.overrides)
     assert request.seq_length is not None
     assert request.micro_batch_size is not None
     workload = Workload(
         seq_length=request.seq_length, micro_batch_size=request.micro_batch_size, dtype=dtype
     )
-    check_runnable(loaded.spec, cluster.tp)
-    check_shardable(loaded.spec, workload, cluster)
+    check_runnable(model, cluster.tp)
+    check_shardable(model, workload, cluster)
     memory = round(profile.machine.gpu_memory_gib * GIB)
 
     def probes_of(workload: Workload) -> tuple[ProbeSet, int]:
         found = coverage(
-            loaded.spec, workload, cluster, memory_bytes=memory, ctas=cta_counts(profile.machine)
+            model, workload, cluster, memory_bytes=memory, ctas=cta_counts(profile.machine)
         )
         return found, max(case.peak_bytes(profile) for case in found.cases)
 

@@ -331,9 +331,9 @@ def _model(
 ) -> ModelSpec:
     if request.model is None and plan_file is not None:
         return override(plan_file.model, request.overrides)
-    loaded = shelf.model(request.model or "", request.overrides)
+    loaded = shelf.model(request.model or "")
     notes.extend(loaded.notes)
-    return loaded.spec
+    return override(loaded.spec, request.overrides)
 
 
 def _workload(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from threading import Lock
@@ -15,7 +15,7 @@ from domino_tune.requests.options import Request
 from domino_tune.service.encoding import json_bytes, sha256_hex
 from domino_tune.store.plans import PlanFile, plan_from_json
 from domino_tune.store.profiles import parse_profile
-from domino_tune.store.shelf import LoadedModel, model_from_json, override
+from domino_tune.store.shelf import LoadedModel, Shelf, model_from_json
 from simulator.errors import DominoTuneError
 from simulator.profile import Profile
 
@@ -66,9 +66,9 @@ class Task:
         return kind(**self.request)
 
     @property
-    def shelf(self) -> TaskShelf:
-        """Return the shelf on which the request's names are the task's profile and models."""
-        return TaskShelf(self)
+    def shelf(self) -> Shelf:
+        """Return the shelf on which every profile is the task's, and its models are by name."""
+        return Shelf(lambda _: profile_of(self.profile), self.models.__getitem__)
 
     @cached_property
     def plan_file(self) -> PlanFile | None:
@@ -77,22 +77,6 @@ class Task:
             return None if self.plan is None else plan_from_json(self.plan, source="plan")
         except DominoTuneError as error:
             raise error.at("plan", *(error.place or ())) from None
-
-
-@dataclass(frozen=True)
-class TaskShelf:
-    """The profile of a task for every name, and its models by name."""
-
-    task: Task
-
-    def profile(self, name: str) -> Profile:
-        """Return the profile. Raise ProfileError where its file is bad."""
-        return profile_of(self.task.profile)
-
-    def model(self, name: str, overrides: Iterable[str] = ()) -> LoadedModel:
-        """Return the model with the overrides. Raise InputError for a bad override."""
-        found = self.task.models[name]
-        return LoadedModel(spec=override(found.spec, overrides), notes=found.notes)
 
 
 @cached(LRUCache(maxsize=4), key=sha256_hex, lock=Lock())

@@ -20,13 +20,12 @@ from domino_tune.base.errors import (
     meaning_of,
 )
 from domino_tune.requests import SimulateRequest, TuneRequest, WhatIfRequest
-from domino_tune.store.shelf import DISK, LoadedModel, dump_model, load_model, override
+from domino_tune.store.shelf import DISK, LoadedModel, Shelf, dump_model, load_model, override
 from domino_tune.verbs.simulate import simulate
 from domino_tune.verbs.tune import tune
 from domino_tune.verbs.whatif import whatif
 from simulator.errors import DominoTuneError, InputError
 from simulator.presets import MODELS
-from tests.support.pinned import Pinned
 
 #  -------------------------------------------------------------------------------------------------
 
@@ -110,13 +109,13 @@ WORKLOAD: dict[str, Any] = {"tp": 8, "seq_length": 512, "micro_batch_size": 8}
 
 
 @pytest.fixture(scope="module")
-def pinned() -> Pinned:
+def pinned() -> Shelf:
     profile = replace(DISK.profile("a100-sxm"), name="pinned")
     model = replace(DISK.model("gpt3-1.3b").spec, name="pinned", num_hidden_layers=2)
-    return Pinned(profile, LoadedModel(spec=model, notes=("a remark",)))
+    return Shelf(lambda _: profile, lambda _: LoadedModel(spec=model, notes=("a remark",)))
 
 
-def test_pinned_looks_up_nothing(pinned: Pinned) -> None:
+def test_pinned_looks_up_nothing(pinned: Shelf) -> None:
     request = SimulateRequest(model="whatever", profile="no-such-profile", **WORKLOAD)
     result = simulate(request, shelf=pinned)
     assert (result.model.name, result.profile.name) == ("pinned", "pinned")
@@ -125,14 +124,16 @@ def test_pinned_looks_up_nothing(pinned: Pinned) -> None:
         simulate(request)
 
 
-def test_overrides_apply_to_what_is_pinned(pinned: Pinned) -> None:
-    changed = pinned.model("whatever", ["num_hidden_layers=3"])
-    assert (changed.spec.num_hidden_layers, changed.notes) == (3, ("a remark",))
+def test_overrides_apply_to_what_is_pinned(pinned: Shelf) -> None:
+    request = SimulateRequest(model="whatever", profile="any", **WORKLOAD)
+    changed = simulate(request.but(overrides=("num_hidden_layers=3",)), shelf=pinned)
+    assert changed.model.num_hidden_layers == 3
+    assert "a remark" in changed.warnings
     with pytest.raises(InputError):
-        pinned.model("whatever", ["no_such_field=3"])
+        simulate(request.but(overrides=("no_such_field=3",)), shelf=pinned)
 
 
-def test_a_tuned_plan_replayed_as_an_object(pinned: Pinned) -> None:
+def test_a_tuned_plan_replayed_as_an_object(pinned: Shelf) -> None:
     request = TuneRequest(model="a", profile="b", search="random", trials=3, **WORKLOAD)
     tuned = tune(request, shelf=pinned).best
     again = simulate(SimulateRequest(), plan_file=tuned.plan_file, shelf=pinned)

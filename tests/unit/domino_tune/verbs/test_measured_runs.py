@@ -18,9 +18,8 @@ from domino_tune.search.calibration import MeasuredRun, fit_runs
 from domino_tune.store.formats.megatron_log import read_megatron_log
 from domino_tune.store.formats.run_table import RunRow, read_runs
 from domino_tune.store.profiles import load_profile, save_profile
-from domino_tune.store.shelf import DISK
+from domino_tune.store.shelf import DISK, Shelf
 from domino_tune.verbs.calibrate import (
-    OneProfile,
     asked_in,
     check_possible,
     check_predictable,
@@ -124,7 +123,7 @@ def test_a_run_that_cannot_fit_is_refused(changes: dict[str, str], profile: str)
 def test_a_refusal_says_how_a_log_was_read() -> None:
     row = RunRow("mine", {**EIGHT, "model": "llama3-70b"}, 1e6, note="mine: read as another.")
     with pytest.raises(InputError, match=r"leave it out\. mine: read as another\.$"):
-        measured(asked_in(row, "h100-dgx"), OneProfile(load_profile("h100-dgx"), DISK))
+        measured(asked_in(row, "h100-dgx"), DISK)
 
 
 OTHER: Final = run_of({**EIGHT, "tp": "4", "dp": "2"}, 1300.0)
@@ -199,6 +198,7 @@ def test_no_mfu_is_above_one(tmp_path: Path) -> None:
 
 
 PLAIN: Final = replace(load_profile("h100-dgx"), name="plain", power=None)
+ON_PLAIN: Final = Shelf(profile=lambda _: PLAIN)
 
 
 def predicted_ms(run: MeasuredRun) -> float:
@@ -209,7 +209,7 @@ def test_rounding_counts_for_as_little_as_it_tells() -> None:
     """A time that is rounded by a third is explained less well than an exact one."""
     shared = {**EIGHT, "overrides": "num_hidden_layers=2", "cuda_graph": "yes"}
     runs = [
-        planned(asked_in(RunRow(tp, {**shared, "tp": tp}, 1e5), "plain"), OneProfile(PLAIN, DISK))
+        planned(asked_in(RunRow(tp, {**shared, "tp": tp}, 1e5), "plain"), ON_PLAIN)
         for tp in ("4", "8")
     ]
     four, eight = (replace(run, measured_ms=1.1 * predicted_ms(run)) for run in runs)
@@ -243,7 +243,7 @@ def test_the_answer_tells_notes_and_samples(
     for number, (size, off) in enumerate(((1, 1.05), (1, 1.06), (2, 1.05))):
         text = log({**told, "micro_batch_size": size}, times=(1.0,))
         run = asked_in(read_megatron_log(text, "a log"), "plain")
-        time_ms = off * predicted_ms(planned(run, OneProfile(PLAIN, DISK)))
+        time_ms = off * predicted_ms(planned(run, ON_PLAIN))
         path = tmp_path / f"run-{number}.log"
         path.write_text(log({**told, "micro_batch_size": size}, times=(99.0, 99.0, time_ms)))
         paths.append(str(path))

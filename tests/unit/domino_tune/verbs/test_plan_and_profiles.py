@@ -13,7 +13,6 @@ from domino_tune.requests import ExportFormat
 from domino_tune.store.formats.megatron import megatron_arguments, training_arguments
 from domino_tune.store.plans import save_plan
 from domino_tune.store.profiles import load_profile
-from domino_tune.store.shelf import LoadedModel
 from domino_tune.verbs.plan import DOCUMENTS, RUNS, export_plan
 from simulator.case import Case
 from simulator.dtypes import MS_PER_NS
@@ -22,7 +21,6 @@ from simulator.plan import SlicePlan
 from simulator.predict import predict
 from simulator.presets import MODELS
 from simulator.specs import ClusterSpec, Workload
-from tests.support.pinned import Pinned
 from tests.support.plans import (
     DOMINO,
     SHARDED,
@@ -98,12 +96,8 @@ def test_deepspeed_says_what_its_own_order_costs(at_hand: bool) -> None:
     """The cost is what simulating the plan in that order gives."""
     workload = replace(WORKLOAD, seq_length=2048)
     greedy = plan_file(TWO_SLICES, MODELS["gpt3-2.7b"], workload)
-    shelf = (
-        Pinned(profile(), LoadedModel(spec=MODELS["gpt3-2.7b"]))
-        if at_hand
-        else Pinned(load_profile("a100-sxm"), LoadedModel(spec=MODELS["gpt3-2.7b"]))
-    )
-    made = export_plan(greedy, "deepspeed", shelf=shelf)
+    found = profile() if at_hand else load_profile("a100-sxm")
+    made = export_plan(greedy, "deepspeed", lambda _: found)
     assert made.settings == {"domino_intra_layer_overlap": False}
     note = made.notes[0]
     assert "in its own order (inter, each weight gradient beside its dgrad), not greedy" in note

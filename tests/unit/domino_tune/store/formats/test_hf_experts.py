@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from domino_tune.store.formats.hf_config import from_hf_config
-from domino_tune.store.shelf import load_model
+from domino_tune.store.shelf import load_model, override
 from simulator.errors import InputError
 from simulator.presets import MODELS
 
@@ -146,10 +146,9 @@ def test_layers_that_are_not_simulated_are_refused(
 
 
 def test_fields_of_experts_are_set_by_their_names() -> None:
-    changed = load_model("mixtral-8x7b", ["num_local_experts=16", "moe_intermediate_size=7168"])
-    want = replace(MODELS["mixtral-8x7b"], num_experts=16, moe_intermediate_size=7168)
-    assert replace(changed.spec, name=want.name) == want
-    made = load_model(
-        "llama3-8b", ["num_experts=8", "num_experts_per_tok=2", "moe_intermediate_size=14336"]
-    )
-    assert made.spec.expert_layers == 32
+    mixtral = MODELS["mixtral-8x7b"]
+    changed = override(mixtral, ["num_local_experts=16", "moe_intermediate_size=7168"])
+    want = replace(mixtral, num_experts=16, moe_intermediate_size=7168)
+    assert replace(changed, name=want.name) == want
+    experts = ["num_experts=8", "num_experts_per_tok=2", "moe_intermediate_size=14336"]
+    assert override(MODELS["llama3-8b"], experts).expert_layers == 32
