@@ -19,7 +19,6 @@ from api.wire import Caller, body_bytes, in_thread, parts_of
 from domino_tune.service.encoding import json_bytes
 from domino_tune.service.idempotency import Idempotency
 from domino_tune.service.jobs import JobRecord
-from domino_tune.service.jobs.desk import MAX_LIMIT
 from domino_tune.service.library import ANY
 from simulator.errors import InputError
 
@@ -97,6 +96,8 @@ def tags(header: str | None) -> list[str]:
 # Whole, as pages of lists, and jobs.
 
 LINKS: Final = ("events", "stop", "files")
+MAX_LIMIT: Final = 200
+"""Most entries of a page."""
 Entry = TypeVar("Entry")
 Cursor = Annotated[
     str | None, Query(max_length=64, description="`next` of the page before; none: the first.")

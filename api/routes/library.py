@@ -90,8 +90,8 @@ async def list_profiles(
 @routes.route("GET", "/v1/profiles/{name}", scope="read", returns=ProfileFile)
 async def get_profile(request: Request, caller: Me, name: Slug) -> Response:
     """A profile's file; its ETag is the id of its content."""
-    profile = await in_thread(parts_of(request).library.get, name)
-    return json_response(profile.body, headers={"ETag": etag(profile.content_id)})
+    content_id, body = await in_thread(parts_of(request).library.get, name)
+    return json_response(body, headers={"ETag": etag(content_id)})
 
 
 @routes.route(
@@ -210,8 +210,8 @@ def _conditional_put(
         except PreconditionError:
             if if_match is not None or if_none_match is not None:
                 raise
-        current = library.get(name).content_id
-        if current == profile.content_id:
+        current = library.get(name)[0]
+        if current == profile.summary.content_id:
             return current, False
         raise ProblemError(
             428,
@@ -229,7 +229,7 @@ def _match(library: Library, name: str, if_match: str | None) -> str | None:
         return None
     if len(wanted) == 1:
         return wanted[0]
-    current = library.get(name).content_id
+    current = library.get(name)[0]
     return current if current in wanted else wanted[0]
 
 

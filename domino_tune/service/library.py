@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, Final, Literal
 
 from sqlalchemy import Connection, Row, delete, select, update
@@ -21,6 +21,7 @@ from domino_tune.store.profiles import (
     FiledProfile,
     ProfileSummary,
     check_schema,
+    filed,
     parse_profile,
     summary_of,
 )
@@ -38,16 +39,6 @@ from simulator.specs import ModelSpec
 # Profiles and models of a library, by name --------------------------------------------------------
 
 Origin = Literal["bundled", "library"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredProfile:
-    """A profile's file; ``content_id`` is its ETag."""
-
-    name: str
-    origin: Origin
-    content_id: str
-    body: bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +73,6 @@ def load_summary(text: str) -> ProfileSummary:
 
 ANY: Final = "*"
 """In If-Match: any stored content; in If-None-Match: the name must be new."""
-_PARSED: Final = 8
-"""Each may be a file of 16 MiB."""
 
 
 class Library:
@@ -96,8 +85,6 @@ class Library:
     def __init__(self, database: Database, keep: Keep | None = None) -> None:
         self._database = database
         self._keep = keep or Keep()
-        # An id's content never changes; parsing one strictly takes tens of milliseconds.
-        self._parsed = lru_cache(maxsize=_PARSED)(self._parse)
 
     def put(
         self,
@@ -117,12 +104,12 @@ class Library:
         for a bundled name, PreconditionError, QuotaError of ``owner``.
         """
         _refuse_bundled("profile", slug("profile", name), bundled())
-        if profile.name != name:
+        own, content_id = profile.summary.name, profile.summary.content_id
+        if own != name:
             raise InputError(
-                f"The profile calls itself {profile.name!r}, not {name!r}; put it under its own "
-                "name, or import it under another."
+                f"The profile calls itself {own!r}, not {name!r}; put it under its own name, or "
+                "import it under another."
             )
-        content_id = profile.content_id
         with self._database.write() as connection:
             current = _current(connection, name)
             answer = json_text(
@@ -147,21 +134,16 @@ class Library:
         parsed = json.loads(earlier)
         return parsed["content_id"], parsed["created"], parsed.get("response")
 
-    def get(self, name: str) -> StoredProfile:
-        """Return a profile's file. Raise NotFoundError."""
+    def get(self, name: str) -> tuple[str, bytes]:
+        """Return the id of a profile's content, and its file. Raise NotFoundError."""
         if slug("profile", name) in bundled():
-            return StoredProfile(
-                name=name,
-                origin="bundled",
-                content_id=bundled_summaries()[name].content_id,
-                body=bundled_bytes(name),
-            )
+            return bundled_summaries()[name].content_id, bundled_bytes(name)
         asked = select(profile_bodies).join(profiles).where(profiles.c.name == name)
         with self._database.read() as connection:
             row = connection.execute(asked).one_or_none()
         if row is None:
             raise NotFoundError(f"There is no profile {name!r}; the list of profiles has all.")
-        return StoredProfile(name=name, origin="library", content_id=row.content_id, body=row.body)
+        return row.content_id, row.body
 
     def check_calibrated(self, name: str, base: str) -> None:
         """Raise ConflictError where a profile that is calibrated from ``base`` may not have this
@@ -174,14 +156,11 @@ class Library:
     def shelve(self, connection: Connection, file: bytes, owner: str) -> None:
         """Keep a calibrated profile in a transaction. Raise ConflictError as ``check_calibrated``
         does, and QuotaError."""
-        profile = parse_profile(file, source="the calibrated profile")
-        _refuse_loss(connection, profile.name)
-        check_quota(connection, owner, len(file), self._keep)
-        made = FiledProfile(
-            name=profile.name, content_id=profile.content_id, body=file,
-            summary=summary_of(profile, "library"),
-        )  # fmt: skip
-        _store(connection, _current(connection, made.name), made, owner)
+        made = filed(parse_profile(file, source="the calibrated profile"))
+        name = made.summary.name
+        _refuse_loss(connection, name)
+        check_quota(connection, owner, len(made.body), self._keep)
+        _store(connection, _current(connection, name), made, owner)
 
     def delete(self, name: str, *, if_match: str | None = None) -> None:
         """Delete a name. Raise NotFoundError, PreconditionError, ConflictError if bundled."""
@@ -261,23 +240,19 @@ class Library:
         """Return the parsed profile. Raise InputError for an unknown name."""
         if slug("profile", name) in bundled():
             return bundled()[name]
-        return self._parsed(self.content_id(name))
+        return parse_profile(self.file(name), source=f"profile {name!r}")
 
     def file(self, name: str) -> bytes:
         """Return a profile's file without reading it. Raise InputError for an unknown name."""
         if slug("profile", name) in bundled():
             return bundled_bytes(name)
-        return self._body(self.content_id(name))
-
-    def content_id(self, name: str) -> str:
-        """Return the id of a profile's content. Raise InputError for an unknown name."""
-        if slug("profile", name) in bundled():
-            return bundled_summaries()[name].content_id
+        asked = select(profile_bodies.c.body).join(profiles).where(profiles.c.name == name)
         with self._database.read() as connection:
-            names = {row.name: row.content_id for row in connection.execute(select(profiles))}
-        if name not in names:
-            raise unknown_name("profile", name, {*bundled(), *names})
-        return str(names[name])
+            body: bytes | None = connection.scalar(asked)
+            if body is None:
+                names = connection.scalars(select(profiles.c.name))
+                raise unknown_name("profile", name, {*bundled(), *names})
+        return body
 
     def model(self, name: str) -> LoadedModel:
         """Return a model. Raise InputError for an unknown name."""
@@ -289,17 +264,6 @@ class Library:
             raise unknown_name("model", name, (one.name for one in self.list_models()))
         found = _stored_model(row)
         return LoadedModel(spec=found.spec, notes=found.notes)
-
-    def _parse(self, content_id: str) -> Profile:
-        return parse_profile(self._body(content_id), source=f"profile {content_id}")
-
-    def _body(self, content_id: str) -> bytes:
-        asked = select(profile_bodies.c.body).where(profile_bodies.c.content_id == content_id)
-        with self._database.read() as connection:
-            body: bytes | None = connection.scalar(asked)
-        if body is None:
-            raise NotFoundError("That profile was deleted just now; the list of profiles has all.")
-        return body
 
 
 @cache
@@ -356,7 +320,7 @@ def _store(
     connection: Connection, current: str | None, profile: FiledProfile, owner: str | None
 ) -> None:
     """Keep the profile in place of the content ``current`` of its name; None: a new name."""
-    name, content_id = profile.name, profile.content_id
+    name, content_id = profile.summary.name, profile.summary.content_id
     summary = dump_summary(profile.summary)
     kept = {"content_id": content_id, "body": profile.body, "summary": summary}
     hold(connection, profile_bodies.c.content_id, kept)

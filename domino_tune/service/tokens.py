@@ -18,7 +18,6 @@ from domino_tune.service.jobs import OPEN
 from domino_tune.service.jobs.retention import DAY_S
 from domino_tune.service.sql.database import Database
 from domino_tune.service.sql.tables import insert, jobs, now_s, tokens
-from simulator.errors import unknown_name
 
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 """Smallest first; each scope includes those before it."""
@@ -50,11 +49,9 @@ class TokenDesk:
         """Return a new token's secret, which is not stored and cannot be shown again. The token
         expires after ``days``.
 
-        Raise InputError for an unknown scope, or a name or owner that is not a slug; ConflictError
-        for a name that is taken.
+        Raise InputError for a name or owner that is not a slug, ConflictError for a name that is
+        taken.
         """
-        if scope not in SCOPES:
-            raise unknown_name("scope", scope, SCOPES)
         secret = "dt_" + secrets.token_urlsafe(32)
         with self._database.write() as connection:
             made = connection.execute(

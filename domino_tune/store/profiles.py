@@ -179,8 +179,6 @@ class ProfileSummary:
 class FiledProfile:
     """A profile that was checked, as a library keeps it; ``body`` is its file."""
 
-    name: str
-    content_id: str
     body: bytes
     summary: ProfileSummary
 
@@ -217,10 +215,7 @@ def parse_profile(data: bytes, *, source: str) -> Profile:
 
 def filed(profile: Profile) -> FiledProfile:
     """Return the profile as a library keeps it."""
-    return FiledProfile(
-        name=profile.name, content_id=profile.content_id, body=dump_profile(profile),
-        summary=summary_of(profile, "library"),
-    )  # fmt: skip
+    return FiledProfile(body=dump_profile(profile), summary=summary_of(profile, "library"))
 
 
 def save_profile(profile: Profile, path: str | Path) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from domino_tune.requests import LayoutRequest, ScaleRequest, TuneRequest, WhatIfRequest
 from domino_tune.requests.options import Request
-from domino_tune.service.work import JobStep, Outcome, StopReason
+from domino_tune.service.work import Outcome, Reporter
 from domino_tune.service.work.kinds import run_job
 from domino_tune.service.work.task import Task
 from domino_tune.store.files import bundled_bytes
@@ -19,18 +19,8 @@ WORKLOAD: dict[str, Any] = {
     "cuda_graph": True,  # launches of so small a model would hide what cuts differ by
 }  # fmt: skip
 OF_LAYOUTS = {name: value for name, value in WORKLOAD.items() if name not in ("tp", "micro_batch_size")}  # fmt: skip # noqa: E501
-
-
-class Silent:
-    """A reporter that reports nothing."""
-
-    due = False
-
-    def __init__(self, stop: StopReason | None = None) -> None:
-        self.stop = stop
-
-    def tell(self, step: JobStep) -> None:
-        """Do nothing."""
+SILENT: Final = Reporter(lambda step: None, lambda: None)
+"""A reporter that reports nothing."""
 
 
 def task(kind: str, request: Request) -> bytes:
@@ -80,4 +70,4 @@ TASKS = {
 @cache
 def undisturbed(task: bytes) -> Outcome:
     """Return what comes of a task that nobody interrupts."""
-    return run_job(task, Silent())
+    return run_job(task, SILENT)

@@ -31,7 +31,7 @@ from domino_tune.service.executors import (
     OverLimitError,
     Tell,
 )
-from domino_tune.service.work import JobStep, Outcome, StopReason, Telling
+from domino_tune.service.work import JobStep, Outcome, Reporter, StopReason
 from simulator.errors import DominoTuneError
 
 NICENESS: Final = 10
@@ -162,7 +162,7 @@ def serve(pipe: Connection, parent: int, memory_bytes: int, niceness: int) -> No
 
 
 def _answer(pipe: Connection, call: ChildCall, memory_bytes: int) -> CallEnd:
-    reporter = Telling(pipe.send, _Heard(pipe))
+    reporter = Reporter(pipe.send, _Heard(pipe))
     try:
         more = (reporter,) if call.reports else ()
         return CallEnd(call.function(*call.arguments, *more))

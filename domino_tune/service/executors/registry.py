@@ -20,7 +20,6 @@ from domino_tune.service.executors import (
 from domino_tune.service.executors.child import CallEnd, Child, ChildCall, run_in_child
 from domino_tune.service.work import Outcome
 from domino_tune.service.work.kinds import run_job
-from simulator.errors import InputError, unknown_name
 
 # LocalExecutor ------------------------------------------------------------------------------------
 # A process of this machine for each job.
@@ -59,28 +58,14 @@ def open_executor(address: str, slots: int) -> JobExecutor:
     """Return the executor at ``address``: ``local``, or ``dask://host:port``; ``slots``: jobs that
     run at once here.
 
-    This may take some seconds. Raise InputError for any other address, where Dask is not installed,
-    or where no scheduler answers.
+    This may take some seconds. Raise InputError where Dask is not installed, or where no scheduler
+    answers.
     """
-    scheme, _, place = address.partition("://")
-    if scheme not in EXECUTORS:
-        raise unknown_name("executor", scheme, EXECUTORS)
-    return EXECUTORS[scheme](place, slots)
-
-
-def _local(place: str, slots: int) -> JobExecutor:
-    if place:
-        raise InputError(f"The executor 'local' takes no address, got {place!r}; leave it out.")
-    return LocalExecutor(slots)
-
-
-def _dask(place: str, slots: int) -> JobExecutor:
+    if address == "local":
+        return LocalExecutor(slots)
     from domino_tune.service.executors.dask import DaskExecutor
 
-    return DaskExecutor(place)
-
-
-EXECUTORS: Final[dict[str, Callable[[str, int], JobExecutor]]] = {"local": _local, "dask": _dask}
+    return DaskExecutor(address.removeprefix("dask://"))
 
 
 # A pool of child processes for answers that somebody waits for ------------------------------------

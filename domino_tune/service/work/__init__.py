@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 # What a running job reports, and what it hears ----------------------------------------------------
 # Its steps, and that it should end.
@@ -45,27 +45,9 @@ class Outcome:
     stopped_by: StopReason | None = None
 
 
-class Reporter(Protocol):
-    """A running job's way to those who wait for it."""
-
-    @property
-    def due(self) -> bool:
-        """Whether a step is due to be reported."""
-        ...
-
-    @property
-    def stop(self) -> StopReason | None:
-        """Why the job should end with the best so far; None: it should not."""
-        ...
-
-    def tell(self, step: JobStep) -> None:
-        """Tell a step."""
-        ...
-
-
-class Telling:
-    """A reporter that hands steps to ``send``, at most one in PERIOD_S where ``due`` is asked, and
-    asks ``hear`` why to stop."""
+class Reporter:
+    """A running job's way to those who wait for it: steps go to ``send``, at most one in PERIOD_S
+    where ``due`` is asked, and ``hear`` says why to stop."""
 
     def __init__(
         self, send: Callable[[JobStep], None], hear: Callable[[], StopReason | None]
@@ -76,16 +58,16 @@ class Telling:
 
     @property
     def due(self) -> bool:
-        """See Reporter."""
+        """Whether a step is due to be reported."""
         return time.monotonic() - self._told_s >= PERIOD_S
 
     @property
     def stop(self) -> StopReason | None:
-        """See Reporter."""
+        """Why the job should end with the best so far; None: it should not."""
         return self._hear()
 
     def tell(self, step: JobStep) -> None:
-        """See Reporter."""
+        """Tell a step."""
         self._told_s = time.monotonic()
         self._send(step)
 

@@ -20,7 +20,7 @@ from domino_tune.service.work.task import Task
 from domino_tune.store.files import bundled_bytes
 from domino_tune.store.shelf import load_model
 from tests.support.processes import PATIENCE_S
-from tests.support.tasks import Silent
+from tests.support.tasks import SILENT
 
 RETRIED: Final = (429, 503)
 TINY: Final[dict[str, Any]] = {
@@ -58,7 +58,7 @@ def expected_result(name: str) -> Outcome:
         kind=kind, request=request.model_dump(), models={TINY["model"]: load_model(TINY["model"])},
         profile=bundled_bytes(TINY["profile"]),
     )  # fmt: skip
-    return run_job(task.to_bytes(), Silent())
+    return run_job(task.to_bytes(), SILENT)
 
 
 @dataclass(kw_only=True)

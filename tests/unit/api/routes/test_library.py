@@ -171,7 +171,8 @@ def test_presets_are_there(client: httpx.Client) -> None:
     assert names[: len(MODELS)] == list(MODELS)
     for one in found[: len(MODELS)]:
         assert one["parameters"] == MODELS[one["name"]].parameters
-    refused(client.get("/v1/models", params={"cursor": "none"}), 422)
+    for bad in ({"cursor": "none"}, {"limit": 0}, {"limit": 201}):
+        refused(client.get("/v1/models", params=bad), 422)
 
 
 def test_a_config_becomes_a_model_that_can_be_used(client: httpx.Client) -> None:
