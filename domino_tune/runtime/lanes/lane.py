@@ -161,15 +161,7 @@ PATIENCE_S: Final = 2.0  # a collective that never ends, after an error, must no
 _TASKS: Final = Path("/proc/self/task")
 
 
-class Closes(Protocol):
-    """What has a thread to end."""
-
-    def close(self) -> None:
-        """End the thread."""
-        ...
-
-
-_open: dict[int, Closes] = {}
+_open: dict[int, Lane] = {}
 
 
 def end_in_order() -> None:
@@ -178,13 +170,13 @@ def end_in_order() -> None:
     atexit.register(_end)
 
 
-def closes_at_exit(lane: Closes) -> None:
+def closes_at_exit(lane: Lane) -> None:
     """Have ``lane`` closed then, too, unless ``forget`` is called before."""
     _open[id(lane)] = lane
     end_in_order()
 
 
-def forget(lane: Closes) -> None:
+def forget(lane: Lane) -> None:
     """Leave a lane out that was closed."""
     _open.pop(id(lane), None)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol, Self, runtime_checkable
+from typing import Any, Final, Self
 
 import torch
 import torch.distributed as dist
@@ -36,23 +36,6 @@ from domino_tune.runtime.launch_spec import for_new_threads
 from simulator.schedule import DP, LANES, TP
 
 HIGH_PRIORITY = -1
-
-
-@runtime_checkable
-class TimedLane(Protocol):
-    """A lane whose collectives have times."""
-
-    def untimed(self) -> Lane:
-        """Return the same lane, whose collectives have none."""
-        ...
-
-
-def untimed(lanes: Mapping[int, Lane]) -> dict[int, Lane]:
-    """Return the same lanes, whose collectives have no times."""
-    return {
-        number: lane.untimed() if isinstance(lane, TimedLane) else lane
-        for number, lane in lanes.items()
-    }
 
 
 @dataclass
@@ -103,7 +86,7 @@ class StreamQueue:
         self.stream.synchronize()
 
 
-class StreamLane:
+class StreamLane(StreamQueue):
     """A lane over an NCCL group.
 
     A collective waits for all compute issued before it (NCCL's own rule) and runs on the lane's
@@ -111,24 +94,22 @@ class StreamLane:
     """
 
     def __init__(self, group: dist.ProcessGroup, *, timed: bool = True) -> None:
+        super().__init__(timed=timed)
         self.group = group
-        self._queue = StreamQueue(timed=timed)
-
-    def untimed(self) -> Self:
-        """Return the same lane, whose collectives have no times."""
-        found = copy(self)
-        found._queue = self._queue.untimed()
-        return found
 
     def issue(self, name: str, call: Call) -> StreamHandle:
         """Launch a collective after everything issued so far."""
         for tensor in (call.source, call.target):
             assert tensor.is_contiguous(), f"{name}: collectives take contiguous tensors"
-        return self._queue.launch(name, call, partial(perform, call, self.group))
+        return self.launch(name, call, partial(perform, call, self.group))
 
-    def close(self) -> None:
-        """Wait for the collectives in flight."""
-        self._queue.close()
+
+def untimed(lanes: Mapping[int, Lane]) -> dict[int, Lane]:
+    """Return the same lanes, whose collectives have no times."""
+    return {
+        number: lane.untimed() if isinstance(lane, StreamQueue) else lane
+        for number, lane in lanes.items()
+    }
 
 
 class SilentStreamLane:
@@ -219,28 +200,18 @@ class EmulatedWire:
         self._next = (self._next + chunks.count * pace.ctas * chunks.block) % self.left.numel()
 
 
-class EmulatedStreamLane:
+class EmulatedStreamLane(StreamQueue):
     """Emulated collectives on their own stream; each waits for all compute issued before it."""
 
     def __init__(self, pace_of: PaceOf, wire: EmulatedWire | None = None) -> None:
-        self.pace_of = pace_of
-        self.wire = wire or EmulatedWire()
-        self.queue = StreamQueue()
-
-    def untimed(self) -> Self:
-        """Return the same lane, whose collectives have no times."""
-        found = copy(self)
-        found.queue = self.queue.untimed()
-        return found
+        super().__init__()
+        self._pace_of = pace_of
+        self._wire = wire or EmulatedWire()
 
     def issue(self, name: str, call: Call) -> StreamHandle:
         """Launch an emulated collective; its target holds nothing of use."""
-        pace, moved = self.pace_of(call), MOVED_PER_BYTE * call.size_bytes
-        return self.queue.launch(name, call, lambda: self.wire.carry(moved, pace))
-
-    def close(self) -> None:
-        """Wait for the collectives in flight."""
-        self.queue.close()
+        pace, moved = self._pace_of(call), MOVED_PER_BYTE * call.size_bytes
+        return self.launch(name, call, lambda: self._wire.carry(moved, pace))
 
 
 class EmulatedLanes:
