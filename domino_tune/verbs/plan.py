@@ -10,6 +10,7 @@ from typing import Final
 from domino_tune.requests import PlanExportRequest, PlanShowRequest
 from domino_tune.results.files import ExportResult, PlanResult
 from domino_tune.search.space import TWO_ROWS, enumerate_plans
+from domino_tune.store.formats import refused
 from domino_tune.store.formats.deepspeed import deepspeed_arguments, deepspeed_notes
 from domino_tune.store.formats.megatron import (
     megatron_arguments,
@@ -135,8 +136,8 @@ def deepspeed_plan(plan_file: PlanFile) -> SlicePlan:
     except InfeasiblePlanError as error:
         # A search says which option to leave out; nobody gave it here.
         problem, _, _ = str(error).partition("; leave out")
-        raise InfeasiblePlanError(
-            f"{problem}; export the plan of a model and a batch that it can run.", reason="target"
+        raise refused(
+            f"{problem}; export the plan of a model and a batch that it can run."
         ) from None
     plan = plan_file.plan
     if plan.strategy == "domino" and plan.slices == TWO_ROWS:
@@ -144,10 +145,9 @@ def deepspeed_plan(plan_file: PlanFile) -> SlicePlan:
         for one in (plan, own):
             if replace(one, comm_ctas=0) in runnable:
                 return one
-    raise InfeasiblePlanError(
+    raise refused(
         f"DeepSpeed cannot run {plan.label}: it needs 2 row slices, 1 column slice, no sequence "
-        "parallelism. Find its best plan with `tune --target deepspeed`.",
-        reason="target",
+        "parallelism. Find its best plan with `tune --target deepspeed`."
     )
 
 
@@ -205,10 +205,9 @@ def _megatron(plan_file: PlanFile, made: _Export) -> None:
 
 def _te_userbuffers(plan_file: PlanFile, made: _Export) -> None:
     if plan_file.model.num_experts:
-        raise InfeasiblePlanError(
+        raise refused(
             "TransformerEngine's userbuffers overlap the linears of dense layers, and "
-            f"{plan_file.model.name} has experts; export the plan of a model without.",
-            reason="target",
+            f"{plan_file.model.name} has experts; export the plan of a model without."
         )
     made.document = userbuffers_yaml(plan_file.plan)
     made.notes += userbuffers_notes(plan_file.plan)
@@ -237,10 +236,9 @@ def _check_strategy(plan: SlicePlan, to: str) -> None:
         return
     where = RUNS_IN.get(plan.strategy)
     runs = f"it runs in {where}" if where else "it is a bound, which nothing runs"
-    raise InfeasiblePlanError(
+    raise refused(
         f"{framework} cannot run strategy {plan.strategy!r}: {runs}. Export a plan of strategy "
-        f"{' or '.join(strategies)}.",
-        reason="target",
+        f"{' or '.join(strategies)}."
     )
 
 

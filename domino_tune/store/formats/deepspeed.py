@@ -10,9 +10,9 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
+from domino_tune.store.formats import refuse_first, refused
 from domino_tune.store.formats.megatron import megatron_arguments
 from domino_tune.store.plans import PlanFile
-from simulator.errors import InfeasiblePlanError
 from simulator.plan import SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
@@ -33,10 +33,9 @@ def deepspeed_arguments(plan_file: PlanFile, plan: SlicePlan) -> tuple[list[str]
         if name not in _USUAL:
             arguments.append(entry)
         elif value != _USUAL[name]:
-            raise InfeasiblePlanError(
+            raise refused(
                 f"DeepSpeed's Domino has no option {name}: it computes with {_USUAL[name]}, not "
-                f"{plan_file.model.name}'s {value}; export the plan of a model that fits.",
-                reason="target",
+                f"{plan_file.model.name}'s {value}; export the plan of a model that fits."
             )
     if plan_file.cluster.replicas > 1 and plan_file.workload.data_parallel != "replicas":
         arguments.append("--use-distributed-optimizer")
@@ -95,6 +94,4 @@ def check_deepspeed(model: ModelSpec, workload: Workload, cluster: ClusterSpec) 
             "on all or on none",
         ),
     )
-    for found, what in problems:
-        if found:
-            raise InfeasiblePlanError(f"DeepSpeed's Domino does not run {what}.", reason="target")
+    refuse_first("DeepSpeed's Domino", problems)

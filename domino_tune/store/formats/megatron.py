@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from domino_tune.store.formats import refused
 from domino_tune.store.formats.megatron_options import (
     CONFIG_FILE,
     expert_arguments,
@@ -17,7 +18,6 @@ from domino_tune.store.formats.megatron_options import (
     userbuffers_switches,
 )
 from domino_tune.store.plans import PlanFile
-from simulator.errors import InfeasiblePlanError
 from simulator.implementation import IMPLEMENTATIONS, KEYS, Implementation
 from simulator.plan import SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Workload
@@ -63,10 +63,9 @@ def megatron_arguments(model: ModelSpec, workload: Workload, cluster: ClusterSpe
     """
     check_model(model, workload)
     if shards_parameters(workload, cluster) and model.tie_word_embeddings:
-        raise InfeasiblePlanError(
+        raise refused(
             f"Megatron-LM's FSDP2 does not go with tied embeddings, which {model.name} has; make "
-            "the plan with --data-parallel distributed-optimizer.",
-            reason="target",
+            "the plan with --data-parallel distributed-optimizer."
         )
     batch = workload.micro_batch_size * workload.grad_accumulation * cluster.dp
     return [
@@ -109,10 +108,9 @@ def userbuffers_arguments(plan: SlicePlan, how: Implementation) -> list[str]:
     if not userbuffers_config(plan):
         return []
     if how.name == "megatron-2022":
-        raise InfeasiblePlanError(
+        raise refused(
             "Userbuffers are TransformerEngine's, which --implementation megatron-2022 lacks; make "
-            "the plan with --implementation megatron-te.",
-            reason="target",
+            "the plan with --implementation megatron-te."
         )
     return ["--tp-comm-overlap", f"--tp-comm-overlap-cfg {CONFIG_FILE}", *switches]
 
@@ -170,39 +168,34 @@ def quantization_flags(workload: Workload) -> list[str]:
 def check_model(model: ModelSpec, workload: Workload) -> None:
     """Raise InfeasiblePlanError (``target``) for a model or dtype that Megatron-LM cannot train."""
     if workload.dtype not in DTYPE_FLAGS:
-        raise InfeasiblePlanError(
-            f"Megatron-LM does not train in {workload.dtype}; use --dtype bf16, fp16 or fp32.",
-            reason="target",
+        raise refused(
+            f"Megatron-LM does not train in {workload.dtype}; use --dtype bf16, fp16 or fp32."
         )
     if model.hidden_act == "relu" or (model.hidden_act == "silu") != model.gated_mlp:
-        raise InfeasiblePlanError(
+        raise refused(
             f"Megatron-LM has no option for {model.name}'s MLP ({model.hidden_act}, "
-            f"{'gated' if model.gated_mlp else 'not gated'}); it has GeLU and SwiGLU.",
-            reason="target",
+            f"{'gated' if model.gated_mlp else 'not gated'}); it has GeLU and SwiGLU."
         )
     missing = [name for name in model.extras if name != "qk_norm"]
     if missing:
-        raise InfeasiblePlanError(
+        raise refused(
             f"Megatron-LM's pretrain_gpt.py has no option for {model.name}'s {', '.join(missing)}; "
-            "export the plan of a model without.",
-            reason="target",
+            "export the plan of a model without."
         )
     biased = [name for name in ("qkv", "proj", "fc1", "fc2") if model.has_bias(name)]
     if biased not in ([], ["qkv"], ["qkv", "proj", "fc1", "fc2"]):
-        raise InfeasiblePlanError(
+        raise refused(
             f"Megatron-LM has biases on all linears, on qkv, or on none; {model.name} has them on "
-            f"{', '.join(biased)}: export the plan of a model that fits.",
-            reason="target",
+            f"{', '.join(biased)}: export the plan of a model that fits."
         )
 
 
 def _gradients(workload: Workload) -> list[str]:
     """Return the option for the dtype of main gradients, if it is not Megatron-LM's default."""
     if workload.dtype == "fp32" and workload.grad_dtype != "fp32":
-        raise InfeasiblePlanError(
+        raise refused(
             "Megatron-LM keeps gradients of fp32 weights in fp32; make the plan with --grad-dtype "
-            "fp32.",
-            reason="target",
+            "fp32."
         )
     if workload.dtype == "bf16" and workload.grad_dtype == "bf16":
         return ["--grad-reduce-in-bf16"]
@@ -217,16 +210,14 @@ def moments_options(workload: Workload) -> dict[str, str]:
     if workload.moments_dtype == "fp32":
         return {}
     if workload.data_parallel != "distributed-optimizer":
-        raise InfeasiblePlanError(
+        raise refused(
             f"Megatron-LM has moments in {workload.moments_dtype} with its distributed optimizer "
-            "only; make the plan with --data-parallel distributed-optimizer.",
-            reason="target",
+            "only; make the plan with --data-parallel distributed-optimizer."
         )
     if workload.implementation.name == "megatron-2022":
-        raise InfeasiblePlanError(
+        raise refused(
             f"Moments in {workload.moments_dtype} are of TransformerEngine's Adam, which "
-            "--implementation megatron-2022 lacks; make the plan with megatron-te.",
-            reason="target",
+            "--implementation megatron-2022 lacks; make the plan with megatron-te."
         )
     names = ("exp_avg_dtype", "exp_avg_sq_dtype")
     grads = {"main_grads_dtype": "bf16"} if workload.grad_dtype == "bf16" else {}
@@ -245,10 +236,9 @@ def _replicas(workload: Workload, cluster: ClusterSpec) -> list[str]:
         return []
     if workload.data_parallel == "fsdp":
         if workload.dtype == "fp16":
-            raise InfeasiblePlanError(
+            raise refused(
                 "Megatron-LM's FSDP2 does not go with fp16; make the plan with --dtype bf16, or "
-                "with --data-parallel distributed-optimizer.",
-                reason="target",
+                "with --data-parallel distributed-optimizer."
             )
         return ["--use-torch-fsdp2", "--no-gradient-accumulation-fusion"]
     arguments = []
@@ -265,10 +255,9 @@ def _graphs(workload: Workload, cluster: ClusterSpec) -> list[str]:
     if not cluster.cuda_graph:
         return []
     if workload.recompute == "full":
-        raise InfeasiblePlanError(
+        raise refused(
             "Megatron-LM has no CUDA graph of full recomputation; make the plan without "
-            "--cuda-graph, or with another --recompute.",
-            reason="target",
+            "--cuda-graph, or with another --recompute."
         )
     return [
         "--cuda-graph-impl local", "--cuda-graph-scope full_iteration",
@@ -344,19 +333,17 @@ def _pipeline(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> lis
     if cluster.pp == 1:
         return arguments
     if workload.pp_schedule != "1f1b":
-        raise InfeasiblePlanError(
+        raise refused(
             f"Megatron-LM has no option for --pp-schedule {workload.pp_schedule}; make the plan "
-            "with 1f1b.",
-            reason="target",
+            "with 1f1b."
         )
     if (workload.overlap_p2p and cluster.vpp == 1) or (
         cluster.vpp > 1 and cluster.pp == 2 and not workload.overlap_p2p
     ):
-        raise InfeasiblePlanError(
+        raise refused(
             "Megatron-LM overlaps messages between stages with virtual stages only, and needs to "
             "where two stages have some; make the plan "
-            + ("without --overlap-p2p." if workload.overlap_p2p else "with --overlap-p2p."),
-            reason="target",
+            + ("without --overlap-p2p." if workload.overlap_p2p else "with --overlap-p2p.")
         )
     if workload.pp_layers:
         layout = stages_layout(model, workload)
@@ -379,16 +366,14 @@ def _recomputation(workload: Workload) -> list[str]:
     if workload.recompute == "none":
         return []
     if workload.recompute == "per-op":
-        raise InfeasiblePlanError(
+        raise refused(
             "Megatron-LM does not choose single ops to recompute, as torchtitan does; make the "
-            "plan with --recompute none, selective or full.",
-            reason="target",
+            "plan with --recompute none, selective or full."
         )
     if workload.recompute == "selective" and workload.recompute_layers:
-        raise InfeasiblePlanError(
+        raise refused(
             "Megatron-LM recomputes modules, such as the attention core, in all layers or in none; "
-            "make the plan without --recompute-layers.",
-            reason="target",
+            "make the plan without --recompute-layers."
         )
     if workload.recompute == "selective":
         named = " ".join(workload.recompute_modules)

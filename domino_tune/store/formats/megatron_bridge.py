@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from domino_tune.store.formats import refuse_first
 from domino_tune.store.formats.megatron import (
     megatron_arguments,
     moments_options,
@@ -26,7 +27,6 @@ from domino_tune.store.formats.megatron_options import (
     userbuffers_switches,
 )
 from domino_tune.store.plans import PlanFile
-from simulator.errors import InfeasiblePlanError
 from simulator.implementation import Implementation
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
@@ -142,9 +142,7 @@ def _check(workload: Workload, cluster: ClusterSpec) -> None:
             "layers without TransformerEngine; make the plan with --implementation megatron-te",
         ),
     )
-    for found, what in problems:
-        if found:
-            raise InfeasiblePlanError(f"Megatron-Bridge does not run {what}.", reason="target")
+    refuse_first("Megatron-Bridge", problems)
 
 
 def _shape(model: ModelSpec, workload: Workload) -> Settings:

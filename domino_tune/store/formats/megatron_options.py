@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from simulator.errors import InfeasiblePlanError
+from domino_tune.store.formats import refused
 from simulator.overlap import EP_OVERLAP, GATHERS, GEMMS, Overlap, gemms_of, overlap_of
 from simulator.plan import SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Workload
@@ -166,10 +166,9 @@ def userbuffers_config(plan: SlicePlan) -> dict[str, Entry]:
         if how.method == "none":
             continue
         if how.method == "bulk" and gemm not in _BACKWARD:
-            raise InfeasiblePlanError(
+            raise refused(
                 f"TransformerEngine has no bulk overlap for {gemm}; make the plan with "
-                f"{gemm}=pipeline or {gemm}=none.",
-                reason="target",
+                f"{gemm}=pipeline or {gemm}=none."
             )
         config[gemm] = _entry(how)
         if how.method == "bulk":
@@ -204,10 +203,9 @@ def userbuffers_switches(plan: SlicePlan) -> dict[str, bool]:
     elif methods == {"pipeline"}:
         switches["tp_comm_overlap_rs_dgrad"] = True
     elif "pipeline" in methods:
-        raise InfeasiblePlanError(
+        raise refused(
             f"Megatron-LM has one switch for the dgrads' pipelines, got {' and '.join(methods)}; "
-            f"make the plan with pipeline for both of {', '.join(_BACKWARD)}, or for neither.",
-            reason="target",
+            f"make the plan with pipeline for both of {', '.join(_BACKWARD)}, or for neither."
         )
     return switches
 

@@ -11,8 +11,8 @@ import json
 from types import MappingProxyType
 from typing import Final
 
+from domino_tune.store.formats import refuse_first
 from domino_tune.store.plans import PlanFile
-from simulator.errors import InfeasiblePlanError
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 Value = str | int | bool | list[str] | list[list[str]]
@@ -157,9 +157,7 @@ def _check(plan_file: PlanFile) -> None:
         ),
         *_pipeline_problems(plan_file),
     )
-    for found, what in problems:
-        if found:
-            raise InfeasiblePlanError(f"torchtitan does not run {what}.", reason="target")
+    refuse_first("torchtitan", problems)
 
 
 def _pipeline_problems(plan_file: PlanFile) -> tuple[tuple[bool, str], ...]:
