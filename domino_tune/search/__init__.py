@@ -28,24 +28,13 @@ from domino_tune.search.problem import (
     outcome,
     ties,
 )
-from domino_tune.search.simulated import slicings_of
 from domino_tune.search.space import (
     Indices,
     Observations,
     Pool,
-    Space,
-    SpaceSpec,
     encode,
-    enumerate_plans,
 )
 from simulator.errors import InfeasiblePlanError, InputError
-
-__all__ = [
-    "DEFAULT_TRIALS", "SEARCHES", "Evaluation", "Record", "SearchOptions",
-    "SearchProblem", "SearchResult", "Space", "SpaceSpec", "Trial", "choose_best",
-    "enumerate_plans", "slicings_of",
-]  # fmt: skip
-
 
 # Ledger -------------------------------------------------------------------------------------------
 # Evaluates plans for a search, and records the results.

@@ -18,9 +18,10 @@ import numpy as np
 
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.requests import MeasureRequest
-from domino_tune.search import SEARCHES, SearchOptions, Space, by_improvement
+from domino_tune.search import SEARCHES, by_improvement
+from domino_tune.search.problem import SearchOptions
 from domino_tune.search.simulated import SimulatedPlans
-from domino_tune.search.space import Floats, Observations, Pool, encode
+from domino_tune.search.space import Floats, Observations, Pool, Space, encode
 from simulator.case import Case
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.plan import MEGATRON, SlicePlan

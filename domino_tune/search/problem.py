@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from domino_tune.base.cores import Ahead, in_turn
-from simulator.errors import InfeasiblePlanError, InputError, require_positive_int
+from simulator.errors import InfeasiblePlanError
 from simulator.plan import SlicePlan
 
 if TYPE_CHECKING:
@@ -26,11 +26,6 @@ class Evaluation:
 
     iteration_ns: int
     peak_bytes: int
-
-    def __post_init__(self) -> None:
-        require_positive_int("evaluation", "iteration_ns", self.iteration_ns)
-        if self.peak_bytes < 0:
-            raise InputError(f"evaluation.peak_bytes must be ≥ 0, got {self.peak_bytes}.")
 
 
 class SearchProblem(Protocol):
@@ -136,12 +131,6 @@ class SearchOptions:
     pause: Callable[[], None] = go_on
     record: Record | None = None
     ahead: Ahead = in_turn
-
-    def __post_init__(self) -> None:
-        if self.trials is not None:
-            require_positive_int("search", "trials", self.trials)
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
-            raise InputError(f"search.seed must be a whole number ≥ 0, got {self.seed!r}.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.bounds import BoundGroups, by_key, coded
-from simulator.errors import InfeasiblePlanError, InputError, unknown_name
+from simulator.errors import InfeasiblePlanError
 from simulator.plan import (
     MAX_ROW_SLICES,
     ORDERS,
@@ -34,7 +34,6 @@ from simulator.recipes import mode_of
 from simulator.specs import ModelSpec, Workload
 
 Target = Literal["deepspeed"]
-TARGETS: Final = ("deepspeed",)
 Cut = tuple[int, int, int, int, int]
 UNSLICED: Final[Cut] = (1, 1, 1, 1, 1)
 TWO_ROWS: Final[Cut] = (2, 1, 1, 1, 1)
@@ -45,8 +44,7 @@ class SpaceSpec:
     """The choices of each axis, in the order in which plans are listed.
 
     Sequences are cut only into the numbers of slices in ``sequence_row_slices``: more never paid
-    off. With empty ``dgrad_slices``, each block has as many dgrad pieces as column slices. Raise
-    InputError on an empty axis or a repeated choice.
+    off. With empty ``dgrad_slices``, each block has as many dgrad pieces as column slices.
     """
 
     row_slices: tuple[int, ...] = tuple(range(1, MAX_ROW_SLICES + 1))
@@ -59,13 +57,6 @@ class SpaceSpec:
     sequence_parallels: tuple[bool, ...] = (False,)
     slicings: tuple[Slicing, ...] = SLICINGS[:1]
     sequence_row_slices: tuple[int, ...] = SEQUENCE_ROW_SLICES
-
-    def __post_init__(self) -> None:
-        for name, choices in vars(self).items():
-            if len(set(choices)) != len(choices):
-                raise InputError(f"space.{name} lists a choice twice: {choices!r}.")
-            if not choices and name != "dgrad_slices":
-                raise InputError(f"space.{name} must list at least one choice, got none.")
 
     @property
     def cuts(self) -> list[Cut]:
@@ -177,8 +168,8 @@ def enumerate_plans(
     run.
 
     ``tp``: with sequence parallelism, the number of positions in a slice of sequences is a multiple
-    of it. Raise InputError for an unknown target, InfeasiblePlanError (``target``) if the target
-    cannot run this model or batch at all.
+    of it. Raise InfeasiblePlanError (``target``) if the target cannot run this model or batch at
+    all.
     """
     spec = restrict(spec or SpaceSpec(), model, workload, target)
     if not workload.merges_wgrads or model.num_experts:
@@ -215,8 +206,6 @@ def restrict(
     """
     if target is None:
         return spec
-    if target not in TARGETS:
-        raise unknown_name("target", str(target), TARGETS)
     problem = _deepspeed_problem(model, workload)
     if not problem and False not in spec.sequence_parallels:
         problem = "sequence parallelism"

@@ -9,8 +9,7 @@ from typing import Final, NamedTuple
 
 from domino_tune.base.cores import Ahead, in_turn
 from domino_tune.results.tune import ContentionPoint, ContentionSensitivity, GridCell
-from domino_tune.search import Trial
-from domino_tune.search.problem import ties
+from domino_tune.search.problem import Trial, ties
 from domino_tune.search.simulated import SimulatedPlans, slicings_of
 from domino_tune.search.space import SpaceSpec
 from domino_tune.verbs.resolve import Chosen, baseline_plan

@@ -15,17 +15,16 @@ from domino_tune.base.progress import Progress, SearchPace, no_progress
 from domino_tune.requests import TuneRequest
 from domino_tune.results.simulate import SimulateResult
 from domino_tune.results.tune import RunsThere, TrialResult, TuneResult
-from domino_tune.search import (
+from domino_tune.search import SEARCHES, Ledger, search_exhaustive
+from domino_tune.search.problem import (
     DEFAULT_TRIALS,
-    SEARCHES,
-    Ledger,
     Record,
+    SearchOptions,
     SearchResult,
     Trial,
     choose_best,
-    search_exhaustive,
+    go_on,
 )
-from domino_tune.search.problem import SearchOptions, go_on
 from domino_tune.search.simulated import CasePlans, SimulatedPlans, rival_plans, space_of
 from domino_tune.store.shelf import DISK, Shelf
 from domino_tune.verbs.advice import check_may_fit

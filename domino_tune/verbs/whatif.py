@@ -18,8 +18,7 @@ from domino_tune.requests import TuneRequest, WhatIfRequest
 from domino_tune.requests.options import MOST
 from domino_tune.results.simulate import SimulateResult
 from domino_tune.results.whatif import WhatIfPoint, WhatIfResult
-from domino_tune.search import Record, choose_best
-from domino_tune.search.problem import go_on
+from domino_tune.search.problem import Record, choose_best, go_on
 from domino_tune.search.simulated import CasePlans
 from domino_tune.store.plans import PlanFile
 from domino_tune.store.shelf import DISK, Shelf

@@ -17,8 +17,8 @@ from domino_tune.results import to_json
 from domino_tune.results.layouts import LayoutsResult, ScalePoint
 from domino_tune.results.tune import TuneResult
 from domino_tune.results.whatif import WhatIfPoint
-from domino_tune.search import DEFAULT_TRIALS, Record, choose_best
 from domino_tune.search.layouts import LayoutSearch
+from domino_tune.search.problem import DEFAULT_TRIALS, Record, choose_best
 from domino_tune.search.simulated import CasePlans, check_target
 from domino_tune.service.encoding import json_bytes
 from domino_tune.service.work import JobStep, LastLine, Outcome, Reporter, StopError

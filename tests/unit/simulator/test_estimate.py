@@ -15,15 +15,10 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from domino_tune.search import (
-    Evaluation,
-    SearchOptions,
-    Space,
-    SpaceSpec,
-    enumerate_plans,
-    search_exhaustive,
-)
+from domino_tune.search import search_exhaustive
+from domino_tune.search.problem import Evaluation, SearchOptions
 from domino_tune.search.simulated import usual_rivals
+from domino_tune.search.space import Space, SpaceSpec, enumerate_plans
 from domino_tune.store.profiles import load_profile
 from simulator.bounds import Bounds
 from simulator.case import Case

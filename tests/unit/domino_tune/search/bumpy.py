@@ -7,7 +7,8 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from domino_tune.search import Evaluation, Space, SpaceSpec, enumerate_plans
+from domino_tune.search.problem import Evaluation
+from domino_tune.search.space import Space, SpaceSpec, enumerate_plans
 from simulator.errors import InfeasiblePlanError
 from simulator.plan import SlicePlan
 from simulator.specs import ModelSpec, Workload

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from domino_tune.search import enumerate_plans
 from domino_tune.search.measured import (
     MeasuredOptions,
     MeasuredSearch,
@@ -19,7 +18,7 @@ from domino_tune.search.measured import (
     search_measured,
 )
 from domino_tune.search.simulated import SimulatedPlans
-from domino_tune.search.space import Floats, Pool, SpaceSpec
+from domino_tune.search.space import Floats, Pool, SpaceSpec, enumerate_plans
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case
 from simulator.cost import Factors

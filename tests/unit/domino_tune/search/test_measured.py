@@ -12,7 +12,6 @@ import pytest
 
 from domino_tune.base.progress import no_progress
 from domino_tune.requests import MeasureRequest
-from domino_tune.search import Evaluation, Space, SpaceSpec, enumerate_plans
 from domino_tune.search.measured import (
     BASELINE_RATIO,
     POOL,
@@ -32,7 +31,9 @@ from domino_tune.search.measured import (
     ratio_of,
     search_measured,
 )
+from domino_tune.search.problem import Evaluation
 from domino_tune.search.simulated import SimulatedPlans
+from domino_tune.search.space import Space, SpaceSpec, enumerate_plans
 from domino_tune.store.profiles import load_profile
 from simulator.case import Case
 from simulator.errors import InfeasiblePlanError, InputError

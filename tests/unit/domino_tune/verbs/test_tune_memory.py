@@ -10,7 +10,7 @@ import pytest
 
 from domino_tune.requests import TuneRequest
 from domino_tune.results.tune import TuneResult
-from domino_tune.search import Space, SpaceSpec, enumerate_plans
+from domino_tune.search.space import Space, SpaceSpec, enumerate_plans
 from domino_tune.verbs.resolve import resolve
 from domino_tune.verbs.tune import tune_cases
 from simulator.build import build_schedule
