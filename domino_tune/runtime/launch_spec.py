@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 from simulator.errors import InputError, require_positive_int
 from simulator.overlap import RIVALS, RUNS_IN
@@ -18,7 +17,6 @@ from simulator.specs import ClusterSpec, ModelSpec, Recompute, Workload
 Backend = Literal["gloo", "nccl"]
 Message = dict[str, object]
 """A JSON object that rank 0 reports."""
-BACKENDS: Final = get_args(Backend)
 PLAYED_RECOMPUTE: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
 """What backward may compute again on real ranks."""
 CTA_SETTINGS: Final = ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS")
@@ -41,7 +39,7 @@ class LaunchSpec:
     rank 0 only; its job emulates the collectives with the other ranks. The run ends when no rank
     makes progress for ``hang_timeout_s`` seconds. ``kernels_in_order``: a GPU starts kernels in the
     order of their launch (one hardware queue), so that a collective starts before the op after it.
-    Raise InputError for a launch that is impossible on every machine.
+    Raise InputError for a link without speed, or that no collective would use.
     """
 
     tp: int
@@ -55,20 +53,8 @@ class LaunchSpec:
     kernels_in_order: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("tp", "dp", "threads_per_rank"):
-            require_positive_int("launch", name, getattr(self, name))
-        for name in ("emulate_link_bits_per_s", "nproc_per_node"):
-            if getattr(self, name) is not None:
-                require_positive_int("launch", name, getattr(self, name))
-        if self.backend not in BACKENDS:
-            raise InputError(
-                f"launch.backend must be one of {', '.join(BACKENDS)}, got {self.backend!r}."
-            )
-        if not (math.isfinite(self.hang_timeout_s) and self.hang_timeout_s > 0):
-            raise InputError(
-                f"launch.hang_timeout_s must be a number of seconds > 0, "
-                f"got {self.hang_timeout_s!r}."
-            )
+        if self.emulate_link_bits_per_s is not None:
+            require_positive_int("launch", "emulate_link_bits_per_s", self.emulate_link_bits_per_s)
         if self.single_rank and self.emulate_link_bits_per_s is not None:
             raise InputError(
                 "A single rank has no link: --emulate-collectives takes the times of collectives "
@@ -100,17 +86,28 @@ def check_torch(version: str) -> None:
         )
 
 
-def check_own_strategy(plan: SlicePlan, remedy: str) -> None:
+def check_own_strategy(plan: SlicePlan) -> None:
     """Raise InputError for a strategy of another framework."""
     if plan.strategy in RIVALS:
         raise InputError(
             f"The runtime does not play strategy {plan.strategy!r}; that runs in "
-            f"{RUNS_IN[plan.strategy]}. {remedy} with --strategy domino or megatron."
+            f"{RUNS_IN[plan.strategy]}. Make a plan with --strategy domino or megatron."
         )
 
 
-def check_recomputation(workload: Workload, remedy: str) -> None:
-    """Raise InputError for a kind of recomputation that only other frameworks have."""
+def check_played(workload: Workload, cluster: ClusterSpec, remedy: str) -> None:
+    """Raise InputError for parallelism, layers, recomputation and collectives that the runtime does
+    not play; ``remedy`` starts the advice."""
+    if cluster.pp > 1 or cluster.cp > 1:
+        raise InputError(
+            f"The runtime plays tensor and data parallelism, got {cluster.levels}. {remedy} with "
+            "--pp 1 and --cp 1, or use simulate or whatif, which predict the rest."
+        )
+    if workload.fp8_recipe != "none":
+        raise InputError(
+            f"The runtime multiplies in BF16, got --fp8-recipe {workload.fp8_recipe}. {remedy} "
+            "without it; or time the job in your own framework and give its log to calibrate."
+        )
     modules = [name for name in workload.modules if name != "core_attn"]
     if modules:
         raise InputError(
@@ -123,10 +120,6 @@ def check_recomputation(workload: Workload, remedy: str) -> None:
             f"{remedy} with --recompute {', '.join(PLAYED_RECOMPUTE[:-1])} or "
             f"{PLAYED_RECOMPUTE[-1]}."
         )
-
-
-def check_plain(workload: Workload, remedy: str) -> None:
-    """Raise InputError for data parallelism and collectives that the runtime does not play."""
     missing = {
         f"{workload.data_parallel} (--data-parallel replicas)": workload.data_parallel
         != "replicas",
@@ -152,24 +145,6 @@ def check_heads(model: ModelSpec, tp: int, remedy: str) -> None:
             f"{model.name} has num_key_value_heads = {model.num_key_value_heads}, fewer than tp = "
             f"{tp}; real ranks do not copy key-value heads yet. {remedy} --tp "
             f"{model.num_key_value_heads} or less, or simulate, tune or whatif without real runs."
-        )
-
-
-def check_unquantized(workload: Workload, remedy: str) -> None:
-    """Raise InputError for quantized layers, which the runtime does not have."""
-    if workload.fp8_recipe != "none":
-        raise InputError(
-            f"The runtime multiplies in BF16, got --fp8-recipe {workload.fp8_recipe}. {remedy} "
-            "without it; or time the job in your own framework and give its log to calibrate."
-        )
-
-
-def check_one_stage(cluster: ClusterSpec, remedy: str) -> None:
-    """Raise InputError for a pipeline or context parallelism, which real ranks do not play."""
-    if cluster.pp > 1 or cluster.cp > 1:
-        raise InputError(
-            f"The runtime plays tensor and data parallelism, got {cluster.levels}. {remedy} with "
-            "--pp 1 and --cp 1, or use simulate or whatif, which predict the rest."
         )
 
 

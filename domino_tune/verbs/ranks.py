@@ -16,10 +16,7 @@ from domino_tune.runtime.launch_spec import (
     Backend,
     LaunchSpec,
     check_heads,
-    check_one_stage,
-    check_plain,
-    check_recomputation,
-    check_unquantized,
+    check_played,
     refuse_unplayed,
 )
 from simulator.case import Case
@@ -89,14 +86,11 @@ def check_runnable(
     check_heads(model, tp, "Use")
 
 
-def check_played(case: Case, remedy: str) -> None:
-    """Raise InputError for features that the runtime does not play; ``remedy`` starts the
-    advice."""
-    check_one_stage(case.cluster, remedy)
-    check_unquantized(case.workload, remedy)
+def check_predicted_here(case: Case, remedy: str) -> None:
+    """Raise InputError for features of a prediction that the runtime does not play; ``remedy``
+    starts the advice."""
     workload = case.workload
-    check_recomputation(workload, remedy)
-    check_plain(workload, remedy)
+    check_played(workload, case.cluster, remedy)
     missing = {
         "bf16 gradients (--grad-dtype fp32)": workload.grad_dtype != "fp32",
         f"moments in {workload.moments_dtype} (--set moments_dtype=fp32)": (

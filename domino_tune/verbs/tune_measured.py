@@ -54,7 +54,7 @@ from domino_tune.verbs.landscape import plan_grid
 from domino_tune.verbs.ranks import (
     check_comm_ctas,
     check_machine,
-    check_played,
+    check_predicted_here,
     check_runnable,
     launch_spec,
     patient,
@@ -219,7 +219,7 @@ def played_case(request: MeasureRequest) -> Case:
             implementation=request.implementation or DOMINO_TUNE.name,
         )
     )
-    check_played(case, "Ask")
+    check_predicted_here(case, "Ask")
     return case
 
 

@@ -24,7 +24,7 @@ from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.ranks import (
     check_comm_ctas,
     check_machine,
-    check_played,
+    check_predicted_here,
     check_runnable,
     kernel_notes,
     launch_spec,
@@ -147,7 +147,7 @@ def validate(request: ValidateRequest, progress: Progress = no_progress) -> Vali
     check_runnable(
         case.model, case.cluster.tp, "Make the plan again with --set attention_dropout=0."
     )
-    check_played(case, "Make the plan again")
+    check_predicted_here(case, "Make the plan again")
     single_rank = request.emulate_collectives
     spec = launch_spec(request, tp=case.cluster.tp, dp=case.cluster.dp, single_rank=single_rank)
     check_ready(spec)
@@ -252,7 +252,7 @@ def _plan_files(paths: Sequence[str]) -> dict[str, PlanFile]:
     named: dict[str, PlanFile] = {}
     for path in paths:
         loaded = load_plan(path)
-        check_own_strategy(loaded.plan, "Make a plan")
+        check_own_strategy(loaded.plan)
         stem = Path(path).stem
         same = sum(name.partition("#")[0] == stem for name in (BASELINE, BOUND, *named))
         named[f"{stem}#{same + 1}" if same else stem] = loaded

@@ -55,12 +55,9 @@ from domino_tune.runtime.launch_spec import (
     Backend,
     LaunchSpec,
     check_heads,
-    check_one_stage,
     check_own_strategy,
-    check_plain,
-    check_recomputation,
+    check_played,
     check_torch,
-    check_unquantized,
     for_new_threads,
 )
 from domino_tune.runtime.ops import Training
@@ -97,7 +94,8 @@ def apply(
     weights, plan or seed; the message says what to do.
     """
     plan_file = plan if isinstance(plan, PlanFile) else load_plan(plan)
-    _check(plan_file)
+    check_played(plan_file.workload, plan_file.cluster, "Make a plan")
+    check_own_strategy(plan_file.plan)
     if weights is not None:
         model.tie_weights()  # type: ignore[operator]  # accelerate unties what has no weights
     family, spec = family_of(model, may_be_empty=weights is not None)
@@ -136,15 +134,6 @@ def apply(
     stay_on_the_host(model)
     refuse_wrappers(model, cut=tp_mesh is not None)
     return model
-
-
-def _check(file: PlanFile) -> None:
-    """Raise InputError for a plan that no model of one stage plays."""
-    check_one_stage(file.cluster, "Make a plan")
-    check_unquantized(file.workload, "Make a plan")
-    check_own_strategy(file.plan, "Make a plan")
-    check_recomputation(file.workload, "Make a plan")
-    check_plain(file.workload, "Make a plan")
 
 
 def _check_gpu(device: torch.device) -> None:

@@ -10,14 +10,13 @@ import pytest
 from domino_tune.runtime.launch_spec import (
     PLAYED_RECOMPUTE,
     LaunchSpec,
-    check_one_stage,
-    check_recomputation,
+    check_played,
 )
 from domino_tune.store.shelf import DISK
 from domino_tune.verbs.ranks import (
     PATIENCE,
     check_comm_ctas,
-    check_played,
+    check_predicted_here,
     check_runnable,
     patient,
 )
@@ -61,26 +60,28 @@ def test_what_the_runtime_does_not_play_is_named_with_the_option_that_it_does(
         model=MODELS["gpt3-13b"], workload=plain, cluster=ClusterSpec(tp=2),
         profile=DISK.profile("h100-dgx"),
     )  # fmt: skip
-    check_played(replace(case, workload=replace(plain, recompute="full")), "Ask")
+    check_predicted_here(replace(case, workload=replace(plain, recompute="full")), "Ask")
     with pytest.raises(InputError, match=f"does not play {message} yet.*Ask with the options"):
-        check_played(replace(case, workload=replace(plain, **fields)), "Ask")
+        check_predicted_here(replace(case, workload=replace(plain, **fields)), "Ask")
 
 
 def test_recomputation_of_other_frameworks_is_not_played() -> None:
     for kind in PLAYED_RECOMPUTE:
-        check_recomputation(Workload(seq_length=8, micro_batch_size=1, recompute=kind), "Ask")
+        check_played(
+            Workload(seq_length=8, micro_batch_size=1, recompute=kind), ClusterSpec(tp=2), "Ask"
+        )
     single = Workload(seq_length=8, micro_batch_size=1, recompute="per-op")
     with pytest.raises(InputError, match="Ask with --recompute none, selective or full"):
-        check_recomputation(single, "Ask")
+        check_played(single, ClusterSpec(tp=2), "Ask")
     norms = replace(single, recompute="selective", recompute_modules=("layernorm",))
     with pytest.raises(InputError, match="does not compute layernorm again"):
-        check_recomputation(norms, "Ask")
+        check_played(norms, ClusterSpec(tp=2), "Ask")
 
 
 @pytest.mark.parametrize("fields", [{"pp": 2}, {"cp": 2}])
 def test_pipelines_and_context_parallelism_are_not_played(fields: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"got tp 2 × .*Ask with --pp 1 and --cp 1"):
-        check_one_stage(ClusterSpec(tp=2, **fields), "Ask")
+        check_played(Workload(seq_length=8, micro_batch_size=1), ClusterSpec(tp=2, **fields), "Ask")
 
 
 def test_attention_dropout_is_not_run() -> None:
