@@ -16,11 +16,12 @@ from domino_tune.base.tables import Table, print_table
 from domino_tune.cli import show
 from domino_tune.cli.show import warn
 from domino_tune.client import Client
-from domino_tune.client.jobs import READERS, Job, duration
+from domino_tune.client.jobs import Job, duration
 from domino_tune.client.transport import find_token, job_at
 from domino_tune.requests import service
 from domino_tune.requests.outputs import JsonOutputs, Outputs, SearchOutputs, ServerOutputs
 from domino_tune.results import to_json
+from domino_tune.results.from_json import READABLE
 from domino_tune.results.layouts import Layouts
 from domino_tune.results.measured import ValidateResult
 from domino_tune.results.shown import ms
@@ -178,7 +179,7 @@ def _print(job: Job, outputs: JsonOutputs) -> None:
     jobs_table([job])
     if job.state == "failed":
         job.result()
-    if job.state == "done" and job.kind in READERS:
+    if job.state == "done" and job.kind in READABLE:
         show.tables(job.answer())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
@@ -17,10 +17,8 @@ from domino_tune.requests import (
 )
 from domino_tune.requests.service import JobState
 from domino_tune.results.from_json import (
-    calibrated_from_json,
-    layouts_from_json,
-    scale_from_json,
-    tuned_from_json,
+    READABLE,
+    result_from_json,
 )
 from domino_tune.results.shown import frame
 from domino_tune.results.whatif import whatif_frame
@@ -64,13 +62,6 @@ STATES: Final = get_args(JobState)
 ENDED: Final = ("done", "failed")
 Asked = TuneRequest | LayoutRequest | ScaleRequest | WhatIfRequest | CalibrateRequest
 """What jobs of all kinds ask."""
-READERS: Final[dict[str, Callable[[Any, float], Any]]] = {
-    "tune": lambda plain, seconds: tuned_from_json(plain, seconds=seconds),
-    "layout": lambda plain, seconds: layouts_from_json(plain, seconds=seconds),
-    "scale": lambda plain, seconds: scale_from_json(plain, seconds=seconds),
-    "calibrate": lambda plain, seconds: calibrated_from_json(plain),
-}
-"""What reads the result of a kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,10 +123,10 @@ class Job:
         this version cannot read.
         """
         plain = self.result()
-        if self.kind not in READERS:
+        if self.kind not in READABLE:
             raise InputError(f"A {self.kind} is read as JSON; take `result()`.")
         try:
-            return READERS[self.kind](plain, self.elapsed_s or 0.0)
+            return result_from_json(self.kind, plain, seconds=self.elapsed_s or 0.0)
         except InputError as error:
             raise ServiceError(
                 f"The server's result cannot be read; it may be of another version. {error}"

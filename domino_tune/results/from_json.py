@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import MISSING
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Final, get_type_hints
 
 from domino_tune.results.layouts import Layouts, ScaleResult
 from domino_tune.results.profile import CalibrateResult
@@ -12,7 +12,13 @@ from domino_tune.results.tune import Tuned
 from domino_tune.store.parsing import parse
 from simulator.errors import InputError
 
-Found = TypeVar("Found", Tuned, Layouts)
+READABLE: Final = {
+    "tune": (Tuned, "tune result"),
+    "layout": (Layouts, "result of layouts"),
+    "scale": (ScaleResult, "result of a scale"),
+    "calibrate": (CalibrateResult, "calibration"),
+}
+"""Verb -> its result, and what messages call that."""
 
 
 def simulated_from_json(value: Any) -> Simulated:
@@ -20,36 +26,19 @@ def simulated_from_json(value: Any) -> Simulated:
     return parse(Simulated, value, source="simulation", error=InputError)
 
 
-def tuned_from_json(value: Any, *, seconds: float) -> Tuned:
-    """Return the result that ``tune --json`` prints, less its seconds, which a server leaves out.
+def result_from_json(verb: str, value: Any, *, seconds: float) -> Any:
+    """Return the result that a ``READABLE`` verb prints with ``--json``, less its seconds, which a
+    server leaves out.
 
     ``seconds`` is how long the caller waited. Raise InputError for anything else, and where the
     summary is not that of the simulation.
     """
-    return _found(Tuned, value, seconds, "tune result")
-
-
-def layouts_from_json(value: Any, *, seconds: float) -> Layouts:
-    """Return the result that ``layout --json`` prints, as ``tuned_from_json`` does."""
-    return _found(Layouts, value, seconds, "result of layouts")
-
-
-def scale_from_json(value: Any, *, seconds: float) -> ScaleResult:
-    """Return the result that ``scale --json`` prints, as ``tuned_from_json`` does. Raise
-    InputError for anything else."""
-    content = parse(dict[str, Any], value, source="result of a scale", error=InputError)
-    whole = {**content, "seconds": seconds}
-    return parse(ScaleResult, whole, source="result of a scale", error=InputError)
-
-
-def calibrated_from_json(value: Any) -> CalibrateResult:
-    """Return the result of a calibration at a server. Raise InputError for anything else."""
-    return parse(CalibrateResult, value, source="calibration", error=InputError)
-
-
-def _found(result: type[Found], value: Any, seconds: float, source: str) -> Found:
-    """Return what a search found: its fields, and the simulation of the best one."""
+    result, source = READABLE[verb]
     content = parse(dict[str, Any], value, source=source, error=InputError)
+    if result is CalibrateResult:
+        return parse(result, content, source=source, error=InputError)
+    if result is ScaleResult:
+        return parse(result, {**content, "seconds": seconds}, source=source, error=InputError)
     parsed = {
         name: parse(kind, content.get(name), source=name, error=InputError)
         for name, kind in get_type_hints(result, include_extras=True).items()

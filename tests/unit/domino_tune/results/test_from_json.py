@@ -12,7 +12,7 @@ import pytest
 from domino_tune.cli import show
 from domino_tune.requests import SimulateRequest, TuneRequest
 from domino_tune.results import to_json
-from domino_tune.results.from_json import simulated_from_json, tuned_from_json
+from domino_tune.results.from_json import result_from_json, simulated_from_json
 from domino_tune.results.tune import TuneResult
 from domino_tune.store.shelf import dump_model
 from domino_tune.verbs.simulate import simulate
@@ -47,7 +47,7 @@ def sent(result: TuneResult) -> Any:
 def test_a_tune_is_the_same_on_the_other_side(
     local: TuneResult, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    there = tuned_from_json(sent(local), seconds=local.seconds)
+    there = result_from_json("tune", sent(local), seconds=local.seconds)
     assert json.dumps(to_json(there)) == json.dumps(to_json(local))
     show.tables(local)
     ours = capsys.readouterr()
@@ -93,7 +93,7 @@ def test_nothing_else_is_taken(local: TuneResult) -> None:
     taken = []
     for where, bad in changes(good):
         try:
-            tuned_from_json(bad, seconds=1.0)
+            result_from_json("tune", bad, seconds=1.0)
         except InputError:
             continue
         taken.append(where)
@@ -107,7 +107,7 @@ def test_nothing_else_is_taken(local: TuneResult) -> None:
 @pytest.mark.parametrize("bad", [None, [], "text", {}, 5])
 def test_something_else_altogether(bad: Any) -> None:
     with pytest.raises(InputError):
-        tuned_from_json(bad, seconds=1.0)
+        result_from_json("tune", bad, seconds=1.0)
 
 
 def test_a_plan_that_cannot_be_is_named(local: TuneResult) -> None:
@@ -115,4 +115,4 @@ def test_a_plan_that_cannot_be_is_named(local: TuneResult) -> None:
     bad["simulation"]["plan"]["order"] = "backwards"
     message = r"^simulation: plan\.order: must be 'greedy', .* or 'paper', got 'backwards'"
     with pytest.raises(InputError, match=message):
-        tuned_from_json(bad, seconds=1.0)
+        result_from_json("tune", bad, seconds=1.0)
