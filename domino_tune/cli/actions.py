@@ -219,4 +219,5 @@ def _write_files(outputs: PlanOutputs, best: SimulateResult, strategy: str) -> N
 def _report(page: str, outputs: ReportOutputs, *told: Any) -> None:
     """Write the page, if one is asked for, by what ``verbs.report`` has for its kind."""
     if outputs.report:
-        resolve_name(f"domino_tune.verbs.report:report_{page}")(outputs.report, *told)
+        page_of = resolve_name(f"domino_tune.verbs.report:{page}_page")
+        write_whole(outputs.report, page_of(*told))

@@ -206,9 +206,9 @@ KEY: Final = (
 """Part of a plan's name -> what it means."""
 
 
-def plan_name(plan: SlicePlan, name: str = "") -> Html:
-    """Return the plan's label, or ``name``, with its words as a tooltip."""
-    return tag("span", name or plan.label, title=plan_words(plan))
+def plan_name(plan: SlicePlan) -> Html:
+    """Return the plan's label, with its words as a tooltip."""
+    return tag("span", plan.label, title=plan_words(plan))
 
 
 def plan_key() -> Html:

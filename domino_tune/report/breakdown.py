@@ -53,7 +53,7 @@ def parts_ns(shown: ShownTimeline) -> dict[str, int]:
         if op.lane != COMPUTE:
             continue
         elapsed = timeline.end_ns[index] - timeline.start_ns[index]
-        alone = min(elapsed, shown.alone_ns[index]) if shown.alone_ns else elapsed
+        alone = min(elapsed, shown.alone_ns[index])
         edge = not is_layer_role(op.role)
         parts["edges" if edge else op_kind(op)] += alone
         parts["slowed"] += elapsed - alone

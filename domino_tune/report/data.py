@@ -18,7 +18,6 @@ from domino_tune.report import (
 from domino_tune.results.layouts import Layouts
 from domino_tune.results.simulate import Simulated
 from domino_tune.results.tune import Tuned
-from simulator.errors import InputError
 from simulator.lookup import Provenance
 from simulator.plan import SlicePlan
 from simulator.schedule import LANES, Op, Timeline, is_layer_role
@@ -29,20 +28,12 @@ class ShownTimeline:
     """One timeline of the page.
 
     ``alone_ns[i]`` is the i-th op's time alone (``CostModel.duration_ns``), from which the page
-    computes the time that contention added. Raise InputError unless it is empty or has one time per
-    op.
+    computes the time that contention added.
     """
 
     plan: SlicePlan
     timeline: Timeline
-    alone_ns: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.alone_ns and len(self.alone_ns) != len(self.timeline.start_ns):
-            raise InputError(
-                f"alone_ns needs one time an op, got {len(self.alone_ns)} for "
-                f"{len(self.timeline.start_ns)} ops; leave it empty or give all."
-            )
+    alone_ns: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,13 +74,6 @@ class SweepPlot:
     x_label: str
     xs: tuple[str, ...]
     series: dict[str, tuple[float, ...]]
-
-    def __post_init__(self) -> None:
-        for name, values in self.series.items():
-            if len(values) != len(self.xs):
-                raise InputError(
-                    f"sweep series {name!r} has {len(values)} values for {len(self.xs)} points."
-                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,8 +174,7 @@ def _timeline(shown: ShownTimeline) -> dict[str, Any]:
         key = (op.role, op.slice, op.piece, op.lane, op.signature)
         if key not in templates:
             templates[key] = len(templates)
-            alone = shown.alone_ns[index] if shown.alone_ns else 0
-            described.append(_template(op, alone))
+            described.append(_template(op, shown.alone_ns[index]))
         start, end = timeline.start_ns[index], timeline.end_ns[index]
         row = (templates[key], op.layer, op.micro, start - last[op.lane], end - start)
         for column, value in zip(columns.values(), row, strict=True):

@@ -6,7 +6,6 @@ import string
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
-from pathlib import Path
 from typing import Final
 
 from domino_tune.report import (
@@ -29,7 +28,6 @@ from domino_tune.report.layouts import layout_name, layouts_picture
 from domino_tune.report.plans import heat_map, how_sure, verdict_part
 from domino_tune.results.layouts import ScalePoint, ScaleResult
 from domino_tune.results.shown import share
-from domino_tune.store.files import write_whole
 from simulator.usable import percent
 
 EVEN = 1.0005
@@ -145,16 +143,8 @@ SCRIPTS: Final = ("lanes_data.js", "lanes_view.js", "lanes.js")
 draws the views and returns a function that removes them."""
 
 
-def write_report(path: str | Path, data: ReportData) -> None:
-    """Write the page of ``data`` to ``path``, whole or not at all.
-
-    Equal data give equal bytes. Raise InputError when ``path`` cannot be written.
-    """
-    write_whole(path, report_html(data))
-
-
 def report_html(data: ReportData) -> str:
-    """Return the page as text."""
+    """Return the page of ``data``; equal data give equal texts."""
     body = (
         masthead(data.result.profile.name), answer(data), verdict_part(data), layouts_picture(data),
         pipeline_picture(data), _lanes(data), heat_map(data), where_time_goes(data),
@@ -166,12 +156,9 @@ def report_html(data: ReportData) -> str:
     return _page(data.title, body, scripts)
 
 
-def write_scale(path: str | Path, result: ScaleResult, commands: Sequence[tuple[str, str]]) -> None:
-    """Write the page of a sweep over numbers of GPUs; ``commands`` as in ReportData.
-
-    Raise InputError when ``path`` cannot be written.
-    """
-    write_whole(path, _page(result.asked, [*scale_parts(result), again(commands)]))
+def scale_html(result: ScaleResult, commands: Sequence[tuple[str, str]]) -> str:
+    """Return the page of a sweep over numbers of GPUs; ``commands`` as in ReportData."""
+    return _page(result.asked, [*scale_parts(result), again(commands)])
 
 
 def _page(title: str, body: Iterable[Html], scripts: str = "") -> str:

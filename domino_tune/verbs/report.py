@@ -16,7 +16,7 @@ from domino_tune.report.data import (
     ShownTimeline,
     SweepPlot,
 )
-from domino_tune.report.page import write_report, write_scale
+from domino_tune.report.page import report_html, scale_html
 from domino_tune.requests.command_line import command_line, simulate_request
 from domino_tune.requests.outputs import PlanOutputs, ScaleOutputs, SearchOutputs
 from domino_tune.results.layouts import LayoutsResult, ScaleResult
@@ -43,22 +43,12 @@ NUDGES: Final = (
 )
 
 
-def report_simulation(path: str, request: requests.SimulateRequest, result: SimulateResult) -> None:
-    """Write the page of one simulation."""
-    data = _page(result, [("Simulate again", command_line(request))])
-    write_report(path, data)
+def simulation_page(request: requests.SimulateRequest, result: SimulateResult) -> str:
+    """Return the page of one simulation."""
+    return report_html(_data(result, [("Simulate again", command_line(request))]))
 
 
-def report_tuning(
-    path: str, request: requests.SearchFields, outputs: PlanOutputs, result: TuneResult
-) -> None:
-    """Write the page of a search."""
-    write_report(path, tuning_page(request, outputs, result))
-
-
-def tuning_page(
-    request: requests.SearchFields, outputs: PlanOutputs, result: TuneResult
-) -> ReportData:
+def tuning_page(request: requests.SearchFields, outputs: PlanOutputs, result: TuneResult) -> str:
     """Return the page of a search: the answer, the grid of cuts, and what the choice depends on."""
     best = result.best
     workload = best.workload
@@ -73,33 +63,20 @@ def tuning_page(
             command_line(requests.WhatIfRequest(**dict(simulate), sweep=_SWEEP)),
         ),
     ]
-    return replace(
-        _page(best, commands),
-        search=result,
-        heat_note=NOTE,
-        tie=tie_sentence(result),
-    )
-
-
-def report_layouts(
-    path: str, request: requests.LayoutRequest, outputs: SearchOutputs, result: LayoutsResult
-) -> None:
-    """Write the page of the best layout, with the others as a picture."""
-    write_report(path, layouts_page(request, outputs, result))
+    data = _data(best, commands)
+    return report_html(replace(data, search=result, heat_note=NOTE, tie=tie_sentence(result)))
 
 
 def layouts_page(
     request: requests.LayoutRequest, outputs: SearchOutputs, result: LayoutsResult
-) -> ReportData:
+) -> str:
     """Return the page of the best layout, with the others as a picture."""
     again = command_line(request, outputs.but(as_json=False))
-    return replace(_page(result.best, [("Ask again", again)]), layouts=result)
+    return report_html(replace(_data(result.best, [("Ask again", again)]), layouts=result))
 
 
-def report_scale(
-    path: str, request: requests.ScaleRequest, outputs: ScaleOutputs, result: ScaleResult
-) -> None:
-    """Write the page of a sweep over numbers of GPUs."""
+def scale_page(request: requests.ScaleRequest, outputs: ScaleOutputs, result: ScaleResult) -> str:
+    """Return the page of a sweep over numbers of GPUs."""
     last = result.found[-1][0].gpus
     (alone,) = (one for one in requests_of(request) if one.gpus == last)
     commands = [
@@ -109,21 +86,21 @@ def report_scale(
             command_line(alone, SearchOutputs(out="plan.json")),
         ),
     ]
-    write_scale(path, result, commands)
+    return scale_html(result, commands)
 
 
-def report_whatif(path: str, request: requests.WhatIfRequest, result: WhatIfResult) -> None:
-    """Write the page of a what-if: the plan on the unchanged case, and the sweep as a plot."""
+def whatif_page(request: requests.WhatIfRequest, result: WhatIfResult) -> str:
+    """Return the page of a what-if: the plan on the unchanged case, and the sweep as a plot."""
     base = result.base.result
     assert base is not None
-    data = _page(base, [("Ask again", command_line(request))])
-    write_report(path, replace(data, sweeps=(_sweep(result),)))
+    data = _data(base, [("Ask again", command_line(request))])
+    return report_html(replace(data, sweeps=(_sweep(result),)))
 
 
 _SWEEP: Final = "link_bandwidth=0.5x,1x,2x"
 
 
-def _page(result: SimulateResult, commands: Sequence[tuple[str, str]]) -> ReportData:
+def _data(result: SimulateResult, commands: Sequence[tuple[str, str]]) -> ReportData:
     """Return the data of every page."""
     workload, cluster = result.workload, result.cluster
     return ReportData(

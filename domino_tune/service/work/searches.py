@@ -76,14 +76,13 @@ def files_of(
 
 
 def _page(request: TuneRequest | LayoutRequest, result: TuneResult | LayoutsResult) -> bytes:
-    from domino_tune.report.page import report_html
     from domino_tune.verbs.report import layouts_page, tuning_page
 
     if isinstance(result, TuneResult):
         assert isinstance(request, TuneRequest)
-        return report_html(tuning_page(request, SearchOutputs(), result)).encode()
+        return tuning_page(request, SearchOutputs(), result).encode()
     assert isinstance(request, LayoutRequest)
-    return report_html(layouts_page(request, SearchOutputs(), result)).encode()
+    return layouts_page(request, SearchOutputs(), result).encode()
 
 
 # What searches compute ----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 
 from domino_tune.report import Axis, plot_figure
 from domino_tune.report.data import SweepPlot
-from domino_tune.report.page import write_report
+from domino_tune.report.page import report_html
 from simulator.errors import InputError
 from tests.real.api.browser import Watched, chromium, watched
 from tests.support.pages import case, report_data
@@ -43,7 +43,8 @@ def test_a_page_draws_a_line_a_series(seen: Watched, tmp_path: Path) -> None:
     xs = tuple(f"{n:,}" for n in range(1000, 1032))
     many = SweepPlot(x_label="tp", xs=xs, series={"none": (0.0,) * 32, "some": (5000.0,) * 32})
     sweeps = (SweepPlot(x_label="link_bandwidth", xs=("0.5x", "1x", "2x"), series=LINES), many)
-    write_report(tmp_path / "page.html", replace(report_data(case()), sweeps=sweeps))
+    html = report_html(replace(report_data(case()), sweeps=sweeps))
+    (tmp_path / "page.html").write_text(html, "utf-8")
     page = seen.open(str(tmp_path / "page.html"))
     first, second = page.locator("#whatif svg.plot").all()
     assert first.locator("polyline").count() == 2

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 
@@ -20,12 +19,10 @@ from domino_tune.report import (
     text,
 )
 from domino_tune.report.breakdown import NAMES, parts_ns, where_time_goes
-from domino_tune.report.data import ShownTimeline, SweepPlot
 from domino_tune.report.page import static
 from domino_tune.report.plans import crossover_sentence, heat_map
 from domino_tune.results.shown import ORDER_WORDS, plan_words
 from domino_tune.search.problem import TIE_PERCENT
-from simulator.errors import InputError
 from simulator.ops import Attention, Collective, Gemm, Pointwise
 from simulator.pipeline.build import PASSES
 from simulator.plan import MEGATRON, NO_COMM, SlicePlan
@@ -39,9 +36,6 @@ def test_parts_add_up_to_the_iteration(plan: SlicePlan) -> None:
     assert sum(parts.values()) == item.timeline.makespan_ns
     assert min(parts.values()) >= 0
     assert (parts["slowed"] > 0) == (plan != NO_COMM)
-    unknown = parts_ns(replace(item, alone_ns=()))
-    assert unknown["slowed"] == 0
-    assert sum(unknown.values()) == item.timeline.makespan_ns
 
 
 def test_time_section_tells_what_hiding_saves_and_costs() -> None:
@@ -100,14 +94,6 @@ def test_every_part_of_a_plans_name_is_explained() -> None:
     assert plan_name(SLICED) == f'<span title="{plan_words(SLICED)}">{SLICED.label}</span>'.replace(
         "'", "&#x27;"
     )
-
-
-def test_data_refuses_what_does_not_fit() -> None:
-    item = shown(case(), MEGATRON)
-    with pytest.raises(InputError, match="one time an op, got 1"):
-        ShownTimeline(plan=item.plan, timeline=item.timeline, alone_ns=(1,))
-    with pytest.raises(InputError, match="1 values for 2 points"):
-        SweepPlot(x_label="tp", xs=("1", "2"), series={"a": (1.0,)})
 
 
 def test_markup_escapes_all_but_markup() -> None:

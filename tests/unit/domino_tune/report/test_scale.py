@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
-from domino_tune.report.page import write_scale
+from domino_tune.report.page import scale_html
 from domino_tune.results.layouts import ScalePoint, ScaleResult
 from domino_tune.store.plans import ProfileRef
-from simulator.errors import InputError
 from simulator.plan import MEGATRON
 from simulator.presets import MODELS
 from tests.support.pages import layout
@@ -31,7 +26,7 @@ def point(gpus: int, rate: float, gain: float = 1.02) -> ScalePoint:
     )
 
 
-def written(folder: Path, *points: ScalePoint) -> Reader:
+def written(*points: ScalePoint) -> Reader:
     """The page of the points, read."""
     result = ScaleResult(
         points=points,
@@ -41,12 +36,11 @@ def written(folder: Path, *points: ScalePoint) -> Reader:
         global_batch_size=512,
         seconds=1.0,
     )
-    write_scale(folder / "page.html", result, [("Ask <again>", "python -m domino_tune")])
-    return read((folder / "page.html").read_text("utf-8"))
+    return read(scale_html(result, [("Ask <again>", "python -m domino_tune")]))
 
 
-def test_the_page_has_plots_and_a_row_a_number(tmp_path: Path) -> None:
-    page = written(tmp_path, NONE, point(16, 1000.0), point(1024, 850.0, 1.034))
+def test_the_page_has_plots_and_a_row_a_number() -> None:
+    page = written(NONE, point(16, 1000.0), point(1024, 850.0, 1.034))
     assert page.ids == ["answer", "scale", "numbers", "asked", "again"]
     assert (page.links, page.scripts) == ([], 1)
     assert "On 1,024 GPUs, each has 85 % of its speed on 16" in page.text
@@ -58,13 +52,8 @@ def test_the_page_has_plots_and_a_row_a_number(tmp_path: Path) -> None:
     assert "870,400" in page.text
 
 
-def test_one_layout_without_a_gain(tmp_path: Path) -> None:
-    page = written(tmp_path, NONE, point(16, 1000.0, 1.0))
+def test_one_layout_without_a_gain() -> None:
+    page = written(NONE, point(16, 1000.0, 1.0))
     assert "Only 16 GPUs have a layout, and each trains 1,000 tokens a second" in page.text
     assert "At none of them does Domino add" in page.text
     assert "What Domino adds" not in page.text
-
-
-def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="Cannot write"):
-        written(tmp_path / "missing", NONE, point(16, 1000.0))
