@@ -72,9 +72,10 @@ def wire_body(
 
 
 @functools.cache
-def shown(kind: type) -> type[WireModel]:
-    """Return the wire type of the JSON that ``results.to_json`` makes of the dataclass ``kind``."""
-    made = shown_fields(kind)
+def shown(kind: type, *, but: tuple[str, ...] = ()) -> type[WireModel]:
+    """Return the wire type of the JSON that ``results.to_json`` makes of the dataclass ``kind``,
+    without the fields ``but``."""
+    made = shown_fields(kind, but=but)
     if kind is SlicePlan:
         made = {"label": (str, ...), **made}
     return create_model(kind.__name__, __base__=AnswerModel, __doc__=inspect.getdoc(kind), **made)

@@ -56,7 +56,7 @@ class Settings:
     many, and how much of one owner in all. ``quick_s``: time to compute what is not a job.
     ``notice_s``: how long /readyz answers 503 before the server stops to listen. ``drain_s``: time
     to give running jobs back after that.
-    Raise InputError for values that the service cannot run with.
+    Raise InputError for an address that others reach without tokens.
     """
 
     database_url: str = field(repr=False)
@@ -80,15 +80,6 @@ class Settings:
     drain_s: float = 6.0
 
     def __post_init__(self) -> None:
-        for name in ("workers", "notice_s"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name} must be ≥ 0, got {getattr(self, name)}; correct it.")
-        for name in (
-            "quick_workers", "rate_per_s", "burst", "most_queued", "body_bytes", "upload_bytes",
-            "quick_s", "drain_s", "job_s", "job_bytes", "keep_s", "keep_jobs", "keep_bytes",
-        ):  # fmt: skip
-            if not getattr(self, name) > 0:
-                raise InputError(f"{name} must be > 0, got {getattr(self, name)}; correct it.")
         if not (self.tokens_required or is_loopback(self.bind)):
             raise InputError(
                 f"Listening on {self.bind} lets others in: require tokens (`tokens add` makes "

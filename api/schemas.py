@@ -147,6 +147,11 @@ class LabelBody(WireModel):
 
 # Results ---------------------------------------------------------------------------------------
 
+
+def _answer(name: str, says: str | None, **fields: Any) -> type[AnswerModel]:
+    return create_model(name, __base__=AnswerModel, __doc__=says, **fields)
+
+
 SimulateResultShown = shown(SimulateResult)
 _POINT: Final[dict[str, Any]] = {
     "changes": (dict[str, str], ...),
@@ -162,27 +167,24 @@ WhatIfPointShown = create_model(
     __doc__="One changed machine or workload: its prediction, or in `error` why there is none.",
     **_POINT,
 )
-WhatIfResultShown = create_model(
+WhatIfResultShown = _answer(
     "WhatIfResult",
-    __base__=AnswerModel,
-    __doc__=WhatIfResult.__doc__,
+    WhatIfResult.__doc__,
     **shown_fields(WhatIfResult, ("sweep", "retuned", "notes", "stopped_by")),
     base=(WhatIfPointShown, ...),
     points=(list[WhatIfPointShown], ...),  # type: ignore[valid-type]
 )
-BestPlan = create_model(
+BestPlan = _answer(
     "BestPlan",
-    __base__=AnswerModel,
-    __doc__="The plan to use, its numbers, and the batch that it is for.",
+    "The plan to use, its numbers, and the batch that it is for.",
     plan=(shown(SlicePlan), ...),
     **shown_fields(SimulateResult, BEST),
     micro_batch_size=(int, ...),
     grad_accumulation=(int, ...),
 )
-TuneResultShown = create_model(
+TuneResultShown = _answer(
     "TuneResult",
-    __base__=AnswerModel,
-    __doc__=TuneAnswer.__doc__,
+    TuneAnswer.__doc__,
     best=(BestPlan, ...),
     **shown_fields(SimulateResult, SPEEDUPS),
     **shown_fields(TuneAnswer, but=("best", "grid", "trials", "seconds")),
@@ -190,29 +192,17 @@ TuneResultShown = create_model(
     grid=(list[shown(GridCell)], ...),  # type: ignore[arg-type,misc]
     trials=(list[shown(TrialResult)], ...),  # type: ignore[arg-type,misc]
 )
-ScaleResultShown = create_model(
-    "ScaleResult",
-    __base__=AnswerModel,
-    __doc__=ScaleResult.__doc__,
-    **shown_fields(ScaleResult, but=("seconds",)),
-)
-LayoutsResultShown = create_model(
+ScaleResultShown = shown(ScaleResult, but=("seconds",))
+LayoutsResultShown = _answer(
     "LayoutsResult",
-    __base__=AnswerModel,
-    __doc__=Layouts.__doc__,
+    Layouts.__doc__,
     **shown_fields(Layouts, but=("best", "seconds")),
     simulation=(SimulateResultShown, ...),
 )
-CalibrateResultShown = create_model(
-    "CalibrateResult",
-    __base__=AnswerModel,
-    __doc__=CalibrateResult.__doc__,
-    **shown_fields(CalibrateResult, but=("path",)),
-)
-PlanFileShown = create_model(
+CalibrateResultShown = shown(CalibrateResult, but=("path",))
+PlanFileShown = _answer(
     "PlanFile",
-    __base__=AnswerModel,
-    __doc__="A plan with all that it was made for; give it back as `plan`, or save it to a file.",
+    "A plan with all that it was made for; give it back as `plan`, or save it to a file.",
     schema_=(Literal[4], Field(alias="schema")),
     checksum=(str, ...),
     model=(shown(ModelSpec), ...),
@@ -364,10 +354,9 @@ class JobPage(WireModel):
 
 # Files of a search -----------------------------------------------------------------------------
 
-Export = create_model(
+Export = _answer(
     "Export",
-    __base__=AnswerModel,
-    __doc__="What makes a framework run a plan; `text` is a file for a shell to source.",
+    "What makes a framework run a plan; `text` is a file for a shell to source.",
     **shown_fields(ExportResult),
     text=(str, ...),
 )
