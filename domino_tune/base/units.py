@@ -111,8 +111,8 @@ def power_cap_w(name: str, text: str) -> float:
 CONFIDENCE: Final = 0.95
 
 
-def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Return (low, high) that holds the true median with ``confidence``, for any distribution.
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return (low, high) that holds the true median with CONFIDENCE, for any distribution.
 
     Uses order statistics: each timing is above the median with probability 1/2. Fewer than six
     timings give no interval of 95 %; then it is their whole range.
@@ -122,7 +122,7 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
     below, outside = 0, 0.0
     while below < count // 2:
         outside += math.comb(count, below) / 2**count
-        if 2 * outside > 1 - confidence:
+        if 2 * outside > 1 - CONFIDENCE:
             break
         below += 1
     rank = max(below, 1)

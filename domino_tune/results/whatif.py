@@ -23,13 +23,12 @@ POINT_FIELDS: Final = (
     "variants", "plan", "workload", "cluster",
 )  # fmt: skip
 """The fields of a simulation that change from point to point of a what-if."""
-FRAME_FIELDS: Final = (
-    "iteration_ms", "baseline_ms", "no_comm_ms", "speedup", "baseline_no_sp_ms", "speedup_no_sp",
-    "comm_ms", "exposed_comm_ms", "hidden_comm_fraction", "peak_memory_gib",
-    "fits", "fits_chance", "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu", "clock_mhz",
-    "power_w", "joules_per_token", "confidence",
+_PARTS: Final = (
+    "memory_gib", "usable_memory", "interval_ms", "warnings", "variants", "plan", "workload",
+    "cluster",
 )  # fmt: skip
-"""Those of POINT_FIELDS that are one number or word."""
+FRAME_FIELDS: Final = tuple(name for name in POINT_FIELDS if name not in _PARTS)
+"""Those that are one number or word."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,32 +104,21 @@ class WhatIfResult(Shown):
 
         If a point cannot be predicted, ``error`` says why and its numbers are missing.
         """
-        rows = []
-        for point in (self.base, *self.points):
-            row: dict[str, Any] = {"error": point.error}
-            if point.result is not None:
-                row |= {name: getattr(point.result, name) for name in FRAME_FIELDS}
-                row["plan"] = point.result.plan.label
-            rows.append((point.changes, row))
-        return _frame(rows)
+        return whatif_frame(to_json(self))
 
 
 def whatif_frame(result: Mapping[str, Any]) -> DataFrame:
-    """Return the frame of a WhatIfResult from its JSON."""
+    """Return the frame of a WhatIfResult from its JSON; changes are the first columns."""
+    points = (result["base"], *result["points"])
+    keys = list(dict.fromkeys(key for point in points for key in point["changes"]))
     rows = []
-    for point in (result["base"], *result["points"]):
-        row = {name: point[name] for name in FRAME_FIELDS if name in point}
+    for point in points:
+        row = {**dict.fromkeys(keys, ""), **point["changes"], "error": point["error"] or ""}
+        row |= {name: point[name] for name in FRAME_FIELDS if name in point}
         if "plan" in point:
             row["plan"] = point["plan"]["label"]
-        rows.append((point["changes"], {**row, "error": point["error"] or ""}))
-    return _frame(rows)
-
-
-def _frame(rows: Sequence[tuple[Mapping[str, str], dict[str, Any]]]) -> DataFrame:
-    """Return one row for each pair of changes and values; changes are the first columns."""
-    keys = list(dict.fromkeys(key for changes, _ in rows for key in changes))
-    whole = [{**{key: changes.get(key, "") for key in keys}, **row} for changes, row in rows]
-    return frame(whole, [*keys, "plan", *FRAME_FIELDS, "error"])
+        rows.append(row)
+    return frame(rows, [*keys, "plan", *FRAME_FIELDS, "error"])
 
 
 def _replay_line(result: WhatIfResult) -> str:

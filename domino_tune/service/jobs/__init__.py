@@ -7,7 +7,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Row, or_
@@ -131,11 +131,6 @@ def no_such_job(identity: str) -> NotFoundError:
     """Return the error for a job that does not exist or belongs to another owner: both read the
     same."""
     return NotFoundError(f"There is no job {identity[:64]!r}; the list of jobs has yours.")
-
-
-def dump_progress(progress: JobProgress) -> str:
-    """Return the text that the database holds."""
-    return json_text(asdict(progress))
 
 
 @dataclass(frozen=True, kw_only=True)

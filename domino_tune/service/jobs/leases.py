@@ -9,13 +9,13 @@ that another has claimed; a job that nobody claimed while the database was away 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, and_, func, or_, select, update
 
 from domino_tune.service.encoding import json_text
-from domino_tune.service.jobs import JobProgress, JobRecord, Point, dump_progress
+from domino_tune.service.jobs import JobProgress, JobRecord, Point
 from domino_tune.service.jobs.desk import RESULT
 from domino_tune.service.sql.database import Database
 from domino_tune.service.sql.tables import UNFINISHED, artifacts, insert, jobs, now_s, points, tasks
@@ -134,7 +134,7 @@ class Leases:
         self, claimed: Claimed, progress: JobProgress, best: Mapping[str, Any] | None = None
     ) -> None:
         """Write the progress and, if given, the best result so far."""
-        values: dict[str, Any] = {"progress": dump_progress(progress)}
+        values: dict[str, Any] = {"progress": json_text(asdict(progress))}
         if best is not None:
             values["best"] = json_text(best)
         with self._database.write() as connection:
