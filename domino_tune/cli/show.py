@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
         CheckResult,
         DiffResult,
         ImportResult,
-        PlanResult,
         ProfileResult,
-        ProfilesResult,
         Trust,
     )
-    from domino_tune.results.listed import ModelsResult, TokenAddedResult, TokensResult
+    from domino_tune.results.listed import ModelsResult, TokenAddedResult, TokenResult
     from domino_tune.results.shown import Shown
     from domino_tune.results.simulate import Simulated
+    from domino_tune.store.plans import PlanFile
+    from domino_tune.store.profiles import ProfileSummary
     from simulator.issue_order import IssueOrder
     from simulator.specs import ModelSpec
 
@@ -98,12 +98,11 @@ def warn(warnings: Iterable[str]) -> None:
         print_line(f"warning: {text}", sys.stderr, "yellow")
 
 
-def plan(result: PlanResult) -> None:
+def plan(file: PlanFile) -> None:
     """Print the content of a plan file, and the case that it was made for."""
     from domino_tune.results.shown import ms
     from domino_tune.results.simulate import workload_line
 
-    file = result.plan_file
     print_table(
         Table(
             title=workload_line(file.model, file.workload, file.cluster, file.profile.name),
@@ -144,7 +143,7 @@ def interrupted(path: Path, resume: str) -> None:
     print_line(f"{state} To go on: {resume}", sys.stderr)
 
 
-def profiles(result: ProfilesResult) -> None:
+def profiles(found: Sequence[ProfileSummary]) -> None:
     """Print one row a profile."""
     print_table(
         Table(
@@ -155,7 +154,7 @@ def profiles(result: ProfilesResult) -> None:
                     ", ".join(f"{name} ({kind})" for name, kind in item.sections.items()),
                     item.content_id[:19] + "…",
                 )
-                for item in result.profiles
+                for item in found
             ],
             narrow=("sections", "id", "created", "from"),
             below="sections",
@@ -276,7 +275,7 @@ def percent(error: float | None) -> str:
     return "–" if error is None else f"{error:.1%}"
 
 
-def tokens(result: TokensResult) -> None:
+def tokens(found: Sequence[TokenResult]) -> None:
     """Print one row a token."""
     print_table(
         Table(
@@ -290,7 +289,7 @@ def tokens(result: TokensResult) -> None:
                     one.expires or "never",
                     one.used or "never",
                 )
-                for one in result.tokens
+                for one in found
             ],
         )
     )

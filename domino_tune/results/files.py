@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
-from domino_tune.results import to_json
 from domino_tune.results.simulate import Interval
 from domino_tune.store.assumptions import Assumption
-from domino_tune.store.plans import PlanFile, ProfileRef
-from domino_tune.store.profiles import ProfileSummary, SectionCheck
+from domino_tune.store.plans import ProfileRef
+from domino_tune.store.profiles import SectionCheck
 from simulator.confidence import Level
 from simulator.profile import Machine
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanResult:
-    """The content of a plan file."""
-
-    plan_file: PlanFile
-
-    def to_json(self) -> Any:
-        """Return the file's object."""
-        return self.plan_file.to_json()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,17 +27,6 @@ class ExportResult:
     settings: dict[str, bool]
     environment: dict[str, str]
     notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProfilesResult:
-    """The bundled profiles and the user's."""
-
-    profiles: tuple[ProfileSummary, ...]
-
-    def to_json(self) -> Any:
-        """Return one object a profile."""
-        return to_json(self.profiles)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from domino_tune.results import to_json
 from simulator.specs import ModelSpec
 
 
@@ -31,17 +30,6 @@ class TokenResult:
     created: str
     expires: str | None = None
     used: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokensResult:
-    """All tokens of a database, by name."""
-
-    tokens: tuple[TokenResult, ...]
-
-    def to_json(self) -> Any:
-        """Return one object a token."""
-        return to_json(self.tokens)
 
 
 @dataclass(frozen=True, kw_only=True)

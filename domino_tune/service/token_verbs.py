@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from domino_tune.requests.service import TokensAddRequest, TokensListRequest, TokensRevokeRequest
-from domino_tune.results.listed import TokenAddedResult, TokenResult, TokensResult
+from domino_tune.results.listed import TokenAddedResult, TokenResult
 from domino_tune.service.sql import open_service_database
 
 if TYPE_CHECKING:
@@ -23,22 +23,20 @@ def tokens_add(request: TokensAddRequest) -> TokenAddedResult:
     return TokenAddedResult(name=request.name, owner=owner, scope=request.scope, secret=secret)
 
 
-def tokens_list(request: TokensListRequest) -> TokensResult:
+def tokens_list(request: TokensListRequest) -> list[TokenResult]:
     """Return all tokens by name."""
     with _desk(request.database) as desk:
-        return TokensResult(
-            tokens=tuple(
-                TokenResult(
-                    name=token.name,
-                    owner=token.owner,
-                    scope=token.scope,
-                    created=_rfc3339(token.created_s),
-                    expires=None if token.expires_s is None else _rfc3339(token.expires_s),
-                    used=None if token.used_s is None else _rfc3339(token.used_s),
-                )
-                for token in desk.list()
+        return [
+            TokenResult(
+                name=token.name,
+                owner=token.owner,
+                scope=token.scope,
+                created=_rfc3339(token.created_s),
+                expires=None if token.expires_s is None else _rfc3339(token.expires_s),
+                used=None if token.used_s is None else _rfc3339(token.used_s),
             )
-        )
+            for token in desk.list()
+        ]
 
 
 def tokens_revoke(request: TokensRevokeRequest) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from domino_tune.requests import PlanExportRequest, PlanShowRequest
-from domino_tune.results.files import ExportResult, PlanResult
+from domino_tune.results.files import ExportResult
 from domino_tune.search.space import TWO_ROWS, enumerate_plans
 from domino_tune.store.formats import refused
 from domino_tune.store.formats.deepspeed import deepspeed_arguments, deepspeed_notes
@@ -113,9 +113,9 @@ def export_text(result: ExportResult) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plan_show(request: PlanShowRequest) -> PlanResult:
+def plan_show(request: PlanShowRequest) -> PlanFile:
     """Return the content of a plan file."""
-    return PlanResult(plan_file=load_plan(request.file))
+    return load_plan(request.file)
 
 
 def plan_export(request: PlanExportRequest) -> ExportResult:

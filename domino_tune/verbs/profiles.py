@@ -14,7 +14,6 @@ from domino_tune.results.files import (
     DiffResult,
     ImportResult,
     ProfileResult,
-    ProfilesResult,
     SectionResult,
     Trust,
 )
@@ -30,6 +29,7 @@ from domino_tune.store.files import (
 )
 from domino_tune.store.plans import ProfileRef
 from domino_tune.store.profiles import (
+    ProfileSummary,
     check_profile,
     diff_profiles,
     fits_of,
@@ -55,9 +55,9 @@ MOST_ROWS: Final = 200_000
 """Most rows of a section: the file of a profile with more could not be read again."""
 
 
-def profiles_list(request: requests.ProfilesListRequest) -> ProfilesResult:
+def profiles_list(request: requests.ProfilesListRequest) -> list[ProfileSummary]:
     """Return the bundled profiles and the user's, by name."""
-    return ProfilesResult(profiles=tuple(list_profiles()))
+    return list_profiles()
 
 
 def profiles_show(request: requests.ProfilesShowRequest) -> ProfileResult:
