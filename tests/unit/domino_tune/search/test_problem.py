@@ -1,4 +1,4 @@
-"""Ties, the best of close trials, and what options and evaluations refuse."""
+"""Ties, and the best of close trials."""
 
 from __future__ import annotations
 

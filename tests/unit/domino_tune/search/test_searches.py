@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -174,25 +172,6 @@ class TestBayes:
         assert len(problem.plans) > 20_000
         result = SEARCHES["bayes"](problem, SearchOptions(trials=12))
         assert len({trial.index for trial in result.trials}) == 12
-
-
-class TestTieRule:
-    def trial(self, index: int, iteration_ns: int, peak_bytes: int, rows: int = 2) -> Trial:
-        plan = SlicePlan(row_slices=rows)
-        return Trial(plan=plan, iteration_ns=iteration_ns, peak_bytes=peak_bytes, index=index)
-
-    def test_less_memory_wins_within_one_percent(self) -> None:
-        fast, small = self.trial(0, 1000, 9), self.trial(1, 1010, 8)
-        assert choose_best([fast, small]) == small
-
-    def test_time_wins_beyond_one_percent(self) -> None:
-        fast, small = self.trial(0, 1000, 9), self.trial(1, 1011, 8)
-        assert choose_best([fast, small]) == fast
-
-    def test_then_fewer_slices_then_first(self) -> None:
-        many, few = self.trial(0, 1000, 9, rows=4), self.trial(2, 1005, 9, rows=3)
-        assert choose_best([many, few]) == few
-        assert choose_best([few, replace(few, index=1)]).index == 1
 
 
 def _all_trials(problem: BumpyProblem) -> list[Trial]:
