@@ -22,7 +22,6 @@ from domino_tune.results.simulate import (
     Stage,
     UsableMemory,
     Variant,
-    Verdict,
 )
 from domino_tune.search.simulated import rival_plans
 from domino_tune.store.plans import PlanFile, ProfileRef
@@ -136,17 +135,51 @@ def simulate_plan(
     timelines = Timelines({
         name: partial(_played, plays[name], run.cost) for name, run in runs.items()
     })  # fmt: skip
-    made_plans = {name: one.plan for name, one in plans.items()}
     run = runs[CHOSEN]
     timeline = record(plays[CHOSEN], run.cost)
     confidence = confidence_of(timeline, run.cost, unsure_clocks(case, run))
     unknown = wider(case, chosen.plan, chosen.order)
-    return _result(
-        case, chosen, variants, made_plans, timelines, timeline, confidence, unknown,
-        _pipeline(case, piped.get(CHOSEN)), peaks[CHOSEN],
-        verdict_of(case, chosen, judged, rivals) if judged else None, left_out,
-        _fused_loss(case, chosen, variants[CHOSEN]) if judged else [],
-    )  # fmt: skip
+    pipeline = _pipeline(case, piped.get(CHOSEN))
+    mine, baseline, bound = (variants[name] for name in (CHOSEN, BASELINE, BOUND))
+    no_sp = variants.get(BASELINE_NO_SP, None if left_out else baseline)
+    longer = mine.iteration_ms / timeline.makespan_ns
+    waits_ms = pipeline.busiest.waits_ms if pipeline else 0.0
+    more = (mine.iteration_ms - waits_ms) / timeline.makespan_ns
+    return SimulateResult(
+        **_of_chosen(mine),
+        baseline_ms=baseline.iteration_ms,
+        no_comm_ms=bound.iteration_ms,
+        speedup=baseline.iteration_ms / mine.iteration_ms,
+        baseline_no_sp_ms=no_sp.iteration_ms if no_sp else None,
+        speedup_no_sp=no_sp.iteration_ms / mine.iteration_ms if no_sp else None,
+        usable_memory=UsableMemory.of(case.memory, max(map(sum, peaks[CHOSEN]))),
+        cost=case.priced(mine.iteration_ms),
+        interval_ms=_interval_ms(mine.iteration_ms, confidence, longer, unknown),
+        confidence=confidence.level,
+        confidence_shares=confidence.shares,
+        warnings=(
+            *_warnings(case, confidence, mine, baseline),
+            *_wider_because(mine.iteration_ms, unknown),
+            *_unsliced(case, chosen.plan),
+            *left_out,
+            *(_fused_loss(case, chosen, mine) if judged else ()),
+        ),
+        plan=chosen.plan,
+        profile=ProfileRef.of(case.profile),
+        model=case.model,
+        workload=case.workload,
+        cluster=case.cluster,
+        bubble_ms=pipeline.busiest.bubble_ms if pipeline else 0.0,
+        pipeline=pipeline,
+        stage_memory_gib=tuple(sum(held) / GIB for held in peaks[CHOSEN]),
+        variants=variants,
+        time_by_role_ms={role: time_ns * more for role, time_ns in timeline.by_role.items()},
+        verdict=verdict_of(case, chosen, judged, rivals) if judged else None,
+        plans={name: one.plan for name, one in plans.items()},
+        timelines=timelines,
+        order=chosen.order,
+        case=case,
+    )
 
 
 def _fused_loss(case: Case, chosen: Chosen, mine: Variant) -> list[str]:
@@ -204,63 +237,6 @@ def shortened(case: Case) -> Case:
     if workload.grad_accumulation <= least:
         return case
     return replace(case, workload=replace(workload, grad_accumulation=least))
-
-
-def _result(
-    case: Case,
-    chosen: Chosen,
-    variants: dict[str, Variant],
-    plans: dict[str, SlicePlan],
-    timelines: Timelines,
-    timeline: Timeline,
-    confidence: Confidence,
-    unknown: Sequence[Wider],
-    pipeline: Pipeline | None,
-    memory: tuple[Memory, ...],
-    verdict: Verdict | None,
-    left_out: Sequence[str],
-    assumed: Sequence[str],
-) -> SimulateResult:
-    mine, baseline, bound = (variants[name] for name in (CHOSEN, BASELINE, BOUND))
-    no_sp = variants.get(BASELINE_NO_SP, None if left_out else baseline)
-    longer = mine.iteration_ms / timeline.makespan_ns
-    waits_ms = pipeline.busiest.waits_ms if pipeline else 0.0
-    more = (mine.iteration_ms - waits_ms) / timeline.makespan_ns
-    return SimulateResult(
-        **_of_chosen(mine),
-        baseline_ms=baseline.iteration_ms,
-        no_comm_ms=bound.iteration_ms,
-        speedup=baseline.iteration_ms / mine.iteration_ms,
-        baseline_no_sp_ms=no_sp.iteration_ms if no_sp else None,
-        speedup_no_sp=no_sp.iteration_ms / mine.iteration_ms if no_sp else None,
-        usable_memory=UsableMemory.of(case.memory, max(map(sum, memory))),
-        cost=case.priced(mine.iteration_ms),
-        interval_ms=_interval_ms(mine.iteration_ms, confidence, longer, unknown),
-        confidence=confidence.level,
-        confidence_shares=confidence.shares,
-        warnings=(
-            *_warnings(case, confidence, mine, baseline),
-            *_wider_because(mine.iteration_ms, unknown),
-            *_unsliced(case, chosen.plan),
-            *left_out,
-            *assumed,
-        ),
-        plan=chosen.plan,
-        profile=ProfileRef.of(case.profile),
-        model=case.model,
-        workload=case.workload,
-        cluster=case.cluster,
-        bubble_ms=pipeline.busiest.bubble_ms if pipeline else 0.0,
-        pipeline=pipeline,
-        stage_memory_gib=tuple(sum(held) / GIB for held in memory),
-        variants=variants,
-        time_by_role_ms={role: time_ns * more for role, time_ns in timeline.by_role.items()},
-        verdict=verdict,
-        plans=plans,
-        timelines=timelines,
-        order=chosen.order,
-        case=case,
-    )
 
 
 def _of_chosen(mine: Variant) -> dict[str, Any]:
