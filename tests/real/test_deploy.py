@@ -212,3 +212,25 @@ def test_documented_commands_are_taken(name: str) -> None:
     for words in asked:
         if "--help" not in words:
             parsed(words)
+
+
+def test_secrets_are_made_before_the_first_container_needs_them() -> None:
+    """By the documented commands, in their order, run in the repository's folder."""
+    lines = [line.strip() for line in documented("docs/service.md")]
+    first = next(at for at, line in enumerate(lines) if "compose.yaml run" in line)
+    before = "\n".join(lines[:first])
+    for name in (*SERVICES["api"]["secrets"], *SERVICES["database"]["secrets"]):
+        made = Path(COMPOSE["secrets"][name]["file"]).name
+        assert re.search(rf"-(out|keyout) {re.escape(made)}\b", before), name
+    for at, line in enumerate(lines):
+        if line.startswith("cd "):  # what follows runs there only
+            assert lines[at - 1] == "("
+
+
+def test_the_first_token_reaches_the_database_as_its_pods_do() -> None:
+    lines = documented("docs/service.md")
+    (at,) = (at for at, line in enumerate(lines) if "kubectl apply" in line)
+    told = " ".join(lines[at - 2 : at])
+    pod = {item["name"]: item.get("value") for item in CONTAINER["env"]}
+    assert f"PGSSLMODE={pod['PGSSLMODE']}" in told
+    assert f"PGSSLROOTCERT={Path(pod['PGSSLROOTCERT'] or '').name}" in told
