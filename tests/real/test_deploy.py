@@ -121,9 +121,12 @@ def test_containers_serve_what_the_command_line_takes(words: list[str]) -> None:
 
 
 def test_containers_run_this_version() -> None:
+    """Under a name that can be pushed, the same in all files."""
+    name = f"registry.example.com/team/domino-tune:{VERSION}"
     images = {one["image"] for one in (*SERVICES.values(), CONTAINER)}
-    ours = {image for image in images if image.startswith("domino-tune")}
-    assert ours == {f"domino-tune:{VERSION}"}
+    ours = {image for image in images if "domino-tune" in image}
+    assert ours == {name, f"${{DOMINO_TUNE_IMAGE:-{name}}}"}
+    assert f"export DOMINO_TUNE_IMAGE={name}" in documented("docs/service.md")
 
 
 @pytest.mark.parametrize("name", DASK)
