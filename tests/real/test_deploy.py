@@ -50,15 +50,35 @@ LONGEST_WAIT_S = 30
 """The longest wait that `Prefer: wait` may ask for."""
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_bash_and_the_command_line_take_a_batch_script(script: Path) -> None:
-    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=False)
+def words_of(script: Path, folder: Path, **variables: str) -> list[str]:
+    """Return what a batch script gives the program, run by bash where `srun` and `python` print."""
+    for name in ("srun", "python"):
+        (folder / name).write_text('#!/bin/bash\nprintf "%s\\0" "$@"\n')
+        (folder / name).chmod(0o755)
+    environment = {"PATH": str(folder), "HOME": str(folder), "SLURM_CPUS_PER_TASK": "8"}
+    done = subprocess.run(
+        ["/bin/bash", str(script)], env=environment | variables, cwd=folder,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    text = re.sub(r"\\\n\s*", "", script.read_text())
-    starts = ("srun ", "python -m domino_tune ")
-    (line,) = (line for line in text.splitlines() if line.startswith(starts))
-    words = shlex.split(line.partition("python -m domino_tune ")[2])
+    words = done.stdout.split("\0")[:-1]
+    at = words.index("-m")
+    assert words[at + 1] == "domino_tune"
+    return words[at + 2 :]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_bash_and_the_command_line_take_a_batch_script(script: Path, tmp_path: Path) -> None:
+    words = words_of(script, tmp_path)
     assert words[0] == script.stem
+    parsed(words)
+    assert "--report-to" not in words
+
+
+def test_what_a_batch_job_measured_goes_to_the_job_that_tuned(tmp_path: Path) -> None:
+    job = "https://tuner.example/v1/jobs/job_0"
+    words = words_of(DEPLOY / "slurm" / "validate.sbatch", tmp_path, DOMINO_TUNE_JOB=job)
+    assert words[-2:] == ["--report-to", job]
     parsed(words)
 
 
