@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final, Literal, TextIO
 
@@ -16,6 +18,8 @@ READABLE: Final = 100
 """Width without a terminal of tables that can leave out columns, unless COLUMNS gives another."""
 GAP: Final = 3
 """Characters between two columns."""
+_UNFOLDED: Final = ContextVar("unfolded", default=False)
+"""Whether tables have all columns, and nothing in them is wrapped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +48,7 @@ def print_table(table: Table, file: TextIO | None = None) -> None:
     console = _console(file)
     if table.title:
         print_line(table.title, file, "bold")
-    width = console.width
-    if width == NO_LIMIT and table.narrow:
-        told = os.environ.get("COLUMNS", "")
-        width = int(told) if told.isdecimal() and int(told) else READABLE
-    shown = _shown(table, width)
+    shown = _shown(table, _readable(console.width))
     rich_table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for at in shown:
         justify: Literal["left", "right"] = "right" if table.columns[at][:1] == ">" else "left"
@@ -61,6 +61,24 @@ def print_table(table: Table, file: TextIO | None = None) -> None:
         print_line(line, file)
     for note in table.notes:
         print_line(note, file)
+
+
+@contextmanager
+def unfolded(asked: bool) -> Iterator[None]:
+    """Print tables with all columns, however wide, if ``asked``."""
+    before = _UNFOLDED.set(asked)
+    try:
+        yield
+    finally:
+        _UNFOLDED.reset(before)
+
+
+def _readable(width: int) -> int:
+    """Return how wide a table may be that can leave out columns, where a line has ``width``."""
+    if width < NO_LIMIT or _UNFOLDED.get():
+        return width
+    told = os.environ.get("COLUMNS", "")
+    return int(told) if told.isdecimal() and int(told) else READABLE
 
 
 def _names(table: Table) -> list[str]:
@@ -104,7 +122,7 @@ def _left_out(table: Table, shown: Sequence[int]) -> list[str]:
             rows.setdefault(row[at], []).append(row[0])
         lines = [f"{', '.join(dict.fromkeys(first))}: {text}" for text, first in rows.items()]
     if hidden:
-        lines.append(f"COLUMNS=200 or a wider terminal also shows: {', '.join(hidden)}.")
+        lines.append(f"--wide or COLUMNS=200 also shows: {', '.join(hidden)}.")
     return lines
 
 
@@ -123,4 +141,5 @@ def _console(file: TextIO | None):  # type: ignore[no-untyped-def]
     from rich.console import Console
 
     out = file or sys.stdout
-    return Console(file=out, width=None if out.isatty() else NO_LIMIT, highlight=False, emoji=False)
+    fits = out.isatty() and not _UNFOLDED.get()
+    return Console(file=out, width=None if fits else NO_LIMIT, highlight=False, emoji=False)

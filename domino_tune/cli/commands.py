@@ -21,6 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 from domino_tune import requests
 from domino_tune.base.errors import meaning_of, printable
 from domino_tune.base.origin import VERSION
+from domino_tune.base.tables import unfolded
 from domino_tune.cli import asking, show
 from domino_tune.requests import QUESTIONS, outputs, service
 from domino_tune.requests.options import GROUPS as OPTION_GROUPS
@@ -101,34 +102,34 @@ VERBS: Final = (
     Verb("whatif", QUESTIONS["whatif"], outputs.ReportOutputs, later("actions:whatif")),
     Verb("measure", QUESTIONS["measure"], outputs.PlanOutputs, later("actions:measure")),
     Verb("validate", QUESTIONS["validate"], outputs.ValidateOutputs, later("actions:validate")),
-    Verb("profile", QUESTIONS["profile"], outputs.JsonOutputs, later("actions:profile")),
+    Verb("profile", QUESTIONS["profile"], outputs.TableOutputs, later("actions:profile")),
     Verb("calibrate", QUESTIONS["calibrate"], outputs.ServerOutputs, later("actions:calibrate")),
-    Verb("plan show", requests.PlanShowRequest, outputs.JsonOutputs,
+    Verb("plan show", requests.PlanShowRequest, outputs.TableOutputs,
          printed("verbs.plan:plan_show", "plan")),
     Verb("plan export", requests.PlanExportRequest, outputs.FileOutputs,
          later("actions:plan_export")),
-    Verb("models", requests.ModelsRequest, outputs.JsonOutputs,
+    Verb("models", requests.ModelsRequest, outputs.TableOutputs,
          printed("verbs.models:models", "models")),
-    Verb("profiles list", requests.ProfilesListRequest, outputs.JsonOutputs,
+    Verb("profiles list", requests.ProfilesListRequest, outputs.TableOutputs,
          printed("verbs.profiles:profiles_list", "profiles")),
-    Verb("profiles show", requests.ProfilesShowRequest, outputs.JsonOutputs,
+    Verb("profiles show", requests.ProfilesShowRequest, outputs.TableOutputs,
          printed("verbs.profiles:profiles_show", "profile")),
-    Verb("profiles check", requests.ProfilesCheckRequest, outputs.JsonOutputs,
+    Verb("profiles check", requests.ProfilesCheckRequest, outputs.TableOutputs,
          printed("verbs.profiles:profiles_check", "checked")),
-    Verb("profiles import", requests.ProfilesImportRequest, outputs.JsonOutputs,
+    Verb("profiles import", requests.ProfilesImportRequest, outputs.TableOutputs,
          printed("verbs.profiles:profiles_import", "imported"),
          "measure.importers:descriptions"),
-    Verb("profiles diff", requests.ProfilesDiffRequest, outputs.JsonOutputs,
+    Verb("profiles diff", requests.ProfilesDiffRequest, outputs.TableOutputs,
          printed("verbs.profiles:profiles_diff", "diff")),
     Verb("serve", service.ServeRequest, outputs.Outputs, later("actions:serve")),
     Verb("send", service.SendRequest, outputs.Outputs, later("at_server:send")),
-    Verb("jobs list", service.JobsListRequest, outputs.JsonOutputs, later("at_server:jobs_list")),
-    Verb("jobs show", service.JobsShowRequest, outputs.JsonOutputs, later("at_server:jobs_show")),
-    Verb("jobs stop", service.JobsStopRequest, outputs.JsonOutputs, later("at_server:jobs_stop")),
+    Verb("jobs list", service.JobsListRequest, outputs.TableOutputs, later("at_server:jobs_list")),
+    Verb("jobs show", service.JobsShowRequest, outputs.TableOutputs, later("at_server:jobs_show")),
+    Verb("jobs stop", service.JobsStopRequest, outputs.TableOutputs, later("at_server:jobs_stop")),
     Verb("jobs delete", service.JobsDeleteRequest, outputs.Outputs, later("at_server:jobs_delete")),
-    Verb("tokens add", service.TokensAddRequest, outputs.JsonOutputs,
+    Verb("tokens add", service.TokensAddRequest, outputs.TableOutputs,
          printed("service.token_verbs:tokens_add", "added_token")),
-    Verb("tokens list", service.TokensListRequest, outputs.JsonOutputs,
+    Verb("tokens list", service.TokensListRequest, outputs.TableOutputs,
          printed("service.token_verbs:tokens_list", "tokens")),
     Verb("tokens revoke", service.TokensRevokeRequest, outputs.Outputs,
          later("actions:tokens_revoke")),
@@ -259,7 +260,8 @@ def _function(verb: Verb) -> Callable[..., None]:
             from domino_tune.store.formats.job_file import write_job
 
             write_job(asked.save_job, verb.name, request)
-        verb.action(request, places)
+        with unfolded(isinstance(places, outputs.TableOutputs) and places.wide):
+            verb.action(request, places)
 
     parameters = [*chain.from_iterable(_parameters(part, verb.asks) for part in verb.parts)]
     run.__name__ = verb.name.replace(" ", "_")

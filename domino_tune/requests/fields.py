@@ -107,7 +107,7 @@ class JobFields(Request):
         metavar="WATTS")] = None  # fmt: skip
     clock_mhz: Annotated[Count | None, machine(
         "Clock that the GPUs are locked to; under the power limit it may be lower.",
-        metavar="MHZ")] = None  # fmt: skip
+        metavar="MHZ", rare=True)] = None  # fmt: skip
     gpu_hour: Annotated[Text | None, machine(
         "Price of a GPU for an hour, in any currency: answers then have costs.",
         metavar="PRICE")] = None  # fmt: skip

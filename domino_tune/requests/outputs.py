@@ -68,14 +68,22 @@ class FileOutputs(JsonOutputs):
         "Write the result to this file instead of stdout.", metavar=FILE)] = None  # fmt: skip
 
 
-class ReportOutputs(JsonOutputs):
+class TableOutputs(JsonOutputs):
+    """Tables, narrow or with all columns."""
+
+    wide: Annotated[bool, output(
+        "Print all columns of tables, however wide; otherwise they fit the terminal, or 100 "
+        "characters.")] = False  # fmt: skip
+
+
+class ReportOutputs(TableOutputs):
     """Also a page."""
 
     report: Annotated[FileName | None, output(
         "Write a self-contained HTML page.", metavar=FILE)] = None  # fmt: skip
 
 
-class TraceOutputs(JsonOutputs):
+class TraceOutputs(TableOutputs):
     """Also a timeline."""
 
     trace: Annotated[FileName | None, output(
@@ -98,7 +106,7 @@ class PlanOutputs(ReportOutputs, TraceOutputs):
         return self
 
 
-class ServerOutputs(JsonOutputs):
+class ServerOutputs(TableOutputs):
     """A result that may come from a server."""
 
     server: Annotated[Text | None, output(

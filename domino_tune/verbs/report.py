@@ -56,7 +56,7 @@ def tuning_page(request: requests.SearchFields, outputs: PlanOutputs, result: Tu
         request, best.plan, workload.micro_batch_size, workload.grad_accumulation
     )
     commands = [
-        ("Ask again", command_line(request, outputs.but(as_json=False))),
+        ("Ask again", command_line(request, outputs.but(as_json=False, wide=False))),
         ("Simulate the chosen plan", command_line(simulate)),
         (
             "Change the machine",
@@ -71,7 +71,7 @@ def layouts_page(
     request: requests.LayoutRequest, outputs: SearchOutputs, result: LayoutsResult
 ) -> str:
     """Return the page of the best layout, with the others as a picture."""
-    again = command_line(request, outputs.but(as_json=False))
+    again = command_line(request, outputs.but(as_json=False, wide=False))
     return report_html(replace(_data(result.best, [("Ask again", again)]), layouts=result))
 
 
@@ -80,7 +80,7 @@ def scale_page(request: requests.ScaleRequest, outputs: ScaleOutputs, result: Sc
     last = result.found[-1][0].gpus
     (alone,) = (one for one in requests_of(request) if one.gpus == last)
     commands = [
-        ("Ask again", command_line(request, outputs.but(as_json=False))),
+        ("Ask again", command_line(request, outputs.but(as_json=False, wide=False))),
         (
             f"The layouts of {last:,} GPUs, and the plan of the best",
             command_line(alone, SearchOutputs(out="plan.json")),

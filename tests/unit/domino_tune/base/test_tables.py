@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from domino_tune.base.tables import Table, print_table
+from domino_tune.base.tables import Table, print_table, unfolded
 
 TABLE = Table(
     columns=("", "plan", ">iteration", ">idle", ">memory"),
@@ -44,9 +44,22 @@ def test_what_matters_is_never_cut(monkeypatch: pytest.MonkeyPatch, width: int) 
 def test_the_least_important_columns_go_first_and_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert "a wider" not in _printed(monkeypatch, 100)
-    assert "a wider terminal also shows: idle." in _printed(monkeypatch, 75)
-    assert "a wider terminal also shows: idle, memory." in _printed(monkeypatch, 65)
+    assert "also shows" not in _printed(monkeypatch, 100)
+    assert "--wide or COLUMNS=200 also shows: idle." in _printed(monkeypatch, 75)
+    assert "--wide or COLUMNS=200 also shows: idle, memory." in _printed(monkeypatch, 65)
+
+
+@pytest.mark.parametrize("out", [Terminal(), io.StringIO()], ids=["terminal", "file"])
+def test_unfolded_tables_have_all_columns(
+    monkeypatch: pytest.MonkeyPatch, out: io.StringIO
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("NO_COLOR", "1")
+    with unfolded(True):
+        print_table(TABLE, out)
+    head, _, row = (line for line in out.getvalue().splitlines() if line.strip())
+    assert all(name.lstrip(">") in head for name in TABLE.columns)
+    assert all(cell in row for cell in TABLE.rows[0])
 
 
 def test_with_the_plan_below_there_is_room_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_watts_are_written_as_people_do(run: Runner, text: str) -> None:
         (("--power-cap", "abc"), "write it like 500W."),
         (("--power-cap", "0"), "above 0"),
         (("--power-cap", "100W"), "above the 134 W"),
-        (("--clock-mhz", "99"), "from 600 to 1980 MHz"),
+        (("--set", "clock_mhz=99"), "from 600 to 1980 MHz"),
     ],
 )
 def test_limits_that_no_gpu_has(run: Runner, words: tuple[str, ...], said: str) -> None:
