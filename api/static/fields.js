@@ -41,9 +41,18 @@ const manyOf = (said, attributes) => {
 const numbersControl = element => ({ element, write: value => { element.value = (value ?? []).join(', '); },
   read: () => element.value.trim() ? element.value.split(/[\s,;]+/).filter(Boolean).map(one => /^\d{1,15}$/.test(one) ? Number(one) : one) : undefined });
 
+// Off and not given are the same for a switch that is off by default; all others have three states.
+const isBox = said => said.type === 'boolean' && !said.nullable && !said.default;
+const switchControl = attributes => {
+  const element = choose(attributes, [['true', 'on'], ['false', 'off']], 'default');
+  return { element, read: () => element.value ? element.value === 'true' : undefined,
+    write: value => { element.value = value ?? ''; } };
+};
+
 const controlOf = (name, said, attributes, library) => {
   const options = library[name] ?? said.enum?.map(value => [value, value]);
   if (options) return plainControl(choose(attributes, options, said.required ? null : 'default'));
+  if (said.type === 'boolean' && !isBox(said)) return switchControl(attributes);
   if (said.type === 'boolean') {
     const element = h('input', { ...attributes, type: 'checkbox' });
     return { element, read: () => element.checked || undefined, write: value => { element.checked = Boolean(value); } };
@@ -69,7 +78,7 @@ export const fieldOf = (name, said, library) => {
   const id = `field-${name}`, about = HINTS[name] ?? said.description ?? '', plain = FIRST.includes(name);
   const control = controlOf(name, said, { id, name, 'aria-describedby': `${id}-hint ${id}-error` }, library);
   const error = h('p', { id: `${id}-error`, class: 'error' });
-  const box = said.type === 'boolean', group = said.type === 'array' && said.items.enum;
+  const box = isBox(said), group = said.type === 'array' && said.items.enum;
   const text = h(group ? 'span' : 'label', { for: group ? null : id, id: `${id}-label` }, label(name));
   const hint = h('p', { id: `${id}-hint`, class: plain ? 'hint sr' : 'hint' }, about);
   const element = h('div', { class: `field ${box ? 'box' : ''}`, title: plain ? about : null },

@@ -179,6 +179,25 @@ def test_errors_stand_beside_their_fields(seen: Watched) -> None:
     seen.check(422)
 
 
+def test_switches_have_a_default_beside_on_and_off(seen: Watched) -> None:
+    page = seen.open()
+    fill(page, {**SMALL, "overlap_grad_reduce": "false", "sequence_parallel": "true"})
+    assert page.locator("#field-overlap_param_gather option").all_inner_texts() == [
+        "default", "on", "off"
+    ]  # fmt: skip
+    with page.expect_request("**/v1/jobs") as asked:
+        page.locator("#field-tp").press("Enter")
+    body = asked.value.post_data_json
+    assert (body["overlap_grad_reduce"], body["sequence_parallel"]) == (False, True)
+    assert "overlap_param_gather" not in body
+    assert "cuda_graph" not in body
+    page.get_by_role("link", name="change and ask again").click()
+    page.locator("form.ask").wait_for()
+    kept = ("overlap_grad_reduce", "sequence_parallel", "overlap_param_gather")
+    assert [page.locator(f"#field-{name}").input_value() for name in kept] == ["false", "true", ""]
+    seen.check()
+
+
 def test_a_running_tune_is_cancelled(seen: Watched) -> None:
     page = seen.open()
     fill(page, ENDLESS)
