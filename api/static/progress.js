@@ -5,7 +5,7 @@ import { h, percent } from './dom.js';
 import { endings } from './ending.js';
 import { asked, bestWords, over, paceWords, progressWords, share, stateWords } from './words.js';
 
-const SPOKEN_EVERY_MS = 5000;
+const SPOKEN_EVERY_MS = 5000, SECOND_MS = 1000;
 const WORKLOAD = ['model', 'profile', 'tp', 'dp', 'nodes', 'seq_length', 'micro_batch_size', 'grad_accumulation',
   'dtype', 'cuda_graph', 'overrides'];
 
@@ -36,19 +36,26 @@ export const progressBox = ({ path, signal, fail }) => {
   const element = h('div', { class: 'running' },
     h('div', { class: 'running-head' }, text, h('div', { class: 'ends' }, stop, cancel)),
     bar, pace, best, drawn, live);
-  let spoken = 0, lastState = '', sim = null, known = null;
+  let spoken = 0, lastState = '', sim = null, known = null, told = 0;
 
   const draw = () => {
     best.textContent = soFar(known, sim);
     if (sim) drawn.replaceChildren(picture(sim, known.best));
   };
+  // Between two events the clock goes on by itself.
+  const tick = () => { pace.textContent = paceWords(known, (performance.now() - told) / 1000); };
+  const timer = setInterval(() => known && tick(), SECOND_MS);
+  const rest = () => clearInterval(timer);
+  signal.addEventListener('abort', rest, { once: true });
   const update = job => {
     if (!known) ends(job, signal).then(found => { sim = found; draw(); });
+    if (job.progress !== known?.progress) told = performance.now();
     known = job;
     const part = share(job);
     if (part === null) bar.removeAttribute('value'); else bar.value = part;
     text.textContent = job.stopped_by ? 'stopping, the best so far is kept' : progressWords(job);
-    pace.textContent = paceWords(job);
+    tick();
+    if (over(job.state)) rest();
     stop.hidden = over(job.state) || Boolean(job.stopped_by) || job.kind === 'calibrate';
     draw();
     if (job.state !== lastState || performance.now() - spoken > SPOKEN_EVERY_MS) {

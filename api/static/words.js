@@ -55,12 +55,12 @@ export const share = job => {
 const duration = seconds => seconds < 90 ? `${Math.round(seconds)} s`
   : seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${Math.floor(seconds / 3600)} h ${Math.round(seconds % 3600 / 60)} min`;
 
-/** Return how long a job runs, what it has looked at, and what is left, as far as it is known. */
-export const paceWords = ({ progress = {} }) => [
-  Number.isFinite(progress.elapsed_s) && `${duration(progress.elapsed_s)} so far`,
+/** Return how long a job runs, what it has looked at, and what is left, as far as it is known; `since`: seconds since it told. */
+export const paceWords = ({ progress = {} }, since = 0) => [
+  Number.isFinite(progress.elapsed_s) && `${duration(progress.elapsed_s + since)} so far`,
   progress.done > 0 && `${count(progress.done)} looked at`,
   progress.left > 0 && `at most ${count(progress.left)} left`,
-  progress.eta_s > 0 && `about ${duration(progress.eta_s)} to go`].filter(Boolean).join(', ');
+  progress.eta_s > since && `about ${duration(progress.eta_s - since)} to go`].filter(Boolean).join(', ');
 
 export const progressWords = job => {
   const part = share(job), text = job.progress?.text ?? '';

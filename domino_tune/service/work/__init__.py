@@ -73,10 +73,20 @@ class Reporter:
 
 
 class LastLine:
-    """A Progress that remembers its last line."""
+    """A Progress that remembers its last line, and calls ``told`` where a step is due."""
 
-    text = ""
+    def __init__(self, reporter: Reporter, told: Callable[[], None]) -> None:
+        self.text = ""
+        self._reporter = reporter
+        self._told = told
 
     def __call__(self, text: str) -> None:
         """Remember the line."""
         self.text = text
+        if self._reporter.due:
+            self._told()
+
+    def last(self, text: str) -> None:
+        """Remember the line and tell it, due or not: no other will come for a while."""
+        self.text = text
+        self._told()

@@ -102,7 +102,7 @@ def check_tune(task: Task) -> None:
 
 def tune(task: Task, reporter: Reporter) -> Outcome:
     """Search the plans of every case; after a stop, return the best of those evaluated."""
-    request, progress, stopped_by = task.asked(TuneRequest), LastLine(), None
+    request, stopped_by = task.asked(TuneRequest), None
     case = resolve(request, shelf=task.shelf)
     cases = [
         CasePlans(case=one, target=request.target) for one in cases_to_tune(case, request.tune_also)
@@ -110,17 +110,18 @@ def tune(task: Task, reporter: Reporter) -> Outcome:
     records = [Record() for _ in cases]
 
     def evaluated() -> None:
-        if reporter.due:
-            reporter.tell(_tuned_so_far(request, cases, records, progress.text))
         if reporter.stop and any(record.trials for record in records):
             raise StopError
 
+    progress = LastLine(
+        reporter, lambda: reporter.tell(_tuned_so_far(request, cases, records, progress.text))
+    )
     try:
         searched = search_all(cases, request, progress, records=records, pause=evaluated)
     except StopError:
         stopped_by = reporter.stop
         searched = found_so_far(cases, records)
-    result = conclude(searched, request, progress, stopped_by=stopped_by)
+    result = conclude(searched, request, progress.last, stopped_by=stopped_by)
     return _found(request, result, sum(len(record.history) for record in records))
 
 
@@ -192,19 +193,19 @@ def _search_layouts(
     space: LayoutSpace, reporter: Reporter, tell: Callable[[LayoutSearch, str], None]
 ) -> tuple[LayoutsResult, int]:
     """Return the answer of a search, and how many plans it has evaluated."""
-    progress, stopped_by = LastLine(), None
+    stopped_by = None
 
     def evaluated() -> None:
-        if reporter.due:
-            tell(search, progress.text)
         if reporter.stop and search.first:
             raise StopError
 
+    progress = LastLine(reporter, lambda: tell(search, progress.text))
     search = LayoutSearch(space.candidates, progress, edge=space.edge, pause=evaluated)
     try:
         search.run()
     except StopError:
         stopped_by = reporter.stop
+    progress.last(f"{search.evaluations:,} plans done; comparing strategies")
     return layouts_verb.conclude(space, search, stopped_by=stopped_by), search.evaluations
 
 
@@ -250,7 +251,7 @@ def sweep(task: Task, reporter: Reporter) -> Outcome:
     """Predict the unchanged case and every point; after a stop, return the points so far. The best
     plan of a point that is being retuned is then the best so far."""
     question = ask(task.asked(WhatIfRequest), task.plan_file, task.shelf)
-    progress, points, cut = LastLine(), list[WhatIfPoint](), False
+    points, cut = list[WhatIfPoint](), False
 
     def told(new: tuple[tuple[int, bytes], ...] = ()) -> JobStep:
         return JobStep(
@@ -263,8 +264,6 @@ def sweep(task: Task, reporter: Reporter) -> Outcome:
         plans, record = CasePlans(case=case), Record()
 
         def evaluated() -> None:
-            if reporter.due:
-                reporter.tell(told())
             if reporter.stop and record.trials:
                 raise StopError
 
@@ -274,6 +273,7 @@ def sweep(task: Task, reporter: Reporter) -> Outcome:
             cut = True
             return best_so_far(plans, record)
 
+    progress = LastLine(reporter, lambda: reporter.tell(told()))
     base = question.base(progress, best)
     for index in range(question.size):
         if reporter.stop and points:

@@ -187,7 +187,7 @@ def test_switches_have_a_default_beside_on_and_off(seen: Watched) -> None:
     ]  # fmt: skip
     with page.expect_request("**/v1/jobs") as asked:
         page.locator("#field-tp").press("Enter")
-    body = asked.value.post_data_json
+    body: Any = asked.value.post_data_json
     assert (body["overlap_grad_reduce"], body["sequence_parallel"]) == (False, True)
     assert "overlap_param_gather" not in body
     assert "cuda_graph" not in body
@@ -208,6 +208,23 @@ def test_a_running_tune_is_cancelled(seen: Watched) -> None:
     page.get_by_role("button", name="Cancel").click()
     page.get_by_role("heading", name="History").wait_for()
     page.locator(f".job[data-id={identity}]").wait_for(state="detached")
+    seen.check()
+
+
+def test_the_clock_of_a_running_tune_goes_on_between_events(seen: Watched) -> None:
+    page = seen.open()
+    fill(page, {**ENDLESS, "trials": 100_002})
+    page.locator("#field-tp").press("Enter")
+    page.locator(".pace", has_text="so far").wait_for()
+    page.route("**/v1/jobs/*/events", lambda route: None)  # no event ever comes
+    page.reload()
+    page.locator(".pace", has_text="so far").wait_for()
+    page.wait_for_function(
+        "was => document.querySelector('.pace').textContent.split(' so far')[0] !== was",
+        arg=page.locator(".pace").inner_text().partition(" so far")[0],
+    )
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("heading", name="History").wait_for()
     seen.check()
 
 

@@ -62,6 +62,19 @@ def test_a_search_has_files() -> None:
         assert any(one.startswith("plan-") for one in files)
 
 
+def test_what_takes_long_is_said_before_it_begins() -> None:
+    """Bounds of layouts, and the comparison of strategies after each search."""
+    for name, words in (("layout", "bounds of 0 of"), ("scale", "2 GPUs: bounds of 0 of")):
+        heard = Heard()
+        run_job(TASKS[name], heard)
+        assert any(step.text.startswith(words) for step in heard.steps)
+        assert any("comparing strategies" in step.text for step in heard.steps)
+    heard = Heard()
+    heard.due = False  # nothing follows it for long
+    run_job(TASKS["tune"], heard)
+    assert ["comparing strategies" in step.text for step in heard.steps] == [True]
+
+
 def test_points_come_one_by_one() -> None:
     for name, count in (("sweep", 4), ("scale", 3)):
         heard = Heard()
