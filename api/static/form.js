@@ -4,20 +4,10 @@ import { button, count, h } from './dom.js';
 import { fieldOf, label } from './fields.js';
 import { shape } from './schema.js';
 
-// A JSON pointer names a field; a text may name its option on the command line instead.
+// The fields that a problem's JSON pointers name, each with what is wrong with it.
 const nameOf = pointer => pointer?.replace(/^#/, '').split('/')[1];
-const blamed = (problem, fields) => {
-  const found = new Map();
-  for (const { pointer, detail } of problem.errors) if (fields.has(nameOf(pointer))) found.set(nameOf(pointer), detail);
-  if (!found.size) {
-    const flags = [...problem.message.matchAll(/--([a-z-]+)/g)].map(([, flag]) => flag.replaceAll('-', '_'))
-      .filter(name => fields.has(name));
-    const told = [...problem.message.matchAll(/\b([a-z_]+) = /g)].map(([, name]) => name).filter(name => fields.has(name));
-    const [name] = [...flags, ...told];
-    if (name) found.set(name, problem.message);
-  }
-  return found;
-};
+const blamed = (problem, fields) => new Map(problem.errors.map(({ pointer, detail }) => [nameOf(pointer), detail])
+  .filter(([name]) => fields.has(name)));
 
 // Return the smallest change that fits, in words: `micro-batch 1, recompute full`.
 const changeWords = change => Object.entries(change).map(([name, value]) => `${label(name).toLowerCase()} ${value}`).join(', ');

@@ -18,6 +18,10 @@ _TOLD: Final = re.compile(rf"({_FLAG.pattern})( (?=[0-9]))?")
 """An option, and the blank before its number."""
 _VALUED: Final = re.compile(rf"({_FLAG.pattern})(?: ([a-z0-9_]+))?")
 """An option, and the word after it."""
+_END: Final = re.compile(r"[;.] ")
+"""The end of what is wrong; hints come after it."""
+_SUBJECT: Final = re.compile(rf"({_FLAG.pattern})|\b([a-z_]+)(?= (?:=|×|'|[0-9]))")
+"""An option, or a word with a value."""
 
 
 def plain_problem(error: BaseException) -> dict[str, Any]:
@@ -57,8 +61,14 @@ def in_wire_words(text: str) -> str:
 
 
 def fields_named(text: str) -> tuple[str, ...]:
-    """Return the fields whose options ``text`` names, in the order of the text."""
-    named = dict.fromkeys(_fields_by_flag().get(flag, "") for flag in _FLAG.findall(text))
+    """Return the fields that ``text`` finds fault with, in its order: those that it names by their
+    options or with their values, before its hints."""
+    said = _END.split(text, maxsplit=1)[0]
+    named = dict.fromkeys(
+        _fields_by_flag().get(flag, "") if flag else word
+        for flag, word in _SUBJECT.findall(said)
+        if flag or word in PlanFields.model_fields
+    )
     return tuple(name for name in named if name)
 
 

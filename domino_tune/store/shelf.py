@@ -88,6 +88,13 @@ def override(model: ModelSpec, overrides: Iterable[str]) -> ModelSpec:
     (where there are as many as heads), head size, and an MLP four times as wide as the model. Raise
     InputError for an unknown field, a bad value, or values that do not fit each other.
     """
+    try:
+        return _overridden(model, overrides)
+    except InputError as error:
+        raise error.at("overrides") from None
+
+
+def _overridden(model: ModelSpec, overrides: Iterable[str]) -> ModelSpec:
     pairs = [_parse_override(text) for text in overrides]
     changes = dict(pairs)
     if len(changes) != len(pairs):

@@ -59,6 +59,8 @@ MANY: Final = 100
 """Number of layouts from which a search first warns that it may take minutes."""
 MOST_TIMES: Final = 64
 """Largest factor on the GPUs that an answer suggests if a model does not fit."""
+FIXED: Final = ("tp", "pp", "cp", "ep", "dp", "micro_batch_size")
+"""Fields of a layout that must divide something, where they are given."""
 NOT_SEARCHED: Final = {
     "other methods of userbuffers, async-TP and tile fusion, in other layouts than the best": "",
     "recomputation of single ops": "recompute",
@@ -228,7 +230,7 @@ def check_may_fit(base: Case, request: LayoutRequest) -> None:
             f"No layout divides {request.gpus} GPUs and {request.global_batch_size} sequences as "
             "asked: tp, pp and cp must divide the GPUs and the model, dp × --micro-batch-size the "
             "batch. Leave out fixed flags, or give other numbers."
-        )
+        ).at(next((name for name in FIXED if getattr(request, name)), "gpus"))
     if not found:
         raise _nothing_fits(base, request)
 

@@ -99,20 +99,28 @@ CASES: Final[dict[str, Case]] = {
     "a file for a name": _bad("#/model", model="models/config.json"),
     "an unknown model": _bad("#/model", model="nobody-has-this"),
     "an unknown profile": _bad("#/profile", profile="nobody-has-this"),
-    "an unknown override": Case(body=body(overrides=["no_such_field=1"]), says="no_such_field"),
+    "an unknown override": Case(
+        body=body(overrides=["no_such_field=1"]), place="#/overrides", says="no_such_field"
+    ),
+    "an override that divides nothing": _bad("#/overrides", overrides=["num_attention_heads=7"]),
     "a long text": _bad("#/overrides/0", overrides=["x" * 1000]),
     "many entries": _bad("#/overrides", overrides=["num_hidden_layers=4"] * 100),
     "a field of ranks": _bad("#/backend", backend="nccl"),
     "a field of layouts": _bad("#/gpus", gpus=8),
-    "tp that divides nothing": Case(body=body(tp=7), says="nearest"),
+    "tp that divides nothing": Case(body=body(tp=7), place="#/tp", says="nearest"),
+    "tp above the heads": Case(body=body(tp=64), place="#/tp", says="Or try overrides"),
+    "pp that divides nothing": Case(body=body(pp=2, vpp=5), place="#/pp", says="nearest"),
     "what fits nowhere": Case(body=body(model="gpt3-175b", tp=1), says="fit"),
-    "a long sequence": Case(body=body(seq_length=1 << 24), says="max_position_embeddings"),
+    "a long sequence": Case(
+        body=body(seq_length=1 << 24), place="#/seq_length", says="max_position_embeddings"
+    ),
     "no GPUs": _asked({"kind": "layout", "model": "gpt3-1.3b", "profile": "h100-dgx"}, place="#/"),
     "GPUs that nothing divides": _asked(
         {
             "kind": "layout", "model": "gpt3-1.3b", "profile": "h100-dgx", "seq_length": 512,
             "gpus": 7, "global_batch_size": 3, "tp": 2,
         },
+        place="#/tp",
         says="divides",
     ),
     "one number of GPUs": _asked(

@@ -176,6 +176,17 @@ def test_errors_stand_beside_their_fields(seen: Watched) -> None:
     page.locator("#field-nodes").fill("3")
     page.locator("#field-nodes").press("Enter")
     page.locator("#field-nodes-error", has_text="over nodes = 3").wait_for()
+    page.locator("#field-nodes").fill("")
+    page.locator("#field-tp").fill("64")
+    page.locator("#field-tp").press("Enter")
+    page.locator("#field-tp-error", has_text="Or try overrides").wait_for()
+    assert page.locator("#field-overrides-error").inner_text() == ""
+    page.locator("#field-tp").fill("4")
+    page.get_by_text("More options").click()
+    page.locator("#field-overrides").fill("no_such_field=1")
+    page.locator("#field-tp").press("Enter")
+    page.locator("#field-overrides-error", has_text="no_such_field").wait_for()
+    assert page.evaluate("document.activeElement.id") == "field-overrides"
     seen.check(422)
 
 

@@ -19,7 +19,7 @@ from api.problems import Fault, Problem, ProblemError, phrase, pointer, problem_
 from api.routes.page import assets
 from domino_tune.base.errors import BUG, MEANINGS, NotFoundError, StorageError
 from domino_tune.requests import TuneRequest
-from domino_tune.requests.problems import plain_problem, type_of
+from domino_tune.requests.problems import fields_named, plain_problem, type_of
 from domino_tune.store.files import bundled_bytes
 from domino_tune.store.profiles import parse_profile
 from simulator.errors import DominoTuneError, InfeasiblePlanError, InputError, ProfileError
@@ -47,6 +47,20 @@ def test_every_option_that_is_named_is_pointed_at() -> None:
     problem = problem_of(InputError("Missing --model, --set: give them, or a file with --plan."))
     assert [fault.pointer for fault in problem.errors] == ["#/model", "#/overrides", "#/plan"]
     assert "--" not in problem.detail
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ("heads = 16 is not divisible by tp = 7; nearest: 4. Or try --set heads=64.", ["tp"]),
+        ("tp 4 × dp 1 × pp 7 = 28 does not divide; use --nodes 2.", ["tp", "dp", "pp"]),
+        ("4 ranks do not spread evenly over --nodes 3; use --tp 2.", ["nodes"]),
+        ("wgrad 'fill' belongs to order 'greedy', the others have 'eager'.", ["wgrad", "order"]),
+        ("Nothing fits in the memory; the smallest change that fits: --dp 2.", []),
+    ],
+)
+def test_hints_are_not_pointed_at(said: str, named: list[str]) -> None:
+    assert list(fields_named(said)) == named
 
 
 def test_an_error_without_a_place_points_at_the_whole_body() -> None:
