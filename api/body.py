@@ -14,7 +14,7 @@ import anyio
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from api.problems import MOST_FAULTS, Fault, ProblemError, bad_body, pointer
+from api.problems import MOST_FAULTS, WANTED, Fault, ProblemError, bad_body, pointer
 
 # Strict JSON, with a pointer to everything that is refused ----------------------------------------
 # Refused: what is not JSON, bad UTF-8, duplicate keys, NaN, infinities, numbers too large to be
@@ -32,6 +32,7 @@ MOST_PROFILE_VALUES: Final = 800_000
 """Values of a profile's file: some 20,000 rows in each of four sections."""
 _KEY: Final = re.compile(rb'"\s*:')
 _DOUBTFUL_TEXT: Final = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
+_PATTERN: Final = re.compile(r"String should match pattern '(.*)'")
 Place = tuple[str | int, ...]
 
 
@@ -322,6 +323,8 @@ def sentence(message: str) -> str:
     """Return a message of pydantic as a sentence."""
     if message == "Field required":
         return "It is missing; give it."
+    if pattern := _PATTERN.fullmatch(message):
+        return WANTED[pattern[1]]
     text = message.removeprefix("Value error, ")
     return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
 

@@ -17,13 +17,12 @@ from typing import get_type_hints as hints_of
 import pydantic
 from pydantic import BaseModel, ConfigDict, create_model
 
-from api.wire import SLUG
+from api.problems import SLUG
 from domino_tune.requests.fields import NEEDED
 from domino_tune.requests.options import Request, option_of
 from simulator.plan import SlicePlan
 
 LONGEST_SLUG: Final = 64
-JOB_ID: Final = r"^job_[0-9a-f]{32}$"
 Slug = Annotated[str, pydantic.Field(pattern=SLUG, max_length=LONGEST_SLUG)]
 PlanObject = Annotated[
     dict[str, Any],

@@ -21,6 +21,18 @@ MEDIA_TYPE: Final = "application/problem+json"
 MOST_FAULTS: Final = 20
 LONGEST_NAME: Final = 100
 """Most characters of a key in a pointer."""
+SLUG: Final = r"^[a-z0-9](\.?[a-z0-9_-])*\.?$"
+"""Names of profiles and models: without a separator or two dots in a row, so never a path."""
+JOB_ID: Final = r"^job_[0-9a-f]{32}$"
+MOMENT: Final = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)$"
+VISIBLE: Final = r"^[!-~]+$"
+WANTED: Final = {
+    SLUG: "Use small letters, digits, dots, dashes and underscores; begin with a letter or digit.",
+    JOB_ID: "An id of a job is job_ and 32 digits or letters from a to f.",
+    MOMENT: "Write a time with its zone, like 2026-01-31T12:00:00Z.",
+    VISIBLE: "Use letters, digits and signs of ASCII, without blanks.",
+}
+"""Pattern -> what to say where a text does not match it."""
 _PHRASES: Final = {413: "Content Too Large", 422: "Unprocessable Content"}
 """Phrases of RFC 9110 where Python's standard library has older ones."""
 

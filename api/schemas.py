@@ -11,8 +11,8 @@ from typing import Annotated, Any, Final, Literal, Union
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, create_model
 
-from api.generate import JOB_ID, AnswerModel, Slug, WireModel, shown, shown_fields, wire_body
-from api.problems import Problem
+from api.generate import AnswerModel, Slug, WireModel, shown, shown_fields, wire_body
+from api.problems import JOB_ID, Problem
 from domino_tune.requests import (
     LayoutRequest,
     ScaleRequest,

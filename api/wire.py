@@ -27,7 +27,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from api.body import JSON_TYPES, MOST_VALUES, TABLE_TYPES, parse, parsed, read_body, read_object
-from api.problems import LONGEST_NAME, Fault, ProblemError
+from api.problems import JOB_ID, LONGEST_NAME, SLUG, VISIBLE, Fault, ProblemError
 from domino_tune.requests.service import Scope
 from domino_tune.service.tokens import SCOPES
 
@@ -98,14 +98,12 @@ def _unknown(detail: str, challenge: str) -> ProblemError:
 
 # Declare routes, each with its scope, in one table for each noun: ---------------------------------
 
-SLUG: Final = r"^[a-z0-9](\.?[a-z0-9_-])*\.?$"
-"""Names of profiles and models: without a separator or two dots in a row, so never a path."""
 Slug = Annotated[str, Path(pattern=SLUG, max_length=64, description="A name.")]
-JobId = Annotated[str, Path(pattern=r"^job_[0-9a-f]{32}$", description="A job.")]
+JobId = Annotated[str, Path(pattern=JOB_ID, description="A job.")]
 IdempotencyKey = Annotated[
     str | None,
     Header(
-        alias="Idempotency-Key", min_length=1, max_length=128, pattern=r"^[!-~]+$",
+        alias="Idempotency-Key", min_length=1, max_length=128, pattern=VISIBLE,
         description="The same key with the same body gets the first answer again, for 24 hours.",
     ),
 ]  # fmt: skip

@@ -30,10 +30,10 @@ from api.answers import (
     tags,
     wait_of,
 )
-from api.generate import JOB_ID, LONGEST_SLUG
+from api.generate import LONGEST_SLUG
 from api.kinds import KINDS, answer_at_once, check, read_job
 from api.parts import Parts
-from api.problems import Fault, ProblemError
+from api.problems import JOB_ID, MOMENT, SLUG, Fault, ProblemError
 from api.schemas import Job as JobShown
 from api.schemas import (
     JobBody,
@@ -48,7 +48,6 @@ from api.schemas import (
 )
 from api.wire import (
     REPORT_CSP,
-    SLUG,
     Caller,
     IdempotencyKey,
     JobId,
@@ -86,7 +85,7 @@ Name = Annotated[str | None, Query(pattern=SLUG, max_length=LONGEST_SLUG)]
 Moment = Annotated[
     str | None,
     Query(
-        pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)$",
+        pattern=MOMENT,
         description="Time with its zone (RFC 3339), like 2026-01-31T12:00:00Z.",
     ),
 ]

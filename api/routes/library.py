@@ -23,11 +23,10 @@ from api.answers import (
 )
 from api.body import JSON_TYPES
 from api.generate import LONGEST_SLUG
-from api.problems import ProblemError
+from api.problems import SLUG, ProblemError
 from api.schemas import Imported, Model, ModelPage, ProfileFile, ProfilePage, Summary
 from api.uploads import imported, read_profile
 from api.wire import (
-    SLUG,
     IdempotencyKey,
     Me,
     Routes,

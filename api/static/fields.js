@@ -7,11 +7,19 @@ const FIRST = ['model', 'profile', 'gpus', 'global_batch_size', 'tp', 'dp', 'nod
 const LABELS = { profile: 'Machine', gpus: 'GPUs', global_batch_size: 'Global batch', tp: 'Tensor parallel', dp: 'Data parallel',
   pp: 'Pipeline stages', vpp: 'Virtual stages', cp: 'Context parallel', seq_length: 'Sequence length',
   micro_batch_size: 'Micro-batch', grad_accumulation: 'Accumulation', dtype: 'Type', cuda_graph: 'CUDA graphs',
-  overrides: 'Model overrides' };
+  overrides: 'Model overrides', ep: 'Expert parallel', etp: 'Expert tensor parallel', cp_comm: 'Context exchange',
+  pp_schedule: 'Pipeline schedule', pp_layers: 'Layers of stages', fp8_recipe: 'FP8 recipe', gpu_hour: 'Price of a GPU hour' };
 const HINTS = { model: 'A preset, or a model that was added from its config.json (Library).',
-  profile: 'What was measured, or published, of a machine; add your own in the Library.' };
+  profile: 'What was measured, or published, of a machine; add your own in the Library.',
+  fp8_recipe: 'How linear layers are quantized, in Megatron’s words (default none: they multiply in the type above).',
+  trials: 'Most plans to evaluate (default: until no other can be faster; 40 for bayes and random).' };
+const PLACEHOLDERS = { overrides: 'num_attention_heads=64', implementation_set: 'flash_attention=false' };
 
 export const label = name => LABELS[name] ?? (name[0].toUpperCase() + name.slice(1)).replaceAll('_', ' ');
+
+// The schema says what the command line's help says: options become the labels of their fields.
+const plainWords = text => text.replaceAll('`', '').replace('; may be repeated', ', one on each line')
+  .replace(/--([a-z][a-z0-9-]*)/g, (_, flag) => `“${label(flag.replaceAll('-', '_'))}”`);
 
 const choose = (attributes, options, blank) => h('select', attributes,
   blank && h('option', { value: '' }, blank), options.map(([value, text]) => h('option', { value }, text)));
@@ -61,7 +69,7 @@ const controlOf = (name, said, attributes, library) => {
   if (said.type === 'array' && said.items.type === 'integer')
     return numbersControl(h('input', { ...attributes, type: 'text', autocomplete: 'off', spellcheck: 'false' }));
   if (said.type === 'array') {
-    const element = h('textarea', { ...attributes, rows: 2, spellcheck: 'false', placeholder: 'num_attention_heads=64' });
+    const element = h('textarea', { ...attributes, rows: 2, spellcheck: 'false', placeholder: PLACEHOLDERS[name] });
     const lines = () => element.value.split('\n').map(line => line.trim()).filter(Boolean);
     return { element, read: () => lines().length ? lines() : undefined,
       write: value => { element.value = (value ?? []).join('\n'); } };
@@ -75,7 +83,7 @@ const controlOf = (name, said, attributes, library) => {
 
 /** Return `{name, element, control, complain(detail)}`; `library` has the choices of fields that name what is stored. */
 export const fieldOf = (name, said, library) => {
-  const id = `field-${name}`, about = HINTS[name] ?? said.description ?? '', plain = FIRST.includes(name);
+  const id = `field-${name}`, about = HINTS[name] ?? plainWords(said.description ?? ''), plain = FIRST.includes(name);
   const control = controlOf(name, said, { id, name, 'aria-describedby': `${id}-hint ${id}-error` }, library);
   const error = h('p', { id: `${id}-error`, class: 'error' });
   const box = isBox(said), group = said.type === 'array' && said.items.enum;

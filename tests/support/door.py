@@ -95,7 +95,9 @@ CASES: Final[dict[str, Case]] = {
     "true for a number": _bad("#/tp", tp=True),
     "zero": _bad("#/tp", tp=0),
     "a huge number": _bad("#/tp", tp=10**30),
-    "a path for a name": _bad("#/profile", profile="../../etc/passwd"),
+    "a path for a name": Case(
+        body=body(profile="../../etc/passwd"), place="#/profile", says="small letters"
+    ),
     "a file for a name": _bad("#/model", model="models/config.json"),
     "an unknown model": _bad("#/model", model="nobody-has-this"),
     "an unknown profile": _bad("#/profile", profile="nobody-has-this"),

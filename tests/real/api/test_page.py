@@ -14,7 +14,16 @@ import pytest
 from api.routes.page import assets
 from domino_tune.store.plans import load_plan
 from tests.real.api.browser import PATIENCE_MS, Watched, watched
-from tests.real.api.page_steps import ENDLESS, SMALL, done, drag, fill, measurement, picture
+from tests.real.api.page_steps import (
+    ENDLESS,
+    QUESTIONS,
+    SMALL,
+    done,
+    drag,
+    fill,
+    measurement,
+    picture,
+)
 from tests.real.domino_tune.serving import Served, command, served
 from tests.support.processes import PATIENCE_S
 
@@ -187,6 +196,23 @@ def test_errors_stand_beside_their_fields(seen: Watched) -> None:
     page.locator("#field-tp").press("Enter")
     page.locator("#field-overrides-error", has_text="no_such_field").wait_for()
     assert page.evaluate("document.activeElement.id") == "field-overrides"
+    seen.check(422)
+
+
+def test_hints_speak_of_fields_and_errors_of_letters(seen: Watched) -> None:
+    page = seen.open()
+    for question in QUESTIONS.values():
+        page.get_by_role("radio", name=question).check()
+        page.locator("#field-run_tokens-hint", has_text="“Price of a GPU hour”").wait_for(
+            state="attached"
+        )
+        hints = page.locator("form.ask .hint").all_text_contents()
+        assert not [hint for hint in hints if "--" in hint or "`" in hint or "repeated" in hint]
+    fill(page, SMALL)
+    page.locator("#field-model").evaluate("one => { one.options[0].value = 'No Name'; }")
+    page.locator("#field-model").select_option("No Name")
+    page.locator("#field-tp").press("Enter")
+    page.locator("#field-model-error", has_text="Use small letters, digits").wait_for()
     seen.check(422)
 
 

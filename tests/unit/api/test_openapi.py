@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, get_args
 
 import pytest
@@ -10,6 +11,7 @@ from jsonschema import Draft202012Validator
 
 from api.kinds import KINDS
 from api.openapi import EXAMPLES, problem_statuses
+from api.problems import WANTED
 from api.schemas import JOB_BODIES, RESULTS
 from domino_tune.requests import QUESTIONS, ProfilesImportRequest
 from domino_tune.requests.service import JobKind
@@ -85,6 +87,11 @@ def test_an_import_takes_all_that_its_request_has(made: dict[str, Any]) -> None:
     names = {one["name"] for one in asked if one["in"] == "query"}
     # The file is the body, the name is in the path.
     assert names == set(ProfilesImportRequest.model_fields) - {"file", "name"}
+
+
+def test_every_pattern_has_words_for_what_does_not_match(made: dict[str, Any]) -> None:
+    patterns = {json.loads(f'"{one}"') for one in re.findall(r'"pattern": "(.*?)"', text(made))}
+    assert patterns == set(WANTED)
 
 
 def test_it_names_no_file_of_a_server(made: dict[str, Any]) -> None:
