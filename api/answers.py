@@ -95,7 +95,8 @@ def tags(header: str | None) -> list[str]:
 # Answers that are JSON ----------------------------------------------------------------------------
 # Whole, as pages of lists, and jobs.
 
-LINKS: Final = ("events", "stop", "files")
+LINKS: Final = {"events": "events", "stop": "stop", "files": "files/{name}"}
+"""Link -> the place below a job; that of files is a template (RFC 6570)."""
 MAX_LIMIT: Final = 200
 """Most entries of a page."""
 Entry = TypeVar("Entry")
@@ -167,7 +168,7 @@ def job_head(request: Request, job: JobRecord) -> dict[str, Any]:
         "created": rfc3339(job.created_s),
         "started": rfc3339(job.started_s),
         "finished": rfc3339(job.finished_s),
-        "links": {"self": path, **{name: f"{path}/{name}" for name in LINKS}},
+        "links": {"self": path, **{name: f"{path}/{place}" for name, place in LINKS.items()}},
     }
 
 

@@ -75,7 +75,7 @@ async def check(request: Request, caller: Caller, task: bytes) -> None:
 
 
 def calibration_task(body: Any, library: Library) -> Task:
-    """Return the task of a CalibrationBody. Raise InputError, ProblemError, and ConflictError if
+    """Return the task of a CalibrateBody. Raise InputError, ProblemError, and ConflictError if
     the name is taken."""
     library.check_calibrated(body.name, body.profile)
     runs, models = _runs(body), {}
@@ -142,7 +142,7 @@ STEPS: Final = ("iteration_ms", "makespans_ms")
 
 
 def new_validation(body: Any, jobs: JobDesk, owner: str) -> NewJob:
-    """Return the job of a ValidationBody, which is done as soon as it is stored.
+    """Return the job of a ValidateBody, which is done as soon as it is stored.
 
     Raise NotFoundError for another's tune, ConflictError for one that is not done, and ProblemError
     for results of something else.

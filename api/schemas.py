@@ -54,7 +54,7 @@ WhatIfBody = wire_body(
 """What takes longer is a job."""
 
 
-class ValidationBody(WireModel):
+class ValidateBody(WireModel):
     """What `validate --json` printed of a tune's plan."""
 
     of: Annotated[str, Field(pattern=JOB_ID, description="The tune.")]
@@ -87,7 +87,7 @@ MeasuredRunBody = create_model(
 )
 
 
-class CalibrationBody(WireModel):
+class CalibrateBody(WireModel):
     """Fit few physical factors of a profile to measured iterations of your own jobs."""
 
     profile: Slug = Field(description="Profile to start from, by name.")
@@ -114,16 +114,16 @@ BODIES: Final[dict[JobKind, type[WireModel]]] = {
     "layout": LayoutBody,
     "scale": ScaleBody,
     "whatif": SweepBody,
-    "calibrate": CalibrationBody,
-    "validate": ValidationBody,
+    "calibrate": CalibrateBody,
+    "validate": ValidateBody,
 }
 """What asks for a job of each kind, beside its ``kind``."""
 
 
 def _job_body(kind: JobKind, body: type[WireModel]) -> type[WireModel]:
-    """Return the body with its kind."""
+    """Return the body with its kind, by which it is called."""
     named: Any = Literal[kind]
-    name = body.__name__.replace("Body", "Job")
+    name = f"{kind.capitalize()}Job"
     return create_model(name, __base__=body, __doc__=body.__doc__, kind=(named, ...))
 
 
@@ -292,7 +292,8 @@ class JobHead(WireModel):
     it.
 
     ``stopped_by``: why the search ends or ended early: ``user``, or ``time``. ``attempts``: how
-    often it began; a job whose process died begins again.
+    often it began; a job whose process died begins again. ``links``: paths; ``files`` is a template
+    for the name of a file.
     """
 
     id: str

@@ -81,10 +81,10 @@ class TestEveryKind:
     def test_its_files(self, client: httpx.Client, kind: str) -> None:
         place = finished(client, kind)["links"]["files"]
         for name in FILES[kind]:
-            answer = client.get(f"{place}/{name}")
+            answer = client.get(place.format(name=name))
             assert answer.status_code == 200, name
             assert answer.headers["etag"]
-        refused(client.get(f"{place}/nothing"), 404)
+        refused(client.get(place.format(name="nothing")), 404)
 
     def test_its_events(self, client: httpx.Client, kind: str) -> None:
         found = finished(client, kind)
@@ -107,11 +107,12 @@ def test_one_question_gets_a_tuned_configuration(client: httpx.Client) -> None:
     found = good(answer)
     assert answer.headers["preference-applied"] == "wait=30"
     assert answer.headers["location"] == found["links"]["self"]
-    plan = client.get(f"{found['links']['files']}/plan").json()
+    place = found["links"]["files"].format(name="plan")
+    plan = client.get(place).json()
     assert plan_from_json(plan, source="it").predicted.iteration_ms == pytest.approx(
         found["result"]["best"]["iteration_ms"]
     )
-    to = client.get(f"{found['links']['files']}/plan", params={"to": "env"}).json()
+    to = client.get(place, params={"to": "env"}).json()
     assert to["text"]
     swept = {"plan": plan, "sweep": "link_bandwidth=1x,2x"}
     good(client.post("/v1/jobs", json=job(swept, "whatif"), headers=headers))

@@ -19,7 +19,7 @@ def test_a_tune_comes_to_its_plan_file(tmp_path: Path) -> None:
         job = ended(client, links["self"])
         assert job["state"] == "done", job
         file = tmp_path / "plan.json"
-        file.write_bytes(client.get(f"{links['files']}/plan").content)
+        file.write_bytes(client.get(links["files"].format(name="plan")).content)
         best = job["result"]["best"]["iteration_ms"]
         assert load_plan(file).predicted.iteration_ms == pytest.approx(best)
         assert service.stop() == 0

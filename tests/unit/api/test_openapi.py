@@ -96,7 +96,7 @@ def test_every_pattern_has_words_for_what_does_not_match(made: dict[str, Any]) -
 
 def test_it_names_no_file_of_a_server(made: dict[str, Any]) -> None:
     schemas = made["components"]["schemas"]
-    asked = {"TuneJobGiven", "LayoutJobGiven", "SimulateBody", "WhatIfBody", "SweepJobGiven"}
+    asked = {"TuneJobGiven", "LayoutJobGiven", "SimulateBody", "WhatIfBody", "WhatifJobGiven"}
     bodies = {name: schemas[name] for name in (*asked, "MeasuredRunGiven")}
     for body in bodies.values():
         assert body["additionalProperties"] is False
@@ -119,6 +119,13 @@ def test_examples_are_those_of_operations_and_fit_their_schemas(made: dict[str, 
 
 def test_there_are_few_routes() -> None:
     assert len(route_table()) <= 25
+
+
+def test_what_asks_for_a_job_is_called_by_its_kind(made: dict[str, Any]) -> None:
+    asked = made["components"]["schemas"]["JobBody"]["discriminator"]["mapping"]
+    assert {place.rpartition("/")[2] for place in asked.values()} == {
+        f"{kind.capitalize()}JobGiven" for kind in get_args(JobKind)
+    }
 
 
 def test_each_kind_of_job_is_an_entry_of_each_table(made: dict[str, Any]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from domino_tune.store.plans import SCHEMA
 from tests.conftest import REPOSITORY
 from tests.unit.house.imports import longest_chain, modules, rooms
 
@@ -24,6 +26,14 @@ def layers() -> dict[str, int]:
     return {
         name: height for height, layer in enumerate(reversed(order)) for name in layer.split(" | ")
     }
+
+
+def test_the_glossary_has_todays_schema_of_plan_files() -> None:
+    (said,) = re.findall(
+        r"\*\*plan file\*\*: [^*]* schema (\d+)",
+        (REPOSITORY / "docs" / "glossary.md").read_text("utf-8"),
+    )
+    assert int(said) == SCHEMA
 
 
 def test_domino_tune_has_few_entries() -> None:
