@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from domino_tune.base.tables import Table
 from domino_tune.results import HIDDEN, LabelledPlan
+from domino_tune.results.drawn import drawn_layer
 from domino_tune.results.shown import Shown, cost_line, frame, ms, named, share
 from domino_tune.store.plans import PlanFile, Predicted, ProfileRef
 from simulator.case import Case, Cost
@@ -382,6 +383,10 @@ class SimulateResult(Simulated):
     timelines: Mapping[str, Timeline] = field(metadata=HIDDEN, repr=False)
     order: LayerOrder = field(metadata=HIDDEN, repr=False)
     case: Case = field(metadata=HIDDEN, repr=False)
+
+    def drawn(self, columns: int = 86) -> str:
+        """Return the forward pass of one layer of the chosen plan, as ``drawn_layer`` does."""
+        return drawn_layer(self.timelines[CHOSEN], columns)
 
     @cached_property
     def plan_file(self) -> PlanFile:
