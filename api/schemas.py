@@ -189,8 +189,8 @@ TuneResultShown = _answer(
     **shown_fields(SimulateResult, SPEEDUPS),
     **shown_fields(TuneAnswer, but=("best", "grid", "trials", "seconds")),
     simulation=(SimulateResultShown, ...),
-    grid=(list[shown(GridCell)], ...),  # type: ignore[arg-type,misc]
-    trials=(list[shown(TrialResult)], ...),  # type: ignore[arg-type,misc]
+    grid=(list[shown(GridCell)], ...),  # type: ignore[misc]
+    trials=(list[shown(TrialResult)], ...),  # type: ignore[misc]
 )
 ScaleResultShown = shown(ScaleResult, but=("seconds",))
 LayoutsResultShown = _answer(

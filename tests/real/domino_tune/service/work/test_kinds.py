@@ -16,15 +16,16 @@ from tests.support.tasks import TASKS, layout_task, sweep_task, tune_task, undis
 
 
 class Heard(Reporter):
-    """A reporter that is always due."""
+    """A reporter that is always due, or never."""
 
-    def __init__(self, stop: StopReason | None = None) -> None:
+    def __init__(self, stop: StopReason | None = None, *, due: bool = True) -> None:
         self.steps: list[JobStep] = []
+        self._due = due
         super().__init__(self.steps.append, lambda: stop)
 
     @property
     def due(self) -> bool:
-        return True
+        return self._due
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -69,8 +70,7 @@ def test_what_takes_long_is_said_before_it_begins() -> None:
         run_job(TASKS[name], heard)
         assert any(step.text.startswith(words) for step in heard.steps)
         assert any("comparing strategies" in step.text for step in heard.steps)
-    heard = Heard()
-    heard.due = False  # nothing follows it for long
+    heard = Heard(due=False)  # nothing follows it for long
     run_job(TASKS["tune"], heard)
     assert ["comparing strategies" in step.text for step in heard.steps] == [True]
 
