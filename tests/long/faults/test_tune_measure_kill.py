@@ -73,7 +73,7 @@ def test_a_tuning_that_is_stopped_three_times_loses_nothing(request_: MeasureReq
         _, err = tuning.communicate(timeout=PATIENCE_S)
     assert tuning.returncode == 4, err
     assert "Rank 1 of 2 was killed by SIGKILL" in err
-    assert "To go on: python -m domino_tune tune" in err
+    assert "To go on: python -m domino_tune measure" in err
     second = launches(request_)
     assert second[: len(first)] == first
 
@@ -84,7 +84,7 @@ def test_a_tuning_that_is_stopped_three_times_loses_nothing(request_: MeasureReq
         wait_until_gone(ranks)
     assert tuning.returncode == 130, err
     assert "Best so far: " in err
-    assert "To go on: python -m domino_tune tune" in err
+    assert "To go on: python -m domino_tune measure" in err
     assert str(request_.evidence) in err
     assert "Traceback" not in err
     third = launches(request_)

@@ -6,7 +6,6 @@ import statistics
 from pathlib import Path
 
 import pytest
-from threadpoolctl import threadpool_info
 
 import profiles
 from domino_tune.store.profiles import load_profile
@@ -37,32 +36,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _sums_as_the_makers() -> bool:
-    """Whether this processor adds up in the order of the one that made the profiles. With other
-    vectors numpy's last digits differ, and a law of twenty numbers ends in another minimum. So do
-    they with other kernels of OpenBLAS, which on AMD's processors takes those for shorter vectors.
-    """
-    kernels = {found.get("architecture") for found in threadpool_info()}
-    wide = "avx512f" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    return wide and not kernels & {"Haswell", "Zen"}
-
-
 def test_a_profile_that_is_made_again_has_the_same_bytes(made: Path, tmp_path: Path) -> None:
-    """On any processor."""
+    """On one processor. Others add up in another order, and a law of twenty numbers ends in another
+    minimum."""
     main(
         ["--data", str(DATA), "--measurements", str(DATA.parent / "measurements"),
          "--out", str(tmp_path), "--only", "h200-sxm"]
     )  # fmt: skip
     name = "h200-sxm.json"
     assert (tmp_path / name).read_bytes() == (made / name).read_bytes()
-
-
-def test_the_same_tables_give_the_same_bytes(made: Path) -> None:
-    same = {
-        name: (made / f"{name}.json").read_bytes() == (BUNDLED / f"{name}.json").read_bytes()
-        for name in NAMES
-    }
-    assert all(same.values()) or not _sums_as_the_makers(), same
 
 
 @pytest.mark.parametrize("name", NAMES)

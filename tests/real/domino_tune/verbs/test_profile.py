@@ -208,7 +208,7 @@ def test_a_home_that_cannot_be_made_is_said(
         (("--emulate-link", "fast"), "--emulate-link cannot be 'fast'"),
         (("--backend", "nccl", "--emulate-link", "1gbit"), "--emulate-link with --backend gloo"),
         (
-            ("--for-model", "llama2-7b", "--seq-length", "4096", "--micro-batch-size", "4096"),
+            ("--for-model", "llama2-7b", "--seq-length", "512", "--micro-batch-size", "32768"),
             " GiB; with --micro-batch-size ",
         ),
         (

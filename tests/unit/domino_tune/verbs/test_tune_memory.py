@@ -36,7 +36,8 @@ def random_space(seed: int) -> tuple[Case, Space]:
     rng = random.Random(seed)
     case = random_case(rng, layers=7, micros=1, cost=cost_model(1.0, False))
     case = replace(case, workload=replace(case.workload, micro_batch_size=rng.randint(1, 5)))
-    shards = case.workload.recompute == "per-op"
+    routes = case.model.num_experts > 0 and case.cluster.tp > 1
+    shards = routes or case.workload.recompute == "per-op"
     spec = SpaceSpec(col_slices=(1, 2), dgrad_slices=(), sequence_parallels=(shards,))
     return case, enumerate_plans(case.model, case.workload, spec=spec)
 
