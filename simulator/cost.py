@@ -199,7 +199,7 @@ class LookUps:
 # Costs --------------------------------------------------------------------------------------------
 
 
-class Timed(NamedTuple):
+class OpTiming(NamedTuple):
     """What determines an op's time and power at any clock: its timing (µs), the clock of that
     timing (MHz), the elasticity, and the watts above idle at boost."""
 
@@ -236,7 +236,7 @@ class CostModel:
         self.idle_lane = profile.collectives.idle_lane if profile.collectives else None
         self.power = profile.power
         self._look_ups = LookUps(profile, factors)
-        self._timed: dict[Signature, Timed] = {}
+        self._timed: dict[Signature, OpTiming] = {}
         self._at_clocks: dict[int, CostModel] = {0: self}
         self._estimates: dict[Signature, Estimate] = {}
         self._durations_ns: dict[Signature, int] = {}
@@ -324,13 +324,13 @@ class CostModel:
         )  # fmt: skip
         return self.change.off("tile_fused", TILE_FUSED.error) * kernel_us
 
-    def timed(self, signature: Signature) -> Timed:
+    def timed(self, signature: Signature) -> OpTiming:
         """Return how an op was timed, which is looked up once for all clocks."""
         found = self._timed.get(signature)
         if found is None:
             law, kind, product = self._law, signature.kind, _product(signature)
             us = self.at_clock(0).estimate(signature).duration_us
-            found = self._timed[signature] = Timed(
+            found = self._timed[signature] = OpTiming(
                 us, law.timed_mhz(kind, us, product), law.family(kind).elasticity,
                 law.boost_w(kind, product),
             )  # fmt: skip
