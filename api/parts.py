@@ -361,6 +361,11 @@ class Parts:
         if self.runner is not None:
             self.runner.wake()
 
+    def look(self) -> None:
+        """Tell the runner that something else is wanted of a job."""
+        if self.runner is not None:
+            self.runner.look()
+
     def close(self) -> None:
         """Give back jobs, stop child processes and close connections. This blocks."""
         if self.runner is not None:

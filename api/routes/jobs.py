@@ -267,7 +267,9 @@ async def label_job(
 @routes.route("DELETE", "/v1/jobs/{job_id}", scope="tune", status=204)
 async def delete_job(request: Request, caller: Me, job_id: JobId) -> Response:
     """Delete a job with its result and files; one that runs ends within seconds."""
-    await in_thread(parts_of(request).jobs.delete, job_id, caller.owner)
+    parts = parts_of(request)
+    await in_thread(parts.jobs.delete, job_id, caller.owner)
+    parts.look()
     return Response(status_code=204)
 
 
@@ -275,7 +277,9 @@ async def delete_job(request: Request, caller: Me, job_id: JobId) -> Response:
 async def stop_job(request: Request, caller: Me, job_id: JobId) -> Response:
     """Stop a search and keep what it has: within seconds it is done, with the best so far as its
     result, or with the first that it finds."""
-    job = await in_thread(parts_of(request).jobs.stop, job_id, caller.owner)
+    parts = parts_of(request)
+    job = await in_thread(parts.jobs.stop, job_id, caller.owner)
+    parts.look()
     return await job_response(request, job)
 
 

@@ -38,7 +38,7 @@ from simulator.errors import InputError
 
 CONNECT_S: Final = 5
 CLOSE_S: Final = 1
-LOOK_S: Final = 0.5
+LOOK_S: Final = 0.25
 """Time between two looks at what is wanted, here and on the worker."""
 CHECK_S: Final = 5.0
 """Time between two looks at the workers."""
@@ -103,7 +103,7 @@ class DaskExecutor:
         last: Wanted = "go on"
         try:
             while not call.done():
-                time.sleep(LOOK_S / 5)
+                time.sleep(LOOK_S / 2)
                 _drain(steps, tell)
                 asked = "end" if self._closed else wanted()
                 if asked == "end":

@@ -81,6 +81,7 @@ class Runner:
         self._held: dict[str, _Held] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
+        self._look = threading.Event()
         self._stopping = threading.Event()
         self._threads = [
             threading.Thread(target=target, name=target.__name__, daemon=True)
@@ -111,12 +112,17 @@ class Runner:
         """Look for work now."""
         self._wake.set()
 
+    def look(self) -> None:
+        """Learn now what is wanted of the jobs that run."""
+        self._look.set()
+
     def close(self, timeout_s: float = 10.0) -> None:
         """Claim no more jobs, end those that run, and give them back. Others claim what could not
         be given back in time when its lease expires."""
         end_s = time.monotonic() + timeout_s
         self._stopping.set()
         self._wake.set()
+        self._look.set()
         jobs = [one.thread for one in self._all() if one.thread]
         for thread in (*self._threads, *jobs):
             thread.join(max(0.0, end_s - time.monotonic()))
@@ -152,7 +158,9 @@ class Runner:
     def _watch(self) -> None:
         """Learn what is wanted of the jobs, renew their leases, and look at the executor."""
         renewed_s, lacking = time.monotonic(), ""
-        while not self._stopping.wait(POLL_S) or self._held:
+        while not self._stopping.is_set() or self._held:
+            self._look.wait(POLL_S / 10 if self._stopping.is_set() else POLL_S)
+            self._look.clear()
             held = self._all()
             renews = time.monotonic() - renewed_s > self._leases.lease_s / 3
             try:
@@ -168,8 +176,6 @@ class Runner:
             if self._executor.lacking != lacking:
                 lacking = self._executor.lacking
                 LOG.warning("%s", lacking or "The executor can run jobs again.")
-            if self._stopping.is_set():
-                time.sleep(POLL_S / 10)
 
     def _hear(self, held: list[_Held]) -> None:
         asked = self._leases.asked([one.claimed for one in held])

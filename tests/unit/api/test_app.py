@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 from pathlib import Path
+from unittest.mock import patch
 
 import httpx
 import pytest
@@ -101,6 +102,17 @@ def test_the_queue_is_bounded(tmp_path: Path) -> None:
         assert client.delete(first["links"]["self"]).status_code == 204
         anew = good(client.post("/v1/jobs", json=job(SMALL), headers=keyed), 202)
         assert anew["id"] != first["id"]
+
+
+@pytest.mark.parametrize(("method", "part"), [("POST", "/stop"), ("DELETE", "")])
+def test_a_stop_is_heard_at_once(service: Inside, method: str, part: str) -> None:
+    """The runner does not wait for its next look."""
+    parts = service.app.state.parts
+    with service.client() as client, patch.object(type(parts), "look") as look:
+        place = good(client.post("/v1/jobs", json=job(SMALL)), 202)["links"]["self"]
+        look.assert_not_called()
+        assert client.request(method, f"{place}{part}").is_success
+        look.assert_called_once_with()
 
 
 def test_a_label_is_set_on_the_version_that_was_seen(service: Inside) -> None:

@@ -84,6 +84,24 @@ def test_a_job_is_stopped_and_another_deleted(database: Database, desk: JobDesk)
         wait_until(lambda: runner.running == 0)
 
 
+def test_what_is_wanted_is_heard_before_the_next_look(
+    database: Database, desk: JobDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "POLL_S", PATIENCE_S)
+    with running(database) as runner:
+        kept, gone = submit(desk, "wait"), submit(desk, "wait")
+        runner.wake()
+        for job in (kept, gone):
+            until(desk, job, lambda now: now.progress.done)
+        desk.stop(kept.id, "ann")
+        runner.look()
+        assert ended(desk, kept).stopped_by == "user"
+        desk.delete(gone.id, "ann")
+        runner.look()
+        wait_until(lambda: runner.running == 0)
+        monkeypatch.setattr(module, "POLL_S", 1.0)
+
+
 def test_a_killed_job_begins_again_and_its_progress_does_not_fall(
     database: Database, desk: JobDesk, tmp_path: Path
 ) -> None:
