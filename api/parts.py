@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import chain, zip_longest
 from typing import Any, Final
 
 import anyio
@@ -166,6 +167,9 @@ USUAL_S: Final = 0.2
 """What a computation takes, before any was seen."""
 WEIGHT: Final = 0.1
 """Weight of the last computation in what one usually takes."""
+WHOLE: Final = 0.9
+"""Share of the deadline with which a computation had all the time that it may have."""
+TOO_LATE: Final = "What others asked before took too long; try again."
 Compute = Callable[[str, bytes], bytes]
 
 
@@ -186,7 +190,7 @@ class Quick:
     """Answers of pure functions, which ``pool`` computes. Use it from the event loop only.
 
     Each owner's computations wait in a line of their own, and the lines take turns. What cannot
-    begin in time to end within ``deadline_s`` is refused: at once where that can be foreseen.
+    begin in time to end within ``deadline_s`` is refused, as soon as that can be foreseen.
     """
 
     def __init__(self, pool: ProcessPool, compute: Compute, deadline_s: float) -> None:
@@ -246,11 +250,8 @@ class Quick:
                 headers={"Retry-After": "1"},
             )
         wait_s = self._wait_s(owner)
-        if wait_s > self._deadline_s:
-            raise _busy(
-                f"What others asked before takes about {wait_s:.0f} s; try again then.",
-                round(wait_s - self._deadline_s) + 1,
-            )
+        if self._asked and wait_s > self._deadline_s:  # else nobody would learn that it is quick
+            raise _crowded(wait_s, self._deadline_s)
         loop = asyncio.get_running_loop()
         asked = self._asked[key] = _Asked(
             key=key, owner=owner, end_s=loop.time() + self._deadline_s,
@@ -261,19 +262,31 @@ class Quick:
         self._begin()
         return asked
 
+    @property
+    def _most(self) -> int:
+        """Return how many processes one owner may have at once: one is left to other owners."""
+        return max(1, self._pool.slots - 1)
+
     def _wait_s(self, owner: str) -> float:
         """Return an estimate of the time until a further computation of ``owner`` has ended."""
-        mine = len(self._lines.get(owner, ())) + 1
-        before = sum(min(len(line), mine) for line in self._lines.values())
-        return self._usual_s * (1 + (before + self._running.total()) / self._pool.slots)
+        own = len(self._lines.get(owner, ()))
+        lines = self._lines.items()
+        before = (min(len(line), own + 1) for one, line in lines if self._running[one] < self._most)
+        return self._until_end_s(owner, sum(before), own)
+
+    def _until_end_s(self, owner: str, before: int, own: int) -> float:
+        """Return an estimate of the time until a computation of ``owner`` has ended, which begins
+        after ``before`` others that wait, and ``own`` of its owner."""
+        slots, most = self._pool.slots, self._most
+        ends = max(0, before + 1 + self._running.total() - slots) / slots
+        own_ends = max(0, own + 1 + self._running[owner] - most) / most
+        return self._usual_s * (1 + max(ends, own_ends))
 
     def _begin(self) -> None:
-        """Give free processes the next computation of each owner in turn; leave one process to
-        other owners."""
+        """Give free processes the next computation of each owner in turn."""
         loop = asyncio.get_running_loop()
-        most = max(1, self._pool.slots - 1)
         while self._running.total() < self._pool.slots:
-            owner = next((one for one in self._lines if self._running[one] < most), None)
+            owner = next((one for one in self._lines if self._running[one] < self._most), None)
             if owner is None:
                 return
             line = self._lines[owner]
@@ -283,13 +296,26 @@ class Quick:
                 self._lines[owner] = line  # behind the other owners
             left_s = asked.end_s - loop.time()
             if left_s < min(self._usual_s, self._deadline_s / 2):
-                asked.future.set_exception(
-                    _busy("What others asked before took too long; try again.", 1)
-                )
+                asked.future.set_exception(_busy(TOO_LATE, 1))
                 self._end(asked)
                 continue
             self._running[owner] += 1
             asked.task = asyncio.create_task(self._run(asked, left_s))
+
+    def _refuse_late(self) -> None:
+        """Refuse what waits and cannot end in time, as computations take by now."""
+        now_s, before, own = asyncio.get_running_loop().time(), 0, Counter[str]()
+        turns = chain.from_iterable(zip_longest(*self._lines.values()))
+        for asked in [one for one in turns if one is not None]:
+            owner = asked.owner
+            wait_s = self._until_end_s(owner, before, own[owner])
+            if (self._running or before) and now_s + wait_s > asked.end_s:
+                self._lines[owner].remove(asked)
+                asked.future.set_exception(_crowded(wait_s, asked.end_s - now_s))
+                self._end(asked)
+                continue
+            own[owner] += 1
+            before += self._running[owner] < self._most
 
     async def _run(self, asked: _Asked, seconds: float) -> None:
         loop = asyncio.get_running_loop()
@@ -298,10 +324,11 @@ class Quick:
             call = self._pool.submit(function, *arguments, seconds=seconds)
             found = await asyncio.wrap_future(call)
         except BaseException as error:
+            told = error if isinstance(error, Exception) else NoWorkerError("The service stops.")
+            if seconds < WHOLE * self._deadline_s and loop.time() >= asked.end_s:
+                told = _busy(TOO_LATE, 1)  # it might have ended, had it begun at once
             if not asked.future.done():
-                asked.future.set_exception(
-                    error if isinstance(error, Exception) else NoWorkerError("The service stops.")
-                )
+                asked.future.set_exception(told)
         else:
             if not asked.future.done():
                 asked.future.set_result(found)
@@ -310,6 +337,7 @@ class Quick:
             self._running[asked.owner] -= 1
             self._running += Counter()  # without zeros
             self._end(asked)
+            self._refuse_late()
             self._begin()
 
     def _end(self, asked: _Asked) -> None:
@@ -317,6 +345,11 @@ class Quick:
             del self._asked[asked.key]
         if not self._lines.get(asked.owner, True):
             del self._lines[asked.owner]
+
+
+def _crowded(wait_s: float, left_s: float) -> ProblemError:
+    detail = f"What others asked before takes about {wait_s:.0f} s; try again then."
+    return _busy(detail, max(0, round(wait_s - left_s)) + 1)
 
 
 def _busy(detail: str, retry_s: int) -> ProblemError:

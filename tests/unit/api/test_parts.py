@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -19,7 +20,7 @@ from api.parts import (
 )
 from api.problems import ProblemError
 from domino_tune.requests.service import is_loopback
-from domino_tune.service.executors import ChildDiedError
+from domino_tune.service.executors import ChildDiedError, OverLimitError
 from domino_tune.service.serving import SETTINGS
 from simulator.errors import InputError
 
@@ -213,6 +214,67 @@ def test_what_cannot_be_in_time_is_refused_at_once() -> None:
         await turn()
         pool.end("b")
         await asyncio.gather(*asked)
+
+    play(test)
+
+
+def test_another_owner_is_not_refused_for_the_many_of_one() -> None:
+    async def test(pool: ByHand, quick: Quick) -> None:
+        asked = [ask(quick, "ann", f"ann-{number}") for number in range(2)]
+        await turn()
+        quick._usual_s = 8.0
+        with pytest.raises(ProblemError, match="others asked before"):
+            await ask(quick, "ann", "ann-2")
+        asked.append(ask(quick, "bob", "bob"))
+        await turn()
+        assert list(pool.calls) == ["ann-0", "bob"]
+        for name in ("ann-0", "bob", "ann-1"):
+            pool.end(name)
+            await turn()
+        await asyncio.gather(*asked)
+
+    play(test, slots=2)
+
+
+def test_what_turns_out_to_be_too_late_is_refused_before_its_time() -> None:
+    async def test(pool: ByHand, quick: Quick) -> None:
+        asked = [ask(quick, owner, owner) for owner in ("ann", "bob", "cid")]
+        await turn()
+        quick._usual_s = 8.0
+        pool.end("ann")
+        with pytest.raises(ProblemError, match="others asked before") as caught:
+            await asked[2]
+        assert caught.value.status == 503
+        assert list(pool.calls) == ["ann", "bob"]
+        pool.end("bob")
+        assert await asyncio.gather(*asked[:2]) == [b"an answer"] * 2
+        quick._usual_s = 30.0  # nobody else is there: it may be quick
+        alone = ask(quick, "ann", "alone")
+        await turn()
+        pool.end("alone")
+        await alone
+
+    play(test)
+
+
+def test_who_began_late_and_did_not_end_is_told_to_try_again() -> None:
+    async def test(pool: ByHand, quick: Quick) -> None:
+        clock = Clock()
+        with patch.object(asyncio.get_running_loop(), "time", clock):
+            asked = [ask(quick, owner, owner) for owner in ("ann", "bob", "cid")]
+            await turn()
+            pool.calls["ann"].set_exception(OverLimitError("It takes long."))
+            await turn()
+            clock.now += 5.0
+            pool.end("bob")
+            await turn()
+            clock.now += 5.0
+            pool.calls["cid"].set_exception(OverLimitError("It takes long."))
+            with pytest.raises(OverLimitError):
+                await asked[0]
+            await asked[1]
+            with pytest.raises(ProblemError, match="try again"):
+                await asked[2]
 
     play(test)
 
