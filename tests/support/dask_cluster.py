@@ -44,13 +44,13 @@ class DaskCluster:
         """Return the ids of the processes that compute: the children of the nannies."""
         return [pid for nanny in self.workers for pid in children(nanny.pid, b"spawn_main")]
 
-    def wait_for_workers(self) -> None:
-        """Wait until every worker has joined."""
+    def wait_for_workers(self, count: int) -> None:
+        """Wait until so many workers have joined."""
         from distributed import Client
 
         connect: Any = Client
         with connect(self.scheduler_address, set_as_default=False) as client:
-            client.wait_for_workers(len(self.workers), timeout=PATIENCE_S)
+            client.wait_for_workers(count, timeout=PATIENCE_S)
 
     def kill(self) -> None:
         """Kill all processes with SIGKILL."""
@@ -70,13 +70,10 @@ def dask_cluster(folder: Path, workers: int = 2, port: int = 0) -> Iterator[Dask
         scheduler = stack.enter_context(scheduling(folder, "scheduler", *place))
         cluster = DaskCluster(folder=folder, scheduler=scheduler)
         for number in range(workers):
-            words = (
-                "worker", cluster.scheduler_address, "--no-dashboard", "--nthreads", "1",
-                "--name", f"worker-{number}", "--local-directory", str(folder),
-            )  # fmt: skip
-            cluster.workers.append(stack.enter_context(dask(folder, *words)))
+            name = f"worker-{number}"
+            cluster.workers.append(stack.enter_context(working(cluster, name)))
         if workers:
-            cluster.wait_for_workers()
+            cluster.wait_for_workers(workers)
         yield cluster
 
 
@@ -90,11 +87,39 @@ def scheduling(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @contextmanager
-def dask(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+def working(
+    cluster: DaskCluster, name: str, first: Path | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a worker that Dask calls ``name``; it looks for packages in ``first`` before others."""
+    words = (
+        "worker", cluster.scheduler_address, "--no-dashboard", "--nthreads", "1",
+        "--name", name, "--local-directory", str(cluster.folder),
+    )  # fmt: skip
+    with dask(cluster.folder, *words, first=first) as process:
+        yield process
+
+
+OTHER = {
+    "domino_tune": "from domino_tune.base import origin; origin.VERSION = '9.9'",
+    "distributed": "from importlib import metadata as m; there = m.version; m.version = "
+    "lambda name: '9.9' if name == 'distributed' else there(name)",
+}
+"""What makes a package another version, 9.9, in a Python that starts."""
+
+
+def other_version(folder: Path, package: str) -> Path:
+    """Return a folder that makes a worker's ``package`` another version."""
+    (place := folder / package).mkdir()
+    (place / "sitecustomize.py").write_text(OTHER[package])
+    return place
+
+
+@contextmanager
+def dask(folder: Path, *words: str, first: Path | None = None) -> Iterator[subprocess.Popen[str]]:
     """Run ``dask WORDS`` in a process group of its own until the context ends."""
     environment = {
         **os.environ,
-        "PYTHONPATH": str(REPOSITORY),
+        "PYTHONPATH": os.pathsep.join(map(str, filter(None, [first, REPOSITORY]))),
         "OMP_NUM_THREADS": "1",
         "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0",
     }

@@ -1,4 +1,5 @@
-"""A child process that computes: limited in memory by the operating system, ended by its parent.
+"""A child process that computes: limited in memory by the operating system, ended by its parent, or
+by the system where its parent stands still.
 
 It is started with ``python -m``, not by multiprocessing: a worker of Dask may have no children of
 that kind. It ends when its parent is gone.
@@ -6,6 +7,7 @@ that kind. It ends when its parent is gone.
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import resource
@@ -59,14 +61,16 @@ class CallEnd(NamedTuple):
 
 
 class Child:
-    """A process that answers one call at a time."""
+    """A process that answers one call at a time, on all cores for ``seconds`` at most (0: for as
+    long as it takes)."""
 
-    def __init__(self, memory_bytes: int, niceness: int = NICENESS) -> None:
+    def __init__(self, memory_bytes: int, niceness: int = NICENESS, seconds: float = 0) -> None:
         self._pipe, theirs = Pipe()
         self.memory_bytes = memory_bytes
         with theirs:
             number = theirs.fileno()
-            words = [str(number), str(os.getpid()), str(memory_bytes), str(niceness)]
+            cpu_s = math.ceil(seconds) * (os.cpu_count() or 1)
+            words = map(str, (number, os.getpid(), memory_bytes, niceness, cpu_s))
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "domino_tune.service.executors.child", *words],
                 pass_fds=[number], stdin=subprocess.DEVNULL,
@@ -79,7 +83,7 @@ class Child:
 
     def send(self, message: ChildCall | StopReason) -> None:
         """Send a call, or why the running one should end with the best so far. Raise
-        ChildDiedError."""
+        ChildDiedError, OverLimitError."""
         try:
             self._pipe.send(message)
         except OSError:
@@ -87,7 +91,7 @@ class Child:
 
     def receive(self, seconds: float) -> JobStep | CallEnd | None:
         """Return the next step, or the answer; None if none comes within that time. Raise
-        ChildDiedError."""
+        ChildDiedError, OverLimitError."""
         try:
             if not self._pipe.poll(max(0.0, seconds)):
                 return None
@@ -96,10 +100,12 @@ class Child:
             raise self._died() from None
         return found
 
-    def _died(self) -> ChildDiedError:
+    def _died(self) -> ChildDiedError | OverLimitError:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(EXIT_S)
         code = self._process.returncode
+        if code == -signal.SIGXCPU:
+            return OverLimitError("This took more processor time than it may have; ask for less.")
         cause = signal.Signals(-code).name if code is not None and code < 0 else f"exit {code}"
         return ChildDiedError(f"The process that computed this died ({cause}).")
 
@@ -114,7 +120,7 @@ def run_in_child(
     function: Compute, task: bytes, limits: Limits, tell: Tell, wanted: Ask
 ) -> Outcome:
     """Compute a job with ``function``, in a process of its own. See JobExecutor.run."""
-    child = Child(limits.memory_bytes)
+    child = Child(limits.memory_bytes, seconds=limits.seconds + limits.grace_s)
     end_s, stopped = time.monotonic() + limits.seconds, False
     try:
         child.send(ChildCall(function, (task,), reports=True))
@@ -145,7 +151,7 @@ def run_in_child(
 # In the child --------------------------------------------------------------------------------
 
 
-def serve(pipe: Connection, parent: int, memory_bytes: int, niceness: int) -> None:
+def serve(pipe: Connection, parent: int, memory_bytes: int, niceness: int, cpu_s: int) -> None:
     """Answer calls until the parent has no more, or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent decides
     os.nice(niceness)
@@ -153,6 +159,8 @@ def serve(pipe: Connection, parent: int, memory_bytes: int, niceness: int) -> No
     # What the program maps for itself counts too, so this is no exact limit of what a job needs.
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if cpu_s:
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     with suppress(EOFError, OSError):
         while True:

@@ -21,12 +21,13 @@ from domino_tune.service.executors import (
     Wanted,
     dask,
 )
+from domino_tune.service.executors.child import Child, ChildCall
 from domino_tune.service.executors.dask import DaskExecutor
 from domino_tune.service.executors.registry import LocalExecutor, ProcessPool, open_executor
 from domino_tune.service.work import JobStep, Outcome
 from simulator.errors import InputError
 from tests.real.domino_tune.service.works import odd
-from tests.support.dask_cluster import DaskCluster, dask_cluster
+from tests.support.dask_cluster import DaskCluster, dask_cluster, other_version, working
 from tests.support.processes import PATIENCE_S, wait_until
 
 MIB = 1 << 20
@@ -83,6 +84,16 @@ def test_a_job_is_stopped_by_its_time_or_fails(executor: JobExecutor) -> None:
     assert run(executor, "wait", seconds=0.5).stopped_by == "time"
     with pytest.raises(OverLimitError, match="longer than"):
         run(executor, "deaf", seconds=0.5, grace_s=0.5)
+
+
+def test_the_system_ends_a_job_whose_parent_stands_still() -> None:
+    child = Child(1024 * MIB, seconds=1e-9)
+    try:
+        child.send(ChildCall(_forever, ()))
+        with pytest.raises(OverLimitError, match="processor time"):
+            child.receive(PATIENCE_S)
+    finally:
+        child.kill()
 
 
 def test_steps_come_and_a_stop_goes(executor: JobExecutor) -> None:
@@ -149,6 +160,22 @@ def test_workers_of_another_version_are_refused_by_name(cluster: DaskCluster) ->
         pytest.raises(NoWorkerError, match=r"has domino_tune 9\.9.*tcp://.* has domino_tune 0"),
     ):
         run(executor, "answer")
+
+
+@pytest.mark.filterwarnings("ignore::distributed.versions.VersionMismatchWarning")
+def test_workers_of_another_distributed_are_refused_by_name(tmp_path: Path) -> None:
+    with (
+        dask_cluster(tmp_path, workers=0) as cluster,
+        working(cluster, "other", other_version(tmp_path, "distributed")),
+        closing(DaskExecutor(cluster.scheduler_address, odd)) as executor,
+    ):
+        cluster.wait_for_workers(1)
+        with pytest.raises(NoWorkerError, match=r"tcp://.* has domino_tune .*, distributed 9\.9"):
+            run(executor, "answer")
+        with working(cluster, "fitting"):
+            cluster.wait_for_workers(2)
+            assert run(executor, "answer").result
+        assert executor.workers == 1
 
 
 def test_a_pool_ends_what_takes_too_long_and_goes_on() -> None:
