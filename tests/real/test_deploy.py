@@ -23,7 +23,6 @@ from api.parts import Settings
 from api.routes.health import PING_S
 from domino_tune.base.origin import VERSION
 from domino_tune.verbs.tune_measured import check_measurable
-from lab.load.loads import DEPLOYED_MIB, MIB
 from simulator.errors import InputError
 from tests.conftest import REPOSITORY
 from tests.real.deployment import (
@@ -40,6 +39,7 @@ from tests.real.deployment import (
     serving,
     stage,
 )
+from tests.support.load.loads import DEPLOYED_MIB, MIB
 
 SCRIPTS = sorted((DEPLOY / "slurm").glob("*.sbatch"))
 DASK = {"scheduler": dask_scheduler.main, "worker": dask_worker.main}

@@ -19,10 +19,10 @@ import pytest
 
 from domino_tune.service.jobs.desk import JobDesk
 from domino_tune.service.sql.database import open_database
-from lab.load import visits
 from tests.conftest import REPOSITORY
 from tests.real.deployment import CONTAINER, IMAGE, PROMETHEUS
 from tests.real.domino_tune.serving import Served, served, when_free
+from tests.support.load import visits
 from tests.support.processes import PATIENCE_S, process_tree, wait_until, wait_until_gone
 
 DOCUMENT = REPOSITORY / "docs" / "service.md"

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from lab.load.visits import Service
 from tests.long.faults.customers import AcknowledgedJob, Audit, Customers
 from tests.support.dask_cluster import DaskCluster
+from tests.support.load.visits import Service
 from tests.support.processes import children, wait_until
 
 UNFINISHED_JOBS: Final = 3
@@ -87,7 +87,7 @@ def _submit_jobs(customers: Customers) -> None:
     """Submit jobs until UNFINISHED_JOBS run, and report a measurement of every finished tune."""
     unfinished = {job.path for job, _ in customers.unfinished()}
     for job in customers.jobs:
-        if job.name.startswith("tunes") and not job.measurements and job.path not in unfinished:
+        if job.name.startswith("tune ") and not job.measurements and job.path not in unfinished:
             customers.report_measurement(job)
     for _ in range(UNFINISHED_JOBS - len(unfinished)):
         customers.submit()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.load.loads import growth
+from tests.support.load.loads import growth
 
 
 def test_growth_ignores_the_warm_up() -> None:

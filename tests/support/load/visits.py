@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -23,8 +23,12 @@ import httpx
 import psutil
 
 from domino_tune.base.errors import RunError
+from domino_tune.requests.service import TokensAddRequest
+from domino_tune.service.sql import FILE, SQLITE
+from domino_tune.service.token_verbs import tokens_add
 from domino_tune.store.profiles import dump_profile, load_profile
 
+BUSY: Final = 503
 NO_ANSWER: Final = 0  # The status of an answer where the connection failed
 POLL_S: Final = 0.5
 JOB_TIMEOUT_S: Final = 900.0
@@ -65,10 +69,23 @@ class Visitor:
     answers: dict[str, list[Answer]] = field(default_factory=lambda: defaultdict(list))
 
     @classmethod
-    def of(cls, url: str) -> Visitor:
-        """Return a visitor of the service at ``url``. The caller closes its client."""
+    def of(cls, url: str, secret: str = "") -> Visitor:
+        """Return a visitor of the service at ``url``, with a token if the service requires one. The
+        caller closes its client."""
         limits = httpx.Limits(max_connections=64, max_keepalive_connections=64)
-        return cls(client=httpx.AsyncClient(base_url=url, timeout=60.0, limits=limits))
+        headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+        return cls(client=httpx.AsyncClient(
+            base_url=url, timeout=60.0, limits=limits, headers=headers
+        ))  # fmt: skip
+
+    def refused(self, kind: str) -> int:
+        """Return how many answers of a kind were 503."""
+        return sum(one.status == BUSY for one in self.answers[kind])
+
+    def statuses(self, kind: str) -> str:
+        """Return how many answers of a kind had which status."""
+        counts = Counter(one.status for one in self.answers[kind])
+        return ", ".join(f"{count} × {status}" for status, count in counts.most_common())
 
     async def ask(
         self, kind: str, method: str, path: str, *, due_s: float | None = None, **options: Any
@@ -118,6 +135,16 @@ def what_if(number: int) -> dict[str, Any]:
     """Return a what-if of the 13B model. Each ``number`` to 1000 has another link bandwidth."""
     factor = 0.5 + (number * 37 % 1000) / 500
     return {**GPT3_13B, "row_slices": 4, "col_slices": 2, "change": [f"link_bandwidth={factor}x"]}
+
+
+def another(number: int) -> dict[str, Any]:
+    """Return a simulation of the 13B model. Each ``number`` to 100 has another sequence."""
+    return {**GPT3_13B, "seq_length": 1024 - 8 * number}
+
+
+def large(number: int) -> dict[str, Any]:
+    """Return a simulation of 8,000,000 tokens or a little more; each ``number`` is another one."""
+    return {**CACHED, "micro_batch_size": 1954 + number}
 
 
 def tune(seed: int, trials: int) -> dict[str, Any]:
@@ -196,6 +223,7 @@ async def done(visitor: Visitor, kind: str, body: Any, number: int, due_s: float
 
 
 simulation: Final = posting("simulation", "/v1/simulations", lambda number: CACHED)
+new_simulation: Final = posting("new simulation", "/v1/simulations", another)
 asked_what_if: Final = posting("what-if", "/v1/what-ifs", what_if)
 healthz: Final = getting("healthz", "/healthz")
 MIXED: Final[tuple[tuple[Visit, float], ...]] = (
@@ -208,15 +236,19 @@ MIXED: Final[tuple[tuple[Visit, float], ...]] = (
 
 
 START_S: Final = 900.0  # Limit that only guards against hanging: loaded machines take long
-REPOSITORY: Final = Path(__file__).resolve().parents[2]
+REPOSITORY: Final = Path(__file__).resolve().parents[3]
 
 
 class Service:
-    """A server process, its URL, and the file of its output."""
+    """A server process, its URL, the file of its output, and ``secrets``: a token of each of its
+    ``owners``; it requires none if there are none."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, owners: int = 0) -> None:
         """Start `serve` with ``options`` on a port that it finds, data and log in ``folder``, and
         wait until it is ready. Raise RunError with its output if it never is."""
+        place = f"{SQLITE}{folder / FILE}"
+        added = (TokensAddRequest(name=f"owner-{one}", database=place) for one in range(owners))
+        self.secrets = [tokens_add(one).secret for one in added]
         self.log = folder / f"serve-{len(list(folder.glob('serve-*.log')))}.log"
         path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
         with self.log.open("wb") as output:
@@ -259,6 +291,13 @@ class Service:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+    def computing(self) -> int:
+        """Return how many of its child processes compute now."""
+        found = psutil.Process(self.process.pid).children()
+        return sum(
+            one.status() in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP) for one in found
+        )
 
     def rss_bytes(self) -> int:
         """Return the resident memory of the server and all its workers, in bytes."""

@@ -13,14 +13,15 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from domino_tune.base.tables import Table, print_line, print_table
-from lab.load import visits
-from lab.load.visits import Service, Visitor, call_at_rate, latency_ms
 from lab.verdict import Check, at_most, check_table, count_verdicts, equal, reported
 from simulator.errors import unknown_name
+from tests.support.load import visits
+from tests.support.load.visits import Service, Visitor, call_at_rate, latency_ms
 
 HEALTH_PER_S: Final = 50.0
 TUNES: Final = 8
@@ -32,6 +33,11 @@ WINDOW: Final = 0.1
 MIB: Final = 1 << 20
 DEPLOYED_MIB: Final = 2048.0  # `mem_limit` of the API in deploy/compose.yaml
 BODIES: Final = 60
+OPEN: Final = 8
+RETRY_S: Final = 1.0
+OWNERS: Final = 50
+IDLE: Final = 0.1
+"""Share of the time in which a process may start, or wait for the next question."""
 JUNK: Final = b'{"model":[' + b"{}," * 349_000 + b"1]}"
 asked_health: Final = partial(call_at_rate, per_s=HEALTH_PER_S)
 
@@ -44,11 +50,13 @@ class Duration(NamedTuple):
 
 
 class Load(NamedTuple):
-    """What ``drive`` does with a service; ``options`` of `serve` that it needs."""
+    """What ``drive`` does with a service; ``options`` of `serve` that it needs. The visitor is the
+    first of ``owners``."""
 
     title: str
     drive: Callable[[Visitor, Service, Duration], Awaitable[list[Check]]]
     options: tuple[str, ...] = ()
+    owners: int = 0
 
 
 def steady(kind: str, visit: visits.Visit, per_s: float, limit_ms: float, title: str) -> Load:
@@ -133,6 +141,62 @@ async def junk(visitor: Visitor, service: Service, duration: Duration) -> list[C
     ]
 
 
+async def turns(visitor: Visitor, service: Service, duration: Duration) -> list[Check]:
+    """Keep large simulations of one owner open while another one asks small ones, each new, one
+    after the other."""
+    await warm_up(visitor)
+    reader, end_s = Visitor.of(service.url, service.secrets[1]), time.monotonic() + duration.each_s
+
+    async def read(first: int) -> None:
+        number = first
+        while time.monotonic() < end_s:
+            body = visits.large(number)
+            answer = await reader.ask("reader", "POST", "/v1/simulations", json=body)
+            await asyncio.sleep(RETRY_S if answer.is_error else 0.0)
+            number += OPEN
+
+    async def ask() -> None:
+        for number in count():
+            await visits.new_simulation(visitor, number % 100, time.monotonic())
+            if time.monotonic() > end_s:
+                return
+
+    async with reader.client:
+        await asyncio.gather(*map(read, range(OPEN)), ask())
+    return [
+        equal("other owner's answers that are 503", 0, visitor.refused("new simulation")),
+        *latency_checks(visitor, "new simulation", 0.95, 20e3),
+        reported("reader's answers", reader.statuses("reader")),
+    ]
+
+
+async def crowd(visitor: Visitor, service: Service, duration: Duration) -> list[Check]:
+    """Send a simulation of each of many owners at once, each a new one. On a busy machine some come
+    too late: that is no fault while all processes compute."""
+    await warm_up(visitor)
+    each, kind = [Visitor.of(service.url, one) for one in service.secrets[1:]], "new simulation"
+    due_s, computing = time.monotonic(), list[int]()
+    asked = asyncio.gather(*(visits.new_simulation(one, n, due_s) for n, one in enumerate(each)))
+    while not asked.done():
+        computing.append(service.computing())
+        await asyncio.sleep(0.05)
+    answers = [one.answers[kind][0] for one in each]
+    seen = Visitor(client=visitor.client, answers={kind: answers})
+    slots = max(2, os.cpu_count() or 1)
+    idle = sum(one < slots for one in computing) / len(computing)
+    for one in each:
+        await one.client.aclose()
+    late = seen.refused(kind)
+    return [
+        equal("answers 503 while a process idled", 0, late if idle > IDLE else 0),
+        equal("answers that are neither 200 nor 503", 0,
+              sum(one.is_error for one in answers) - late),
+        reported("all answers", seen.statuses(kind)),
+        reported("share of the time in which a process idled", f"{idle:.0%}"),
+        *latency_checks(seen, kind, 1.0, 21e3)[:2],
+    ]  # fmt: skip
+
+
 async def watch_memory(service: Service, seconds: float, every_s: float) -> list[int]:
     """Return the resident bytes of the service and its workers, again and again."""
     end, samples = time.monotonic() + seconds, list[int]()
@@ -179,6 +243,11 @@ LOADS: Final[dict[str, Load]] = {
         f"/healthz {HEALTH_PER_S:g} times a second beside {TUNES} tunes", beside_tunes,
         ("--workers", str(TUNES)),
     ),
+    "turns": Load(
+        f"New simulations of an owner while another has {OPEN} of 8,000,000 tokens open", turns,
+        owners=2,
+    ),
+    "crowd": Load(f"{OWNERS} owners at once, each one new simulation", crowd, owners=1 + OWNERS),
     "junk": Load(f"{BODIES} bodies of 1 MiB that hold 349,000 objects", junk),
     "mixed": Load("Mixed load", mixture),
 }  # fmt: skip
@@ -189,12 +258,12 @@ def run(name: str, folder: Path, duration: Duration, *options: str) -> Table:
     load = LOADS[name]
 
     async def drive(service: Service) -> tuple[list[Check], list[str]]:
-        visitor = Visitor.of(service.url)
+        visitor = Visitor.of(service.url, *service.secrets[:1])
         async with visitor.client:
             return await load.drive(visitor, service, duration), visitor.errors()
 
     busy = f"Before it the machine's load was {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores."
-    service = Service(folder, *load.options, *options)
+    service = Service(folder, *load.options, *options, owners=load.owners)
     try:
         checks, errors = asyncio.run(drive(service))
     finally:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.load.loads import LOADS, Duration, run
+from tests.support.load.loads import LOADS, Duration, run
 
 BRIEF = Duration(each_s=1.0, mixed_s=6.0)
 

@@ -1,0 +1,1 @@
+"""Load: latencies, errors and memory of a real service."""
