@@ -1,31 +1,18 @@
-"""The table of requests that are refused or odd, each with the answer that it must get.
-
-``python -m tests.support.door`` (scripts/hostile) sends them to a service and prints the table with
-times.
-"""
+"""The table of requests that are refused or odd, each with the answer that it must get."""
 
 from __future__ import annotations
 
 import json
-import statistics
-import sys
-import time
 from dataclasses import dataclass, field
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import httpx
-import psutil
 
 from tests.support.asked import CELL, SMALL, job
-from tests.support.service import Service, serving
 
 JSON: Final = {"Content-Type": "application/json"}
 TEXT: Final = {"Content-Type": "text/csv"}
 DEEP: Final = b'{"model":' + b"[" * 40 + b"]" * 40 + b"}"
-MOST_CPU_MS: Final = 500
-"""Processor time that a request may cost the server's process."""
 NOBODY: Final = "/v1/jobs/job_" + "0" * 32
 
 
@@ -213,38 +200,3 @@ def pointed(answer: httpx.Response) -> list[str]:
     return [
         str(one.get("pointer") or one.get("parameter")) for one in answer.json().get("errors", ())
     ]
-
-
-def cpu_s(service: Service) -> float:
-    """Processor time of the server's own process so far."""
-    found = psutil.Process(service.process.pid).cpu_times()
-    return float(found.user + found.system)
-
-
-def main(times: int = 5) -> int:
-    """Print the table: status, time to the answer, processor time of the server's process. Return
-    how many rows are wrong."""
-    wrong = 0
-    with (
-        TemporaryDirectory() as folder,
-        serving(Path(folder), workers=0, burst=100_000) as service,
-        service.client() as client,
-    ):
-        for name, case in CASES.items():
-            took, statuses, before_s = [], set[int](), cpu_s(service)
-            for _ in range(times):
-                began = time.perf_counter()
-                statuses.add(case.ask(client).status_code)
-                took.append(1e3 * (time.perf_counter() - began))
-            cpu_ms = 1e3 * (cpu_s(service) - before_s) / times
-            good = statuses == {case.status} and cpu_ms < MOST_CPU_MS
-            wrong += not good
-            mark = "" if good else f"  wrong: {case.status} in {MOST_CPU_MS} ms is right"
-            told = "/".join(map(str, sorted(statuses)))
-            middle = statistics.median(took)
-            print(f"{told}  {middle:8.1f} ms  {cpu_ms:6.1f} ms  {name}{mark}", flush=True)
-    return wrong
-
-
-if __name__ == "__main__":
-    sys.exit(min(main(*map(int, sys.argv[1:])), 1))

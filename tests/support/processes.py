@@ -80,6 +80,11 @@ def children(pid: int, command: bytes = b"") -> list[int]:
     return found
 
 
+def descendants(pid: int, command: bytes) -> list[int]:
+    """Return the ids of the descendants of ``pid`` whose command line contains ``command``."""
+    return [child for parent in process_tree(pid) for child in children(parent, command)]
+
+
 def wait_until(condition: Callable[[], T], timeout_s: float = PATIENCE_S) -> T:
     """Wait until ``condition`` returns a true value, and return it. Fail after ``timeout_s``."""
     end_s = time.monotonic() + timeout_s

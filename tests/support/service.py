@@ -11,14 +11,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 
 from api.parts import Settings
 from domino_tune.service.serving import SETTINGS
 from tests.conftest import REPOSITORY
-from tests.support.processes import PATIENCE_S, started, wait_until
+from tests.support.processes import PATIENCE_S, descendants, started, wait_until
+
+CHILD: Final = b"executors.child"
+
+
+def job_processes(*roots: int) -> list[int]:
+    """Return the ids of the descendants of ``roots`` that compute jobs. Those that compute
+    simulations have no limit of processor time."""
+    return [pid for root in roots for pid in descendants(root, CHILD) if _has_job(pid)]
+
+
+def _has_job(pid: int) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return len(words) > 2 and words[-2] != b"0"
 
 
 @dataclass(kw_only=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.asked import LONG, SMALL, good, job, refused
+from tests.support.dask_cluster import dask_cluster
 from tests.support.postgres import running_postgres
 from tests.support.processes import PATIENCE_S, wait_until
 from tests.support.service import serving
@@ -71,3 +72,22 @@ def test_a_database_that_goes_away_is_503(tmp_path: Path) -> None:
         assert "[OperationalError: " in log
         server.start()
         assert client.get("/v1/jobs").status_code == 200
+
+
+def test_a_dead_cluster_is_told_by_readyz_gauge_and_log(tmp_path: Path) -> None:
+    with (
+        dask_cluster(tmp_path / "dask", workers=1) as cluster,
+        serving(tmp_path, executor=cluster.address) as service,
+        service.client() as client,
+    ):
+        place = good(client.post("/v1/jobs", json=job(LONG)), 202)["links"]["self"]
+        wait_until(lambda: good(client.get(place))["progress"]["done"] > 0)
+        assert "domino_tune_workers 1.0" in client.get("/metrics").text
+        cluster.kill()
+        wait_until(lambda: client.get("/readyz").status_code == 503)
+        lost = "No Dask scheduler answers"
+        assert lost in refused(client.get("/readyz"), 503)["detail"]
+        wait_until(lambda: lost in good(client.get(place))["progress"]["text"])
+        assert "domino_tune_workers 0.0" in client.get("/metrics").text
+        assert f"waits: {lost}" in service.log.read_text()
+        assert good(client.get("/healthz")) == {"status": "ok"}

@@ -10,9 +10,11 @@ from typing import Any, get_args
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 from api.app import create_app, route_table
-from api.wire import Declared
+from api.routes import jobs as routes
+from api.wire import Caller, Declared, authenticate, in_thread
 from domino_tune.requests.service import JobKind
 from domino_tune.service.jobs import NewJob
 from domino_tune.service.jobs.desk import JobDesk
@@ -146,3 +148,31 @@ def test_a_calibration_needs_admin(world: World) -> None:
         answer = client.post("/v1/jobs", json=body)
     assert answer.status_code == 403
     assert "admin" in answer.json()["detail"]
+
+
+def test_the_stream_of_a_revoked_token_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner has another token, so the job goes on."""
+    parts = world.service.app.state.parts
+    headers = {
+        name: {"Authorization": f"Bearer {parts.tokens.add(name, 'ann', 'tune')}"}
+        for name in ("laptop", "desktop")
+    }
+    looked = []
+
+    async def revoked(request: Request) -> Caller:
+        """Look for the token again, after somebody has revoked it."""
+        looked.append(request)
+        await in_thread(parts.tokens.revoke, "laptop")
+        return await authenticate(request)
+
+    with world.service.client() as client:
+        job = parts.jobs.submit(NewJob(kind="tune", owner="ann", request={}, task=b"{}"))[0]
+        monkeypatch.setattr(routes, "TOKEN_S", -1.0)
+        monkeypatch.setattr(routes, "authenticate", revoked)
+        told = client.get(f"/v1/jobs/{job.id}/events", headers=headers["laptop"])
+        assert (told.status_code, len(looked)) == (200, 1)
+        assert "event: queued" in told.text
+        assert not parts.streams
+        path = f"/v1/jobs/{job.id}"
+        assert client.get(path, headers=headers["laptop"]).status_code == 401
+        assert client.get(path, headers=headers["desktop"]).json()["state"] == "queued"
