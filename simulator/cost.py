@@ -284,15 +284,13 @@ class CostModel:
         """Return the duration alone on this machine; raise ProfileError if it is invalid."""
         found = self._estimates.get(signature)
         if found is None:
-            if isinstance(signature, Fused):  # of its parts on this machine
-                found = self._fused(signature)
-            else:
-                found = self._estimate(signature)
-            self._estimates[signature] = found
+            found = self._estimates[signature] = self._estimate(signature)
         return found
 
     def _estimate(self, signature: Signature) -> Estimate:
         """Return the duration that was looked up, off as each draw says, stretched to the clock."""
+        if isinstance(signature, Fused):  # of its parts on this machine
+            return self._fused(signature)
         if not self.change.clock_mhz:
             found = self._look_ups[signature]
             for draw in self.change.draws:
@@ -302,9 +300,8 @@ class CostModel:
                     found = found._replace(duration_us=max(found.duration_us, least_us))
             return found
         us, source, error = self.at_clock(0).estimate(signature)  # the same, once for all clocks
-        mhz = self.timed(signature).mhz
-        stretch = self._law.stretch(signature.kind, mhz, self.change.clock_mhz)
-        return Estimate(us * stretch, source, error)
+        kind, mhz = signature.kind, self.timed(signature).mhz
+        return Estimate(us * self._law.stretch(kind, mhz, self.change.clock_mhz), source, error)
 
     def _fused(self, signature: Fused) -> Estimate:
         """Return the estimate of a tile-fused kernel, computed from those of its GEMM and of the
