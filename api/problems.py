@@ -122,11 +122,12 @@ def bad_body(
 
 def problem_of(error: DominoTuneError) -> Problem:
     """Return an error of domino_tune as a problem, with pointers to its place in the body, or to
-    the fields that it names."""
+    the fields that it names, or to those that it says to change."""
     plain = plain_problem(error)
     faults = []
     if plain["status"] == 422:
-        named: list[tuple[str | int, ...]] = [(name,) for name in fields_named(str(error))]
+        names = fields_named(str(error)) or plain.get("change", ())
+        named: list[tuple[str | int, ...]] = [(name,) for name in names]
         places = [error.place] if error.place is not None else named or [()]
         faults = [
             Fault(pointer=pointer(place), detail=plain["detail"]) for place in places[:MOST_FAULTS]

@@ -63,6 +63,11 @@ def test_hints_are_not_pointed_at(said: str, named: list[str]) -> None:
     assert list(fields_named(said)) == named
 
 
+def test_the_smallest_change_is_pointed_at_where_nothing_else_is() -> None:
+    error = InfeasiblePlanError("Nothing fits.", reason="memory", change={"tp": 8, "dp": 2})
+    assert [fault.pointer for fault in problem_of(error).errors] == ["#/tp", "#/dp"]
+
+
 def test_an_error_without_a_place_points_at_the_whole_body() -> None:
     problem = problem_of(InfeasiblePlanError("It does not fit.", reason="memory"))
     assert [fault.pointer for fault in problem.errors] == ["#"]
