@@ -65,6 +65,7 @@ class DaskExecutor:
         self._closed = False
         self._known: dict[str, str] = {}
         self._fitting: tuple[str, ...] = ()
+        self._there: frozenset[str] = frozenset()
         self._checked_s = -CHECK_S
         self.lacking = ""
         try:
@@ -87,7 +88,7 @@ class DaskExecutor:
 
     def run(self, task: bytes, limits: Limits, tell: Tell, wanted: Ask) -> Outcome:
         """See JobExecutor."""
-        client, fitting = self._workers()
+        client, fitting = self._workers(now=True)
         name = f"domino_tune-{uuid.uuid4().hex}"
         variable = self._distributed.Variable(name, client=client)
         steps: SimpleQueue[JobStep] = SimpleQueue()
@@ -101,15 +102,18 @@ class DaskExecutor:
         except Exception as error:
             raise self._lost() from error
         last: Wanted = "go on"
+        begun = False
         try:
             while not call.done():
                 time.sleep(LOOK_S / 2)
-                _drain(steps, tell)
+                begun |= _drain(steps, tell)
                 asked = "end" if self._closed else wanted()
                 if asked == "end":
                     raise EndedError
                 if client.status != "running":
                     raise self._lost()
+                if not self._there.intersection(fitting):
+                    raise _gone(begun)
                 if asked != last:
                     last = asked
                     variable.set(asked)
@@ -127,12 +131,13 @@ class DaskExecutor:
         with self._lock:
             self._drop()
 
-    def _workers(self) -> tuple[Any, tuple[str, ...]]:
-        """Return a connected client and the workers that fit. Raise NoWorkerError."""
+    def _workers(self, now: bool = False) -> tuple[Any, tuple[str, ...]]:
+        """Return a connected client and the workers that fit; look for them if that is due, or
+        ``now``. Raise NoWorkerError."""
         try:
             client = self._open()
             with self._lock:
-                if time.monotonic() - self._checked_s > CHECK_S or not self._fitting:
+                if now or time.monotonic() - self._checked_s > CHECK_S or not self._fitting:
                     self._fitting = self._look(client)
                     self._checked_s = time.monotonic()
         except NoWorkerError as error:
@@ -157,6 +162,7 @@ class DaskExecutor:
             raise self._lost() from error
         if client.status != "running":  # what it knows of workers is old then
             raise self._lost()
+        self._there = frozenset(there)
         self._known = {one: found for one, found in self._known.items() if one in there}
         ours = versions()
         fitting = tuple(one for one, found in self._known.items() if found == ours)
@@ -233,10 +239,22 @@ def compute(function: Compute, task: bytes, limits: Limits, name: str) -> Outcom
         raise NoWorkerError("The Dask cluster lost what was wanted of this.") from None
 
 
-def _drain(steps: SimpleQueue[JobStep], tell: Tell) -> None:
+def _gone(begun: bool) -> ChildDiedError | NoWorkerError:
+    """Return the error of a call that waits for workers which all died: Dask keeps it for them, but
+    they come back at other addresses."""
+    if begun:
+        return ChildDiedError("Dask's workers died over this.")
+    return NoWorkerError("The Dask workers that this was for are gone; others will take it.")
+
+
+def _drain(steps: SimpleQueue[JobStep], tell: Tell) -> bool:
+    """Tell the steps that have come. Return whether there were any."""
+    told = False
     with suppress(Empty):
         while True:
             tell(steps.get_nowait())
+            told = True
+    return told
 
 
 def _result(call: Any) -> Outcome:

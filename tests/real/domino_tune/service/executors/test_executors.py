@@ -162,6 +162,24 @@ def test_workers_of_another_version_are_refused_by_name(cluster: DaskCluster) ->
         run(executor, "answer")
 
 
+def test_a_job_whose_workers_came_back_elsewhere_is_given_to_others(
+    cluster: DaskCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dask would keep it for the addresses that it was for."""
+    monkeypatch.setattr(dask, "CHECK_S", 0.0)
+    with closing(DaskExecutor(cluster.scheduler_address, odd)) as executor:
+        look, seen = executor._look, iter([("tcp://127.0.0.1:9",)])
+        monkeypatch.setattr(executor, "_look", lambda client: next(seen, None) or look(client))
+
+        def wanted() -> Wanted:
+            executor.check()  # as the runner does
+            return "go on"
+
+        with pytest.raises(NoWorkerError, match="are gone"):
+            run(executor, "answer", wanted)
+        assert run(executor, "answer", wanted).result
+
+
 @pytest.mark.filterwarnings("ignore::distributed.versions.VersionMismatchWarning")
 def test_workers_of_another_distributed_are_refused_by_name(tmp_path: Path) -> None:
     with (
