@@ -27,6 +27,7 @@ from domino_tune.requests.service import TokensAddRequest
 from domino_tune.service.sql import FILE, SQLITE
 from domino_tune.service.token_verbs import tokens_add
 from domino_tune.store.profiles import dump_profile, load_profile
+from tests.support.service import job_processes
 
 BUSY: Final = 503
 NO_ANSWER: Final = 0  # The status of an answer where the connection failed
@@ -72,7 +73,10 @@ class Visitor:
     def of(cls, url: str, secret: str = "") -> Visitor:
         """Return a visitor of the service at ``url``, with a token if the service requires one. The
         caller closes its client."""
-        limits = httpx.Limits(max_connections=64, max_keepalive_connections=64)
+        # The server closes what idles for 5 s, and may do so just as a request is sent.
+        limits = httpx.Limits(
+            max_connections=64, max_keepalive_connections=64, keepalive_expiry=2.0
+        )  # fmt: skip
         headers = {"Authorization": f"Bearer {secret}"} if secret else {}
         return cls(client=httpx.AsyncClient(
             base_url=url, timeout=60.0, limits=limits, headers=headers
@@ -239,6 +243,13 @@ START_S: Final = 900.0  # Limit that only guards against hanging: loaded machine
 REPOSITORY: Final = Path(__file__).resolve().parents[3]
 
 
+class Memory(NamedTuple):
+    """Bytes of what stays, the server and the processes for simulations, and those of jobs too."""
+
+    kept: int
+    total: int
+
+
 class Service:
     """A server process, its URL, the file of its output, and ``secrets``: a token of each of its
     ``owners``; it requires none if there are none."""
@@ -299,10 +310,13 @@ class Service:
             one.status() in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP) for one in found
         )
 
-    def rss_bytes(self) -> int:
-        """Return the resident memory of the server and all its workers, in bytes."""
-        server, total = psutil.Process(self.process.pid), 0
+    def memory(self) -> Memory:
+        """Return the resident memory of the server and its processes."""
+        server, jobs = psutil.Process(self.process.pid), set(job_processes(self.process.pid))
+        kept = total = 0
         for each in [server, *server.children(recursive=True)]:
             with suppress(psutil.NoSuchProcess):
-                total += each.memory_info().rss
-        return total
+                found = each.memory_info().rss
+                total += found
+                kept += 0 if each.pid in jobs else found
+        return Memory(kept, total)
