@@ -64,11 +64,8 @@ def _earlier(t: Templates, row: int) -> tuple[Ref, ...]:
         return ()
     model = t.shapes.model
     rope = ("rope",) if model.position_embedding == "rope" else ()
-    found = list[Ref]()
-    for i in range(row):
-        qkv = Ref("attn.qkv", i)
-        found += (qkv, Ref("attn.qk", i).form(*rope)) if model.qk_norm else (qkv.form(*rope),)
-    return tuple(found)
+    parts = (("qkv", ()), ("qk", rope)) if model.qk_norm else (("qkv", rope),)
+    return tuple(Ref(f"attn.{one}", i).form(*forms) for i in range(row) for one, forms in parts)
 
 
 def _probabilities(t: Templates, row: int, inputs: tuple[Ref, ...]) -> list[OpTemplate]:

@@ -457,9 +457,9 @@ class Builder:
                 per_bucket = layers_per_bucket(one, self.order.backward.stride)
             left = len(layers) % per_bucket if per_bucket else len(layers)
             held += one.layer * left
-            reads += [one._replace(layer=layer) for layer in layers[:left] for one in finals]
-            reads += [BUCKET_SUM._replace(layer=layer) for layer in layers[left :: per_bucket or 1]]
-        reads += [main_gradient("head")._replace(layer=self.layers), main_gradient("embed")]
+            reads += [one.at(layer) for layer in layers[:left] for one in finals]
+            reads += [BUCKET_SUM.at(layer) for layer in layers[left :: per_bucket or 1]]
+        reads += [main_gradient("head").at(self.layers), main_gradient("embed")]
         gathers = shapes.reduces and shapes.shards_optimizer and not self._gathers_early
         return optimizer_step(self._templates, held, tuple(reads), gathers=gathers)
 

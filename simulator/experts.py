@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from simulator.issue_order import Token
+from simulator.issue_order import Token, output_of
 from simulator.quantized import Quantized
 from simulator.token_way import Ops, TokenWay
 from simulator.values import Ref, main_gradient
@@ -97,19 +97,21 @@ def _residual(t: Quantized, row: int, _: int) -> Ops:
         branch = (*branch, t.summed_ref(Ref("mlp.shared.out", row)))
     reads = (*branch, Ref("y", row))
     signature = s.pointwise("add", len(reads) * size, size, len(branch))
-    return [*ops, t.op("mlp.residual", row, signature, reads, Ref("x", row, layer=1), size)]
+    return [*ops, t.op("mlp.residual", row, signature, reads, output_of("mlp", row), size)]
 
 
 # Backward -----------------------------------------------------------------------------------------
 
 
 def _residual_bwd(t: Quantized, row: int, _: int) -> Ops:
-    return TokenWay(t, row).there("combine_bwd", _output_grad(row), Ref("mlp.in", row).grad)
+    return TokenWay(t, row).there(
+        "combine_bwd", output_of("mlp", row).grad, Ref("mlp.in", row).grad
+    )
 
 
 def _fc2_dgrad(t: Quantized, row: int, _: int) -> Ops:
     s, way, rows = t.shapes, TokenWay(t, row), Ref("mlp.rows", row).grad
-    ops, value = way.arrived("combine_bwd", _output_grad(row), Ref("mlp.in", row).grad)
+    ops, value = way.arrived("combine_bwd", output_of("mlp", row).grad, Ref("mlp.in", row).grad)
     casts = t.cast(row, value, way.rows * way.row_bytes, base=rows,
                    groups=s.local_experts)  # fmt: skip
     width = s.expert_width("act")
@@ -159,7 +161,7 @@ def _norm_bwd(t: Quantized, row: int, _: int) -> Ops:
         "mlp.norm_grad", row, s.pointwise("add", len(branches) * size, size, len(branches)),
         branches, Ref("mlp.norm", row).grad, size,
     )  # fmt: skip
-    reads = (*total.writes, Ref("y", row), _output_grad(row))
+    reads = (*total.writes, Ref("y", row), output_of("mlp", row).grad)
     signature = s.pointwise(f"{s.model.norm}_bwd", 3 * size, size)
     norm = t.op(
         "mlp.norm_bwd", row, signature, reads, Ref("y", row).grad, size, weights=("w.mlp.norm",)
@@ -221,7 +223,7 @@ def _shared(t: Quantized, row: int, norm: Ref) -> Ops:
 
 def _shared_bwd(t: Quantized, row: int) -> tuple[Ops, tuple[Ref, ...]]:
     """Return the backward ops of the shared expert, and the gradient of its input."""
-    s, entry, grad = t.shapes, Ref("mlp.shared.in", row), _output_grad(row)
+    s, entry, grad = t.shapes, Ref("mlp.shared.in", row), output_of("mlp", row).grad
     if not s.model.shared_expert_intermediate_size:
         return [], ()
     tokens, hidden = s.tokens(row), s.model.hidden_size
@@ -267,11 +269,6 @@ def _shared_bwd(t: Quantized, row: int) -> tuple[Ops, tuple[Ref, ...]]:
     return ops, (t.summed_ref(Ref("mlp.shared.norm", row).grad),)
 
 
-def _output_grad(row: int) -> Ref:
-    """Return the gradient of a layer's output."""
-    return Ref("x", row, layer=1).grad
-
-
 MAKERS: Final[Mapping[str, Callable[[Quantized, int, int], Ops]]] = {
     "norm": _norm, "fc1": _fc1, "act": _act, "fc2": _fc2, "residual": _residual,
     "residual_bwd": _residual_bwd, "fc2_dgrad": _fc2_dgrad, "act_bwd": _act_bwd,
@@ -290,7 +287,7 @@ def expert_wgrad(t: Quantized, token: Token, gradient: Ref, chained: tuple[Ref, 
         reads = t.across_of(Ref("mlp.fc1", row).grad), t.across_of(value, Ref("mlp.rows", row))
         out, width = s.expert_width("fc1"), hidden
     else:
-        value = way.sorted(_output_grad(row), Ref("mlp.in", row).grad)
+        value = way.sorted(output_of("mlp", row).grad, Ref("mlp.in", row).grad)
         reads = t.across_of(value, Ref("mlp.rows", row).grad), t.across_of(Ref("mlp.act", row))
         out, width = hidden, s.expert_width("act")
     signature = s.grouped(way.rows, out, width, "wgrad")

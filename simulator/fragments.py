@@ -39,6 +39,7 @@ from simulator.issue_order import (
     Token,
     copied,
     is_cut,
+    output_of,
     pieces,
 )
 from simulator.modules import GRAPH_COPY, graph_entry
@@ -130,11 +131,11 @@ class Fragments(Quantized):
         if entry == "backward":
             reads = (Ref("y", row).grad,)
             if block == "mlp":
-                reads = (Ref("x", row, layer=1).grad, *gradients_back(self, row))
+                reads = (self._output_grad(block, row), *gradients_back(self, row))
                 size += TokenWay(self, row).sent_bytes(scopes)
         role = f"{block}.{GRAPH_COPY}" + "_bwd" * (entry == "backward")
         signature = s.pointwise("copy", size, size, len(reads))
-        return [self.op(role, row, signature, reads, reads[0].here.form("graph"), size)]
+        return [self.op(role, row, signature, reads, reads[0].at(0).form("graph"), size)]
 
     # Recomputation ------------------------------------------------------------------------------
 
@@ -265,13 +266,12 @@ class Fragments(Quantized):
                         size, weights=(f"w.{block}.post_norm",))
             )  # fmt: skip
             parts = ops[0].writes
-        write = Ref("y", row) if block == "attn" else Ref("x", row, layer=1)
         fused = s.model.has_bias(ROW_PARALLEL[block]) or s.model.hidden_dropout
         name = "bias_dropout_add" if fused else "add"
         signature = s.pointwise(name, 2 * size, size + s.mask_bytes(row), len(parts))
         return [
             *ops,
-            self.op(f"{block}.residual", row, signature, (*parts, residual), write,
+            self.op(f"{block}.residual", row, signature, (*parts, residual), output_of(block, row),
                     size + s.mask_bytes(row)),
         ]  # fmt: skip
 
@@ -284,7 +284,7 @@ class Fragments(Quantized):
 
     def _output_grad(self, block: str, row: int) -> Ref:
         """Return the gradient of the block's output: the next layer's input, or the MLP's."""
-        return Ref("x", row, layer=1).grad if block == "mlp" else Ref("y", row).grad
+        return output_of(block, row).grad
 
     def _row_parallel_grad(self, block: str, row: int) -> Ref:
         """Return the gradient of the row-parallel GEMM's output, of all tokens."""
@@ -311,8 +311,7 @@ class Fragments(Quantized):
         role, ops = f"{block}.residual_bwd", []
         if s.has_residual_bwd:
             signature = s.pointwise("bias_dropout_add_bwd", size + s.mask_bytes(row), size)
-            forward = Ref("y", row) if block == "attn" else Ref("x", row, layer=1)
-            reads = (self._output_grad(block, row), forward)
+            reads = (self._output_grad(block, row), output_of(block, row))
             ops.append(self.op(role, row, signature, reads, added.grad, size))
         if s.model.post_norm:
             inputs = self._block_output(block, row)

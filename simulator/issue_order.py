@@ -22,6 +22,7 @@ from simulator.errors import ScheduleError
 from simulator.modules import CORE_ALONE, Modules, tokens_again
 from simulator.plan import SlicePlan
 from simulator.specs import ModelSpec, Recompute
+from simulator.values import Ref
 
 BLOCKS: Final = ("attn", "mlp")
 COLUMN_PARALLEL: Final = {"attn": "qkv", "mlp": "fc1"}
@@ -30,6 +31,8 @@ ROW_PARALLEL: Final = {"attn": "proj", "mlp": "fc2"}
 """Each block's last linear; forward all-reduces its output, which may be cut into pieces."""
 INPUT: Final = {"attn": "x", "mlp": "y"}
 """What each block reads, and adds its output to."""
+OUTPUT: Final = {"attn": Ref("y"), "mlp": Ref("x", layer=1)}
+"""What each block writes; the MLP's is the next layer's input."""
 CORE: Final = {"attn": "core_attn", "mlp": "act"}
 """The op between the two linears of each block."""
 BlockFragments = Mapping[str, tuple[str, ...]]
@@ -87,6 +90,8 @@ class Token(NamedTuple):
     @property
     def plain(self) -> Token:
         """The forward token that it repeats; itself otherwise."""
+        if not self.is_again:
+            return self
         return self._replace(fragment=self.fragment.removesuffix(AGAIN))
 
     @property
@@ -173,6 +178,11 @@ def backward_fragments(recompute: Recompute, modules: Modules = CORE_ALONE) -> B
         block: (*(f"{name}{AGAIN}" for name in again[block]), *BACKWARD_FRAGMENTS[block])
         for block in BLOCKS
     }
+
+
+def output_of(block: str, row: int) -> Ref:
+    """Return what a block writes of a slice."""
+    return OUTPUT[block]._replace(slice=row)
 
 
 def pieces(plan: SlicePlan, block: str, fragment: str) -> int:

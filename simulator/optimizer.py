@@ -76,7 +76,7 @@ def _copies(order: IssueOrder, layers: int) -> list[Token]:
 
 def bucket(t: Templates, token: Token, stride: int, gradients: Iterable[Ref]) -> list[OpTemplate]:
     """Return the sum of ``stride`` layers' gradients over the replicas; it belongs to the last."""
-    reads = tuple(one._replace(layer=layer) for layer in range(stride) for one in gradients)
+    reads = tuple(one.at(layer) for layer in range(stride) for one in gradients)
     ops = reduction(t, "dp", t.shapes.layer * stride, reads, BUCKET_SUM)
     return [op.shifted(token.offset) for op in ops]
 

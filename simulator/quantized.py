@@ -96,13 +96,13 @@ class Quantized(Templates):
 
     def rows_of(self, value: Ref, base: Ref | None = None) -> Ref:
         """Return what fprop and dgrad read of a value."""
-        return (base or value).here.form(ROWS) if self.quantizes else value
+        return (base or value).at(0).form(ROWS) if self.quantizes else value
 
     def across_of(self, value: Ref, base: Ref | None = None) -> Ref:
         """Return what the wgrad reads of a value that ``cast`` gave both copies."""
         if one_copy(self.shapes):
             return self.rows_of(value, base)
-        return (base or value).here.form(ACROSS) if self.quantizes else value
+        return (base or value).at(0).form(ACROSS) if self.quantizes else value
 
     def cast(
         self, row: int, value: Ref, size: int, *, gathered: bool = False, base: Ref | None = None,
@@ -113,7 +113,7 @@ class Quantized(Templates):
         ``groups``: experts whose rows are cast one after the other."""
         if not self.quantizes:
             return []
-        s, base = self.shapes, (base or value).here
+        s, base = self.shapes, (base or value).at(0)
         copy = operand_bytes(s, size // s.element)
         both = (not gathered or self.scales_across) and not one_copy(s)
         kernels = groups * CAST_KERNELS[s.workload.fp8_recipe]
@@ -130,7 +130,7 @@ class Quantized(Templates):
         copy = operand_bytes(self.shapes, elements)
         signature = self.shapes.pointwise("fp8_transpose", copy, copy)
         role = f"{_role(value)}.transpose"
-        return [self.op(role, row, signature, (value,), value.here.form("across"), copy)]
+        return [self.op(role, row, signature, (value,), value.at(0).form("across"), copy)]
 
     def gathered_bytes(self, row: int, copies: int = 1) -> int:
         """Return the bytes of all tokens of slice ``row`` between the blocks, as they are gathered;

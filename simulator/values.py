@@ -46,10 +46,9 @@ class Ref(NamedTuple):
         """The value as backward recomputes it."""
         return self._replace(kind="again")
 
-    @property
-    def here(self) -> Ref:
-        """The value of that name in the op's own layer."""
-        return self._replace(layer=0)
+    def at(self, layer: int) -> Ref:
+        """Return the value of that name in another layer, relative to the op's."""
+        return self._replace(layer=layer)
 
     def form(self, *forms: str | int) -> Ref:
         """Return what becomes of the value."""

@@ -115,13 +115,7 @@ def kv_bwd(state: State, op: Op) -> None:
     """Add the gradients of earlier keys and values to their sum; add to this slice's own what later
     slices gave. The sum is [sequences, positions, keys and values], fp32 (fp64 in fp64)."""
     own, span = state.read(op, 0), state.positions(op)
-    totals, given = (
-        [state.values[name] for name in op.reads if name in names]
-        for names in (
-            {op.called(Ref(what, row).grad) for row in range(state.shapes.plan.row_slices)}
-            for what in ("attn.kv_grad", "attn.kv")
-        )
-    )
+    totals, given = _gradients(state, op, "attn.kv_grad"), _gradients(state, op, "attn.kv")
     if totals:
         later, width = totals[0], totals[0].shape[2]
         part = own.view(len(later), -1, own.shape[1])[:, :, -width:]
@@ -131,6 +125,12 @@ def kv_bwd(state: State, op: Op) -> None:
         state.write(op, totals[0][:, : span.start].add_(given[0]), 1)
     elif given:
         state.write(op, wide(given[0]), 1)
+
+
+def _gradients(state: State, op: Op, what: str) -> list[torch.Tensor]:
+    """Return the gradients of a value of any slice that the op reads."""
+    names = {op.called(Ref(what, row).grad) for row in range(state.shapes.plan.row_slices)}
+    return [state.values[name] for name in op.reads if name in names]
 
 
 def _heads(

@@ -182,7 +182,7 @@ class _Orders:
                 if written.lane in (COMPUTE, template.lane) or template.lane == COMPUTE
             ]
             reads += [
-                written.ref._replace(layer=rng.randint(-3, 3))
+                written.ref.at(rng.randint(-3, 3))
                 for written in self._some(self.earlier)
                 if written.lane in (COMPUTE, template.lane) or template.lane == COMPUTE
             ]
@@ -223,4 +223,4 @@ class _Orders:
         if not back and written.place >= index:
             back = 1
         away = written.offset - reader.offset - back * stride
-        return written.ref._replace(layer=written.ref.layer + sign * away)
+        return written.ref.at(written.ref.layer + sign * away)

@@ -40,11 +40,11 @@ def edges(line: IssueOrder, shapes: Shapes, *, sign: int) -> list[Edge]:
                     read.append((token, ref))
             for ref in template.writes:
                 own.add(ref)
-                written[ref.here] = (token, ref.layer)
+                written[ref.at(0)] = (token, ref.layer)
     return [
-        Edge(token, written[ref.here][0], sign * (written[ref.here][1] - ref.layer))
+        Edge(token, written[ref.at(0)][0], sign * (written[ref.at(0)][1] - ref.layer))
         for token, ref in read
-        if ref.here in written
+        if ref.at(0) in written
     ]
 
 
