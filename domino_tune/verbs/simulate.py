@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from domino_tune.base.cores import Ahead, Beside, in_turn, later
 from domino_tune.requests import SimulateRequest
@@ -110,55 +110,26 @@ def simulate_plan(
     plans, where they are tuned already. A plan that does not fit a GPU is an answer (``fits``), and
     so is such a baseline.
     """
-    plans, left_out = _rows(case, chosen)
-    peaks = {name: stage_memory(case, one.plan, one.order) for name, one in plans.items()}
-    shown = shortened(case)
-    piped = {
-        name: played_pipeline(case, one.plan, one.order)
-        for name, one in plans.items()
-        if case.cluster.pp > 1
-    }
-    runs = {
-        name: piped[name].busiest if piped else played(case, one.plan, one.order)
-        for name, one in plans.items()
-    }
-    variants = {
-        name: _variant(case, one.plan.label, runs[name], max(peaks[name], key=sum))
-        for name, one in plans.items()
-    }
-    plays = {
-        name: run.plays
-        if shown is case
-        else plays_of(shown, plans[name].plan, plans[name].order, run.cost)
-        for name, run in runs.items()
-    }
-    timelines = Timelines({
-        name: partial(_played, plays[name], run.cost) for name, run in runs.items()
-    })  # fmt: skip
-    run = runs[CHOSEN]
-    timeline = record(plays[CHOSEN], run.cost)
+    (plans, left_out), few = _plans(case, chosen), shortened(case)
+    rows = {name: _row(case, one, few) for name, one in plans.items()}
+    variants, shown = {name: row.variant for name, row in rows.items()}, rows[CHOSEN]
+    mine, memory, run = shown.variant, shown.memory, shown.run
+    timeline = record(shown.plays, run.cost)
     confidence = confidence_of(timeline, run.cost, unsure_clocks(case, run))
-    unknown = wider(case, chosen.plan, chosen.order)
-    pipeline = _pipeline(case, piped.get(CHOSEN))
-    mine, baseline, bound = (variants[name] for name in (CHOSEN, BASELINE, BOUND))
-    no_sp = variants.get(BASELINE_NO_SP, None if left_out else baseline)
+    unknown, pipeline = wider(case, chosen.plan, chosen.order), _pipeline(case, shown.piped)
     longer = mine.iteration_ms / timeline.makespan_ns
     waits_ms = pipeline.busiest.waits_ms if pipeline else 0.0
     more = (mine.iteration_ms - waits_ms) / timeline.makespan_ns
     return SimulateResult(
         **_of_chosen(mine),
-        baseline_ms=baseline.iteration_ms,
-        no_comm_ms=bound.iteration_ms,
-        speedup=baseline.iteration_ms / mine.iteration_ms,
-        baseline_no_sp_ms=no_sp.iteration_ms if no_sp else None,
-        speedup_no_sp=no_sp.iteration_ms / mine.iteration_ms if no_sp else None,
-        usable_memory=UsableMemory.of(case.memory, max(map(sum, peaks[CHOSEN]))),
+        **_compared(variants, plain_is_left_out=bool(left_out)),
+        usable_memory=UsableMemory.of(case.memory, max(map(sum, memory))),
         cost=case.priced(mine.iteration_ms),
         interval_ms=_interval_ms(mine.iteration_ms, confidence, longer, unknown),
         confidence=confidence.level,
         confidence_shares=confidence.shares,
         warnings=(
-            *_warnings(case, confidence, mine, baseline),
+            *_warnings(case, confidence, mine, variants[BASELINE]),
             *_wider_because(mine.iteration_ms, unknown),
             *_unsliced(case, chosen.plan),
             *left_out,
@@ -171,15 +142,52 @@ def simulate_plan(
         cluster=case.cluster,
         bubble_ms=pipeline.busiest.bubble_ms if pipeline else 0.0,
         pipeline=pipeline,
-        stage_memory_gib=tuple(sum(held) / GIB for held in peaks[CHOSEN]),
+        stage_memory_gib=tuple(sum(held) / GIB for held in memory),
         variants=variants,
         time_by_role_ms={role: time_ns * more for role, time_ns in timeline.by_role.items()},
         verdict=verdict_of(case, chosen, judged, rivals) if judged else None,
         plans={name: one.plan for name, one in plans.items()},
-        timelines=timelines,
+        timelines=Timelines(
+            {name: partial(_played, row.plays, row.run.cost) for name, row in rows.items()}
+        ),
         order=chosen.order,
         case=case,
     )
+
+
+class _Row(NamedTuple):
+    """A plan's run at its clock, what its timeline is played from, each stage's memory at its peak,
+    the numbers of it, and its pipeline."""
+
+    run: Played
+    plays: Repriced
+    memory: tuple[Memory, ...]
+    variant: Variant
+    piped: PlayedPipeline | None
+
+
+def _row(case: Case, one: Chosen, few: Case) -> _Row:
+    """Return what is shown of a plan; ``few``: the case with the micro-batches of a timeline."""
+    memory = stage_memory(case, one.plan, one.order)
+    piped = played_pipeline(case, one.plan, one.order) if case.cluster.pp > 1 else None
+    run = piped.busiest if piped else played(case, one.plan, one.order)
+    plays = run.plays if few is case else plays_of(few, one.plan, one.order, run.cost)
+    return _Row(
+        run, plays, memory, _variant(case, one.plan.label, run, max(memory, key=sum)), piped
+    )
+
+
+def _compared(variants: Mapping[str, Variant], *, plain_is_left_out: bool) -> dict[str, Any]:
+    """Return the fields of a result that compare the chosen plan with the others."""
+    mine_ms, baseline = variants[CHOSEN].iteration_ms, variants[BASELINE]
+    no_sp = variants.get(BASELINE_NO_SP, None if plain_is_left_out else baseline)
+    return {
+        "baseline_ms": baseline.iteration_ms,
+        "no_comm_ms": variants[BOUND].iteration_ms,
+        "speedup": baseline.iteration_ms / mine_ms,
+        "baseline_no_sp_ms": no_sp.iteration_ms if no_sp else None,
+        "speedup_no_sp": no_sp.iteration_ms / mine_ms if no_sp else None,
+    }
 
 
 def _fused_loss(case: Case, chosen: Chosen, mine: Variant) -> list[str]:
@@ -207,7 +215,7 @@ def _played(plays: Repriced, cost: CostModel) -> Timeline:
     return play(plays.schedule, plays.program(cost))
 
 
-def _rows(case: Case, chosen: Chosen) -> tuple[dict[str, Chosen], list[str]]:
+def _plans(case: Case, chosen: Chosen) -> tuple[dict[str, Chosen], list[str]]:
     """Return the plans that are shown, and in words which of them cannot be made here."""
     plans = {BASELINE: Chosen.of(case, baseline_plan(case)), CHOSEN: chosen}
     left_out = []
