@@ -281,8 +281,8 @@ def _stop_and_delete(watch: Watch) -> None:
 
 
 def _until_nothing_computes(watch: Watch, what: str, method: str, place: str) -> None:
-    """End a job; note its processor time until its process is gone, and how long that took, which
-    on a busy machine is longer."""
+    """End a job; check the seconds until its process is gone, and note its processor time, which on
+    a busy machine is less."""
     (pid,) = watch.computing()
     process = psutil.Process(pid)
     cpu_s = before_s = sum(process.cpu_times()[:2])
@@ -296,8 +296,8 @@ def _until_nothing_computes(watch: Watch, what: str, method: str, place: str) ->
         os.sched_yield()
     took_s = time.monotonic() - began_s
     watch.checks += [
-        at_most(f"{what}: processor time until nothing computes", STOP_S, cpu_s - before_s, "s", 1),
-        reported("… which took", f"{took_s:.1f} s"),
+        at_most(f"{what}: seconds until nothing computes", STOP_S, took_s, "s", 1),
+        reported("… of processor time", f"{cpu_s - before_s:.1f} s"),
     ]
 
 
