@@ -94,6 +94,15 @@ def coverage(
     )
 
 
+def needed_bytes(
+    model: ModelSpec, workload: Workload, cluster: ClusterSpec, profile: Profile, memory_bytes: int
+) -> int:
+    """Return the most memory that a rank may need to play the cases of ``coverage``, bytes."""
+    cuts = list(_cuts(usual_space(workload, cluster), model, workload, cluster))
+    cases = _candidates(model, workload, cluster, cuts, memory_bytes)
+    return max(case.peak_bytes(profile) for case in cases)
+
+
 def usual_space(workload: Workload, cluster: ClusterSpec) -> SpaceSpec:
     """Return the space of a tune: with sequence parallelism and without, where tp divides the
     sequences, and with slices of sequences, where the micro-batch is one."""

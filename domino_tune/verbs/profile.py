@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -12,7 +13,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from domino_tune.base.progress import Progress, no_progress
-from domino_tune.measure.coverage import CPU, GPU, coverage, cta_counts, model_free_probes
+from domino_tune.measure.coverage import (
+    CPU,
+    GPU,
+    coverage,
+    cta_counts,
+    model_free_probes,
+    needed_bytes,
+)
 from domino_tune.measure.laws import lacking_loads
 from domino_tune.measure.machine import differences, machine_of, ranks_per_node
 from domino_tune.measure.probe_set import ProbeSet, lacks_waits
@@ -34,7 +42,6 @@ from domino_tune.store.files import (
 from domino_tune.store.plans import ProfileRef
 from domino_tune.store.profiles import load_profile
 from domino_tune.store.shelf import load_model, override
-from domino_tune.verbs.advice import Deadline, OutOfTimeError
 from domino_tune.verbs.ranks import check_runnable, launch_spec
 from simulator.dtypes import GIB, Dtype
 from simulator.errors import InputError, ProfileError
@@ -182,36 +189,24 @@ def _probes(
     check_shardable(model, workload, cluster)
     memory = round(profile.machine.gpu_memory_gib * GIB)
 
-    def probes_of(workload: Workload) -> tuple[ProbeSet, int]:
-        found = coverage(
-            model, workload, cluster, memory_bytes=memory, ctas=cta_counts(profile.machine)
-        )
-        return found, max(case.peak_bytes(profile) for case in found.cases)
+    def needed(job: Workload) -> int:
+        return needed_bytes(model, job, cluster, profile, memory)
 
-    probes, need = probes_of(workload)
-    if need > memory:
-        fits = _largest_that_fits(workload, lambda one: probes_of(one)[1] <= memory)
+    if (need := needed(workload)) > memory:
+        fits = _largest_that_fits(workload, lambda job: needed(job) <= memory)
         raise InputError(
             f"Measuring needs {need / GIB:.1f} GiB a rank, and a rank has {memory / GIB:.1f} GiB"
             f"{_words_of(workload, fits)}."
         )
-    return probes, loaded.notes
+    ctas = cta_counts(profile.machine)
+    return coverage(model, workload, cluster, memory_bytes=memory, ctas=ctas), loaded.notes
 
 
 def _largest_that_fits(workload: Workload, fits: Callable[[Workload], bool]) -> Workload | None:
-    """Return the largest of the smaller jobs that fits, or the largest found in the time for
-    advice; None if even the smallest does not fit."""
-    deadline, smaller = Deadline(), list(_smaller(workload))
-    found = None
-    with suppress(OutOfTimeError):
-        while smaller:  # smaller jobs need less
-            middle = len(smaller) // 2 if found else -1
-            deadline.check()
-            if fits(smaller[middle]):
-                found, smaller = smaller[middle], smaller[:middle]
-            else:
-                smaller = smaller[middle + 1 :] if found else []
-    return found
+    """Return the largest of the smaller jobs that fits; None if even the smallest does not."""
+    smaller = list(_smaller(workload))
+    first = bisect_left(smaller, True, key=fits)  # smaller jobs need less
+    return smaller[first] if first < len(smaller) else None
 
 
 def _smaller(workload: Workload) -> Iterator[Workload]:
@@ -225,9 +220,9 @@ def _smaller(workload: Workload) -> Iterator[Workload]:
 
 
 def _words_of(asked: Workload, fits: Workload | None) -> str:
-    """Return what to ask for instead, as the end of a sentence; "" if nothing fits."""
+    """Return what to ask for instead, as the end of a sentence."""
     if fits is None:
-        return ""
+        return "; measure a smaller model, or give each rank a larger share of a model (--tp)"
     changed = [
         f"{flag_of(ProfileRequest, name)} {getattr(fits, name)}"
         for name in FOR_MODEL

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from domino_tune.cli.commands import main
-from domino_tune.measure.machine import this_machine
+from domino_tune.measure.machine import machine_of, this_machine
 from domino_tune.requests import ProfileRequest
 from domino_tune.store.files import only_user
 from domino_tune.store.plans import load_plan
@@ -208,10 +208,6 @@ def test_a_home_that_cannot_be_made_is_said(
         (("--emulate-link", "fast"), "--emulate-link cannot be 'fast'"),
         (("--backend", "nccl", "--emulate-link", "1gbit"), "--emulate-link with --backend gloo"),
         (
-            ("--for-model", "llama2-7b", "--seq-length", "512", "--micro-batch-size", "32768"),
-            " GiB; with --micro-batch-size ",
-        ),
-        (
             ("--for-model", "gpt3-13b", "--seq-length", "8", "--micro-batch-size", "1"),
             "has attention_dropout = 0.1, which real ranks do not run",
         ),
@@ -229,6 +225,27 @@ def test_what_does_not_fit_is_refused_before_any_rank_starts(
     out, err = said(capsys, "profile", "--name", "new", "--tp", "2", *arguments, code=2)
     assert out == ""
     assert text in err
+    assert not (at_home / "profiles" / "new.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "fits"),
+    [(12, "--micro-batch-size 32 it"), (6, "--micro-batch-size 4 it")],
+)
+def test_what_needs_too_much_memory_is_refused_with_the_largest_job_that_fits(
+    at_home: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    memory_gib: int,
+    fits: str,
+) -> None:
+    monkeypatch.setattr(
+        "domino_tune.verbs.profile.machine_of",
+        lambda spec: replace(machine_of(spec), gpu_memory_gib=memory_gib),
+    )
+    asked = ("--for-model", "llama2-7b", "--seq-length", "512", "--micro-batch-size", "32768")
+    _, err = said(capsys, "profile", "--name", "new", "--tp", "2", *asked, code=2)
+    assert f" GiB a rank, and a rank has {memory_gib:.1f} GiB; with {fits}" in err
     assert not (at_home / "profiles" / "new.json").exists()
 
 
