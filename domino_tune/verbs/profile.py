@@ -222,7 +222,7 @@ def _smaller(workload: Workload) -> Iterator[Workload]:
 def _words_of(asked: Workload, fits: Workload | None) -> str:
     """Return what to ask for instead, as the end of a sentence."""
     if fits is None:
-        return "; measure a smaller model, or give each rank a larger share of a model (--tp)"
+        return "; measure a smaller model"
     changed = [
         f"{flag_of(ProfileRequest, name)} {getattr(fits, name)}"
         for name in FOR_MODEL
