@@ -51,6 +51,9 @@ UNFUSED: Final = {
     },
     # add of the bias, dropout, add of the residual.
     "bias_dropout_fusion": {"bias_dropout_add": Kernels(3, 2, 7 / 3, "copy")},
+    # zeros, and atomic adds of every copy's row to its token's (core/transformer/moe/moe_utils.py).
+    # What is written stays in L2. index_select takes as long as a fused permutation (docs/gpu.md).
+    "moe_permute_fusion": {"moe_unpermute": Kernels(2, 1, 0, "scatter_add")},
 }
 """Key -> op -> what it is where the key is false: kernels of PyTorch in bf16."""
 OTHERS: Final = {
@@ -71,8 +74,8 @@ class Implementation:
     """What a framework runs beside the GEMMs; names are Megatron-LM's where it has one.
 
     ``flash_attention``: one kernel instead of GEMMs that keep the scores in memory. ``…_fusion``:
-    one kernel instead of PyTorch's several; ``gradient_accumulation_fusion``: the wgrad adds to the
-    main gradient by itself.
+    one kernel instead of PyTorch's several (Hybrid-EP's permutation is always one);
+    ``gradient_accumulation_fusion``: the wgrad adds to the main gradient by itself.
     ``dense_embedding_grad``: a table's gradient is made whole in the dtype of activations, then
     added to the main gradient. ``zero_grads``: the step begins by clearing main gradients, so every
     wgrad adds. ``check_for_nan_in_grad``, ``scale_grads``: each is a pass over all gradients before
@@ -94,6 +97,7 @@ class Implementation:
     rope_fusion: bool = True
     swiglu_fusion: bool = True
     bias_dropout_fusion: bool = True
+    moe_permute_fusion: bool = True
     gradient_accumulation_fusion: bool = True
     dense_embedding_grad: bool = False
     zero_grads: bool = False
@@ -168,9 +172,9 @@ IMPLEMENTATIONS: Final = {
     ),
     "torch": Implementation(
         name="torch", cross_entropy_loss_fusion=False, norm_fusion=False, rope_fusion=False,
-        swiglu_fusion=False, bias_dropout_fusion=False, gradient_accumulation_fusion=False,
-        dense_embedding_grad=True, clip_grad=True, copy_parameters=True,
-        tp_backward_overlap=False,
+        swiglu_fusion=False, bias_dropout_fusion=False, moe_permute_fusion=False,
+        gradient_accumulation_fusion=False, dense_embedding_grad=True, clip_grad=True,
+        copy_parameters=True, tp_backward_overlap=False,
     ),
     "domino-tune": DOMINO_TUNE,
 }  # fmt: skip

@@ -35,7 +35,13 @@ from simulator.lookup.collectives import CollectiveRow, CollectiveTable
 from simulator.lookup.expected import COLLECTIVE_TABLE, POINTWISE_TABLE
 from simulator.lookup.experts import GroupedFit, GroupedRow, GroupedTable
 from simulator.lookup.gemm import GemmFit, GemmRow, GemmTable
-from simulator.lookup.pointwise import DEFAULT, PointwiseFit, PointwiseRow, PointwiseTable
+from simulator.lookup.pointwise import (
+    DEFAULT,
+    PointwiseFit,
+    PointwiseRow,
+    PointwiseTable,
+    with_sums,
+)
 from simulator.ops import MULTIMEM, TpCollectives
 from simulator.power import PowerSection
 
@@ -418,11 +424,13 @@ class Profile:
     def pointwise_table(self) -> PointwiseTable:
         """Return the look-up of pointwise ops."""
         section: PointwiseSection = self.section("pointwise")
+        machine = self.machine
+        gpu = machine.backend == "nccl"
         return PointwiseTable(
             section.rows,
-            section.fits,
+            with_sums(section.fits, machine.sm_count) if gpu else section.fits,
             table_error=_error(section.provenance, POINTWISE_TABLE.error),
-            roof=self.machine.roof,
+            roof=machine.roof,
         )
 
     def collective_table(self) -> CollectiveTable:

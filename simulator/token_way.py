@@ -188,9 +188,8 @@ class TokenWay:
             value = ops[-1].writes[0]
         if self._sorts:
             written = min(size, moved)
-            name = "moe_sort" if self._copied_first else "moe_unpermute"
             ops.append(
-                self.t.op(f"mlp.{role}_unsort", self.row, self.s.pointwise(name, size, written),
+                self.t.op(f"mlp.{role}_unsort", self.row, self._unsorted(size, written),
                           (value,), produced.writes[0].form("unsorted"), written, piece=piece)
             )  # fmt: skip
             value = ops[-1].writes[0]
@@ -198,6 +197,13 @@ class TokenWay:
             ops += self._probabilities(role, value, produced.writes[0])
         return ops + self._moved(f"mlp.{role}", "combine", value, produced.writes[0], pieces,
                                  piece)  # fmt: skip
+
+    def _unsorted(self, read: int, written: int) -> Pointwise:
+        if self._copied_first:
+            return self.s.pointwise("moe_sort", read, written)
+        if self.dispatcher == "hybridep":  # a kernel of its own, whatever Megatron-LM's is
+            return Pointwise("moe_unpermute", read, written, self.s.workload.dtype)
+        return self.s.pointwise("moe_unpermute", read, written)
 
     def returned(self, rows: Ref) -> Ref:
         """Return the value that ``back`` made of ``rows``."""

@@ -116,7 +116,11 @@ def _pairs() -> list[Table]:
 
 def _way_ms(case: Case, row: Line, strategy: Any, wgrad: Any, scopes: Sequence[Any]) -> float:
     held = ROUTER if "TE graphs moe_router" in row["held_fixed"] else tuple(scopes)
-    work = replace(case.workload, cuda_graph_scope=held)
+    how = replace(
+        case.workload.implementation,
+        moe_permute_fusion="no permute fusion" not in row["held_fixed"],
+    )
+    work = replace(case.workload, cuda_graph_scope=held, implementation=how)
     return time_ms(replace(case, workload=work), replace(MEGATRON, strategy=strategy, wgrad=wgrad))
 
 

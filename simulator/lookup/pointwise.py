@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from simulator.errors import MissingSectionError, ProfileError
@@ -26,6 +26,10 @@ from simulator.lookup import (
 from simulator.ops import Pointwise
 
 DEFAULT: Final = "default"  # the law of every name that no fit lists
+SUMMED: Final = "scatter_add"  # atomic adds of rows to those of an index
+SUMMED_GB_S_AN_SM: Final = 0.877
+"""Rate of PyTorch's on an H20, in 1e9 bytes of two-byte elements added a second
+(data/measured/moe/scatter_add.csv). An A100's SM, at 0.71 of the clock, reaches 0.73 of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +96,20 @@ class PointwiseFit:
         """Return the time beyond the fixed cost, in µs."""
         small = min(total_bytes, self.knee_bytes) / self.small_gb_s
         return (small + max(0, total_bytes - self.knee_bytes) / self.large_gb_s) / 1e3
+
+
+def with_sums(fits: Sequence[PointwiseFit], sm_count: int) -> tuple[PointwiseFit, ...]:
+    """Return the laws of a GPU, and an assumed one of rows that are summed by index, where they
+    have none: beside the default's fixed cost it is as fast by SM as elsewhere."""
+    laws = {name: fit for fit in fits for name in fit.names}
+    if SUMMED in laws or DEFAULT not in laws:
+        return tuple(fits)
+    gb_s = SUMMED_GB_S_AN_SM * sm_count
+    own = replace(
+        laws[DEFAULT], names=(SUMMED,), small_gb_s=gb_s, large_gb_s=gb_s, kind="assumed",
+        error=expected.POINTWISE_DEFAULT.error,
+    )  # fmt: skip
+    return (*fits, own)
 
 
 class PointwiseTable:

@@ -18,7 +18,7 @@ SWITCHES: Final = (
     "disable-bias-linear", "disable-tp-comm-bulk-dgrad", "disable-tp-comm-bulk-wgrad",
     "disable-tp-comm-overlap-ag", "disable-tp-comm-overlap-rs", "fp16", "grad-reduce-in-bf16",
     "group-query-attention", "log-num-zeros-in-grad", "log-params-norm",
-    "moe-grouped-gemm", "moe-shared-expert-overlap", "multi-latent-attention",
+    "moe-grouped-gemm", "moe-permute-fusion", "moe-shared-expert-overlap", "multi-latent-attention",
     "no-bias-dropout-fusion",
     "no-bias-swiglu-fusion", "no-check-for-nan-in-loss-and-grad",
     "no-gradient-accumulation-fusion", "no-overlap-p2p-communication", "no-rope-fusion",

@@ -45,7 +45,12 @@ _KERNEL_FLAGS: Final = {
 """Key of an Implementation -> the value that is not Megatron-LM's default, the options
 that set it.
 """
-_ENVIRONMENT_KEYS: Final = ("deterministic_attention", "nccl_algo", "launch_order")
+_KEYS_ELSEWHERE: Final = (
+    "moe_permute_fusion",
+    "deterministic_attention",
+    "nccl_algo",
+    "launch_order",
+)
 _SWITCHES: Final = {
     "tp_comm_overlap_ag": "--disable-tp-comm-overlap-ag",
     "tp_comm_overlap_rs": "--disable-tp-comm-overlap-rs",
@@ -288,7 +293,7 @@ def _kernel_notes(how: Implementation) -> list[str]:
         f"{key}={str(getattr(how, key)).lower()}"
         for key in KEYS
         if getattr(how, key) != getattr(usual, key)
-        and key not in _KERNEL_FLAGS and key not in _ENVIRONMENT_KEYS
+        and key not in _KERNEL_FLAGS and key not in _KEYS_ELSEWHERE
     ]  # fmt: skip
     if not silent:
         return []

@@ -16,6 +16,7 @@ from typing import Final
 from domino_tune.store.formats.launcher_marks import Line, by_rank, unknown_mark, unmarked
 from domino_tune.store.formats.megatron_arguments import (
     AWARE,
+    EXPERT_KERNELS,
     FLASH,
     FSDP,
     FUSED_LOSS,
@@ -36,6 +37,7 @@ from domino_tune.store.formats.megatron_arguments import (
     expert_fields,
     expert_note,
     expert_options,
+    has_experts,
     is_usual,
     not_simulated,
 )
@@ -284,9 +286,10 @@ def _key_value_heads(arguments: Mapping[str, str]) -> str:
 def _implementation(arguments: Mapping[str, str], source: str) -> dict[str, str]:
     """Return the implementation, and the keys that differ from it."""
     name = "megatron-2022" if _is_local(arguments) else "megatron-te"
+    kernels = {**KERNELS, **(EXPERT_KERNELS if has_experts(arguments) else {})}
     changes = {
         key: arguments[argument].lower()
-        for argument, key in KERNELS.items()
+        for argument, key in kernels.items()
         if arguments.get(argument) in ("True", "False")
     }
     if IMPLEMENTATIONS[name].cross_entropy_loss_fusion:

@@ -15,7 +15,9 @@ from simulator.plan import SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 Settings = dict[str, object]
-SWITCHES: Final = ("moe_grouped_gemm", "multi_latent_attention", "moe_shared_expert_overlap")
+SWITCHES: Final = (
+    "moe_grouped_gemm", "moe_permute_fusion", "multi_latent_attention", "moe_shared_expert_overlap",
+)  # fmt: skip
 OPTION_OF: Final = {"num_moe_experts": "num-experts", "moe_layer_freq": "moe-layer-freq"}
 """Field -> its option, where that is not its name."""
 DISPATCHERS: Final = {
@@ -41,6 +43,8 @@ def expert_settings(model: ModelSpec, workload: Workload, cluster: ClusterSpec) 
         "expert_model_parallel_size": cluster.ep,
         "expert_tensor_parallel_size": cluster.expert_tp,
     }
+    if workload.implementation.moe_permute_fusion:
+        settings["moe_permute_fusion"] = True
     if backend:
         settings["moe_flex_dispatcher_backend"] = backend
     if backend and workload.moe_dispatcher_sms:

@@ -15,6 +15,7 @@ from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.errors import InfeasiblePlanError
 from simulator.greedy import order_of
+from simulator.lookup.pointwise import SUMMED
 from simulator.memory import peak_bytes, unpiped_memory
 from simulator.ops import Collective, Gemm, Pointwise
 from simulator.plan import MEGATRON, SlicePlan
@@ -188,6 +189,32 @@ def test_a_graph_copies_what_it_reads() -> None:
         }
         size = 8192 * 2048 * 2
         assert copied == {"attn.graph_copy": size, "mlp.graph_copy_bwd": rows * size}
+
+
+@pytest.mark.parametrize(
+    ("dispatcher", "sums"),
+    [
+        ("alltoall", ["mlp.combine_unpermute", "mlp.dispatch_bwd_unpermute"]),
+        ("deepep", ["mlp.combine_unsort", "mlp.dispatch_bwd_unsort"]),
+        ("allgather", ["mlp.combine_unsort", "mlp.dispatch_bwd_unsort"]),
+        ("hybridep", []),
+    ],
+)
+def test_without_fused_permutation_a_tokens_rows_are_summed_by_index(
+    dispatcher: MoeDispatcher, sums: list[str]
+) -> None:
+    """core/transformer/moe/moe_utils.py: unpermute, and the gradient of index_select in permute."""
+    plain = case_of(moe_dispatcher=dispatcher)
+    how = replace(plain.workload.implementation, moe_permute_fusion=False)
+    apart = replace(plain, workload=replace(plain.workload, implementation=how))
+    roles = [
+        op.role
+        for op in ops_of(apart)
+        if op.layer == 0 and isinstance(op.signature, Pointwise) and op.signature.name == SUMMED
+    ]
+    assert roles == sums
+    longer = predict(apart, MEGATRON).makespan_ns - predict(plain, MEGATRON).makespan_ns
+    assert longer > 0 if sums else longer == 0
 
 
 def test_a_token_goes_once_to_each_rank_of_its_experts() -> None:

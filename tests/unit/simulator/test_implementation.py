@@ -271,7 +271,8 @@ def test_each_key_of_megatron_te_does_something() -> None:
         plan = replace(MEGATRON, sequence_parallel=False)
         return predict(one, plan).makespan_ns, tuple(peak_memory(one, plan))
 
-    for key in KEYS:
+    of_experts = {"moe_permute_fusion"}
+    for key in set(KEYS) - of_experts:
         others = {"nccl_algo": "ring", "launch_order": "free"}
         value: Any = others.get(key, not getattr(TE, key))
         assert measured(replace(TE, **{key: value}), key) != measured(TE, key), key

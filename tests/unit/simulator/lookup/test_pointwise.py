@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import csv
+from dataclasses import replace
+
 import pytest
 
 from simulator.errors import MissingSectionError, ProfileError
-from simulator.lookup.pointwise import PointwiseFit, PointwiseRow, PointwiseTable
+from simulator.lookup.pointwise import (
+    SUMMED,
+    SUMMED_GB_S_AN_SM,
+    PointwiseFit,
+    PointwiseRow,
+    PointwiseTable,
+    with_sums,
+)
 from simulator.ops import Pointwise
+from tests.conftest import REPOSITORY
 
 LAW = PointwiseFit(
     names=("gelu", "default"), fixed_us=2.0, small_gb_s=4000.0, knee_bytes=20_000_000,
@@ -45,6 +56,34 @@ def test_rows_are_measured_then_interpolated_then_scaled() -> None:
     assert table.estimate(Pointwise("gelu", 2000, 2000))[:2] == (15.0, "interpolated")
     assert table.estimate(Pointwise("gelu", 1, 1)).duration_us == 10.0
     assert table.estimate(Pointwise("gelu", 9000, 9000))[:2] == (60.0, "extrapolated")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "sms", "gb_s", "share"), [("h20", 78, 4000.0, 1.0), ("a100", 108, 2039.0, 0.73)]
+)
+def test_the_rate_of_sums_by_index_is_that_of_the_table(
+    gpu: str, sms: int, gb_s: float, share: float
+) -> None:
+    """The longer of two calls, less the shorter, and less the copy of the target by bandwidth."""
+    text = (REPOSITORY / "data/measured/moe/scatter_add.csv").read_text("utf-8")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    short, long = (row for row in csv.DictReader(lines) if row["gpu"] == gpu)
+    elements, copied, us = (
+        float(long[name]) - float(short[name]) for name in ("elements", "target_elements", "us")
+    )
+    rate = 2 * elements / (us - 4 * copied / gb_s / 1e3) / 1e3 / sms
+    assert rate == pytest.approx(share * SUMMED_GB_S_AN_SM, rel=0.01)
+
+
+def test_sums_by_index_have_an_assumed_law_unless_the_profile_has_one() -> None:
+    table = PointwiseTable(fits=with_sums([LAW], 100))
+    found = table.estimate(Pointwise(SUMMED, 87_700_000, 0))
+    assert found.duration_us == pytest.approx(2.0 + 1000.0, rel=1e-6)
+    assert found.source == "assumed"
+    own = replace(LAW, names=(SUMMED,))
+    assert with_sums([LAW, own], 100) == (LAW, own)
+    assert with_sums([own], 100) == (own,)
+    assert with_sums([replace(LAW, names=("gelu",))], 100) == (replace(LAW, names=("gelu",)),)
 
 
 def test_far_above_the_fitted_sizes_is_extrapolated() -> None:

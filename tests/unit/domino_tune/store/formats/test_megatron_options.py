@@ -64,6 +64,11 @@ def test_megatron_is_told_of_experts() -> None:
     assert (told["expert_model_parallel_size"], told["expert_tensor_parallel_size"]) == (4, 1)
     assert told["moe_token_dispatcher_type"] == "alltoall"
     assert told["moe_grouped_gemm"]
+    assert told["moe_permute_fusion"]
+    apart = replace(WORK.implementation, moe_permute_fusion=False)
+    assert "moe_permute_fusion" not in told_to_megatron(
+        MIXTRAL, replace(WORK, implementation=apart)
+    )
     assert not {"multi_latent_attention", "moe_layer_freq", "mtp_num_layers"} & told.keys()
     shared = told_to_megatron(MIXTRAL, cluster=replace(EP4, etp=0, ep=2))
     assert shared["expert_tensor_parallel_size"] == 2
@@ -112,6 +117,7 @@ def test_bridge_is_told_the_same() -> None:
     assert settings["model.moe_layer_freq"] == [0] * 3 + [1] * 58
     assert settings["model.multi_latent_attention"] is True
     assert settings["model.qk_layernorm"] is True
+    assert settings["model.moe_permute_fusion"] is True
     assert settings["model.mtp_num_layers"] == 1
     assert settings["model.expert_model_parallel_size"] == 4
 
@@ -146,6 +152,12 @@ def test_others_refuse(to: str) -> None:
     with pytest.raises(InfeasiblePlanError) as refused:
         export_plan(plan_file(plan, MIXTRAL, WORK, EP4), to)
     assert refused.value.reason == "target"
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_log_tells_whether_permutation_is_fused(fused: bool) -> None:
+    case = case_of({**MIXTRAL_LOG, "moe_permute_fusion": fused})
+    assert case.workload.implementation.moe_permute_fusion == fused
 
 
 def test_a_log_of_mixtral_is_read() -> None:
