@@ -96,8 +96,8 @@ class Change:
     clock_mhz: int = 0
 
     def off(self, family: Family, error: float) -> float:
-        """Return by what the last draw multiplies a time that no look-up gives."""
-        return self.draws[-1].factor(family, error) if self.draws else 1.0
+        """Return by what the draws multiply a time that no look-up gives."""
+        return math.prod((draw.factor(family, error) for draw in self.draws), start=1.0)
 
 
 # Look-ups -----------------------------------------------------------------------------------------

@@ -75,6 +75,8 @@ def test_what_is_saved_is_what_ranks_send_between_nodes() -> None:
     assert with_law(BUCKET, link_bandwidth=4.0).idle_times(BETWEEN) == (50_000, 0)
     slower = cost.drawn(Draw(z={"collective_between_nodes": 1.0}))
     assert slower.idle_times(BETWEEN) == (240_000, 0)
+    calibrated = slower.drawn(Draw(factors={"collective_between_nodes": 1.5}))
+    assert calibrated.idle_times(BETWEEN) == (360_000, 0)
 
 
 def test_waking_is_a_part_of_the_duration() -> None:
