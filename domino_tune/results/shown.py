@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from domino_tune.base.tables import Table, print_line, print_table
 from simulator.case import Cost
-from simulator.overlap import EP_OVERLAP
+from simulator.overlap import EP_OVERLAP, Overlap, overlap_of
 from simulator.plan import SlicePlan
 
 if TYPE_CHECKING:
@@ -87,14 +87,35 @@ def plan_words(plan: SlicePlan) -> str:
         waits = ", weight gradients of experts after their exchange" * (plan.wgrad == "deferred")
         return f"two micro-batches beside each other{waits}{sharded}"
     if plan.strategy != "domino":
-        told = ", ".join(plan.tp_comm_overlap) or "every GEMM as usual"
-        return f"unsliced, communication hidden GEMM by GEMM ({told}){sharded}"
+        return f"unsliced, communication hidden GEMM by GEMM{_hidden_words(plan)}{sharded}"
     parts = [slices_words(plan), ORDER_WORDS[plan.order], WGRAD_WORDS[plan.wgrad]]
     if plan.merge_wgrad:
         parts.append("merged over slices")
     if plan.comm_ctas:
         parts.append(f"{plan.comm_ctas} CTAs for communication")
     return ", ".join(parts) + sharded
+
+
+def _hidden_words(plan: SlicePlan) -> str:
+    """Return for which GEMMs a rival does otherwise than usual, those of one method together."""
+    gemms: dict[Overlap, list[str]] = {}
+    for text in plan.tp_comm_overlap:
+        gemm = text.partition("=")[0]
+        overlap = overlap_of(plan.strategy, plan.tp_comm_overlap, gemm)
+        gemms.setdefault(overlap, []).append(gemm.replace("_fprop", " forward").replace("_", " "))
+    told = [f"{', '.join(some)}: {_way_words(one)}" for one, some in gemms.items()]
+    return f" ({'; '.join(told)})" if told else ""
+
+
+def _way_words(one: Overlap) -> str:
+    words = {
+        "none": "not hidden",
+        "ring_exchange": "chunk by chunk" + ", two at a time" * (one.together == 2),
+        "pipeline": f"in {one.num_splits} chunks on {one.num_sm} SMs{' in FP8' * one.fp8}",
+        "bulk": f"whole on {one.num_sm} SMs", "push": "pushed chunk by chunk",
+        "fused": "tile by tile",
+    }  # fmt: skip
+    return words[one.method]
 
 
 def slices_words(plan: SlicePlan) -> str:
@@ -113,9 +134,8 @@ def slices_words(plan: SlicePlan) -> str:
 
 
 def named(plan: SlicePlan) -> str:
-    """Return a plan in words with its exact label; a rival's label says it all."""
-    label = plan.label
-    return f"{plan_words(plan)} ({label})" if plan.strategy == "domino" else label
+    """Return a plan in words with its exact label."""
+    return f"{plan_words(plan)} ({plan.label})"
 
 
 # Shown --------------------------------------------------------------------------------------------

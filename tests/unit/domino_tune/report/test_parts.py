@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -25,7 +26,7 @@ from domino_tune.results.shown import ORDER_WORDS, plan_words
 from domino_tune.search.problem import TIE_PERCENT
 from simulator.ops import Attention, Collective, Gemm, Pointwise
 from simulator.pipeline.build import PASSES
-from simulator.plan import MEGATRON, NO_COMM, SlicePlan
+from simulator.plan import MEGATRON, NO_COMM, Compared, SlicePlan
 from tests.support.pages import SLICED, case, cell, crossover, report_data, shown, trial, tuned
 
 
@@ -101,6 +102,31 @@ def test_markup_escapes_all_but_markup() -> None:
     assert made == '<p class="x" aria-label="&quot;">a &lt; b<b>c</b></p>'
     assert tag("br") == "<br/>"
     assert text(text("<")) == "&lt;"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "told", "words"),
+    [
+        ("userbuffers", (), ""),
+        (
+            "userbuffers", ("proj_fprop=none", "qkv_dgrad=none", "fc2_fprop=pipeline:4:8"),
+            " (proj forward, qkv dgrad: not hidden; fc2 forward: in 4 chunks on 8 SMs)",
+        ),
+        (
+            "userbuffers", ("qkv_fprop=ring_exchange:2",),
+            " (qkv forward: chunk by chunk, two at a time)",
+        ),
+        ("userbuffers", ("qkv_dgrad=bulk:8",), " (qkv dgrad: whole on 8 SMs)"),
+        ("async-tp", ("proj_fprop=push",), " (proj forward: pushed chunk by chunk)"),
+        ("fused", ("fc2_fprop=fused",), " (fc2 forward: tile by tile)"),
+    ],
+)  # fmt: skip
+def test_a_rivals_plan_says_which_gemms_it_treats_otherwise(
+    strategy: Compared, told: tuple[str, ...], words: str
+) -> None:
+    plan = replace(MEGATRON, strategy=strategy, sequence_parallel=True, tp_comm_overlap=told)
+    found = plan_words(plan)
+    assert found == f"unsliced, communication hidden GEMM by GEMM{words}, sequence parallel"
 
 
 def test_names() -> None:
