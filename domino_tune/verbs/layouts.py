@@ -55,6 +55,8 @@ from simulator.memory import may_fit, peak_bytes
 from simulator.model_flops import mfu
 from simulator.usable import UNSURE
 
+LISTING: Final = "listing the layouts"
+"""What a search says it does until it knows how many there are."""
 MANY: Final = 100
 """Number of layouts from which a search first warns that it may take minutes."""
 MOST_TIMES: Final = 64
@@ -104,6 +106,7 @@ def tune_layouts(
     Raise InputError, and InfeasiblePlanError if no layout fits in memory.
     """
     began = time.perf_counter()
+    progress(LISTING)
     space = space_of(request, shelf, on_all_cores)
     many = len(space.candidates)
     progress(f"{many:,} layouts that may fit" + "; this may take minutes" * (many >= MANY))

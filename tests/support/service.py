@@ -64,7 +64,7 @@ class Service:
         """Whether it answers requests. AssertionError where it ended."""
         assert self.process.poll() is None, f"The service did not start:\n{self.log.read_text()}"
         with suppress(httpx.TransportError):
-            return httpx.get(f"{self.url}/readyz", timeout=PATIENCE_S).status_code == 200
+            return httpx.get(f"{self.url}/healthz", timeout=PATIENCE_S).status_code == 200
         return False
 
 

@@ -184,6 +184,7 @@ def layout(task: Task, reporter: Reporter) -> Outcome:
         shown = best and {name: best[name] for name in best if name not in GAINS}
         reporter.tell(JobStep(done=search.evaluations, text=text, left=search.left, best=shown))
 
+    reporter.tell(JobStep(text=layouts_verb.LISTING))
     space = layouts_verb.space_of(request, task.shelf)
     result, done = _search_layouts(space, reporter, tell)
     return _found(request, result, done)
@@ -224,6 +225,7 @@ def scale(task: Task, reporter: Reporter) -> Outcome:
         def tell(_: LayoutSearch, text: str) -> None:
             reporter.tell(_numbers(points, total, f"{asked.gpus:,} GPUs: {text}"))
 
+        reporter.tell(_numbers(points, total, f"{asked.gpus:,} GPUs: {layouts_verb.LISTING}"))
         return _search_layouts(layouts_verb.space_of(asked, task.shelf), reporter, tell)[0]
 
     for point in points_of(request, search):

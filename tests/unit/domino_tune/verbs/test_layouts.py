@@ -16,7 +16,7 @@ from domino_tune.search.layouts import KEPT, Candidate, LayoutSearch
 from domino_tune.store.plans import load_plan
 from domino_tune.store.shelf import DISK
 from domino_tune.verbs.layout_space import base_of, candidates_of, layouts_of
-from domino_tune.verbs.layouts import conclude, space_of, tune_layouts
+from domino_tune.verbs.layouts import LISTING, conclude, space_of, tune_layouts
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.memory import peak_bytes
 from simulator.plan import SlicePlan
@@ -101,7 +101,8 @@ def test_what_is_given_stays() -> None:
         assert (one.pp, one.micro_batch_size, one.recompute) == (2, 1, "full")
         assert not one.plan.sequence_parallel
     assert {one.tp for one in layouts_of(base_of(asked, DISK), asked.but(tp=2))} == {2}
-    assert "layouts that may fit" in lines[0]
+    assert lines[0] == LISTING
+    assert "layouts that may fit" in lines[1]
     assert any("plan done" in line for line in lines)
 
 

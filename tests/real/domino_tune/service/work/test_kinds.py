@@ -64,11 +64,12 @@ def test_a_search_has_files() -> None:
 
 
 def test_what_takes_long_is_said_before_it_begins() -> None:
-    """Bounds of layouts, and the comparison of strategies after each search."""
+    """The list of layouts and their bounds, and the comparison of strategies after each search."""
     for name, words in (("layout", "bounds of 0 of"), ("scale", "2 GPUs: bounds of 0 of")):
         heard = Heard()
         run_job(TASKS[name], heard)
         assert any(step.text.startswith(words) for step in heard.steps)
+        assert any("listing the layouts" in step.text for step in heard.steps)
         assert any("comparing strategies" in step.text for step in heard.steps)
     heard = Heard(due=False)  # nothing follows it for long
     run_job(TASKS["tune"], heard)
