@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -36,11 +36,7 @@ class Chunk(NamedTuple):
 
     def model(self, whole: ModelSpec) -> ModelSpec:
         """Return the model of the chunk's layers alone."""
-        predicting = whole.num_nextn_predict_layers * self.head
-        return replace(
-            whole, num_hidden_layers=self.layers, first_k_dense_replace=self.dense,
-            num_nextn_predict_layers=predicting,
-        )  # fmt: skip
+        return _model_of(self, whole)
 
     def of(self, shapes: Shapes) -> Shapes:
         """Return the shapes of the chunk, from those of the whole model."""
@@ -54,12 +50,26 @@ class Chunk(NamedTuple):
 
     def workload(self, whole: Workload) -> Workload:
         """Return the settings of the chunk's layers, from those of all."""
-        return replace(
-            whole,
-            recompute_layers=min(whole.recompute_layers, self.layers),
-            num_layers_at_start_in_bf16=whole.num_layers_at_start_in_bf16 * self.embedding,
-            num_layers_at_end_in_bf16=whole.num_layers_at_end_in_bf16 * self.head,
-        )
+        return _workload_of(self, whole)
+
+
+# A search of layouts asks for the same few again and again, and each is checked as it is made.
+@lru_cache(maxsize=1024)
+def _model_of(chunk: Chunk, whole: ModelSpec) -> ModelSpec:
+    return replace(
+        whole, num_hidden_layers=chunk.layers, first_k_dense_replace=chunk.dense,
+        num_nextn_predict_layers=whole.num_nextn_predict_layers * chunk.head,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _workload_of(chunk: Chunk, whole: Workload) -> Workload:
+    return replace(
+        whole,
+        recompute_layers=min(whole.recompute_layers, chunk.layers),
+        num_layers_at_start_in_bf16=whole.num_layers_at_start_in_bf16 * chunk.embedding,
+        num_layers_at_end_in_bf16=whole.num_layers_at_end_in_bf16 * chunk.head,
+    )
 
 
 def chunks_of_ranks(

@@ -109,6 +109,7 @@ class Recipes:
         self._steps: dict[tuple[object, ...], tuple[Recipe, Recipe, Recipe]] = {}
         self._views: dict[tuple[object, ...], _View] = {}
         self._builder: tuple[SlicePlan, Fragments] | None = None
+        self._last: tuple[tuple[int, bool], list[OpTemplate]] | None = None
 
     @cached_property
     def _kept(self) -> Recipes:
@@ -231,21 +232,27 @@ class Recipes:
             if forward:
                 return again
             return again + self._kept.windows(plan, forward=False, lane=lane)
-        work = self.case.workload
-        order = fixed_order(plan, work.recompute, work.modules)
-        builder = Fragments(shapes=self.case.shapes(plan))
-        tokens = (order.forward if forward else order.backward).tokens
-        ops = [op for token in tokens for op in builder.templates(token)]
+        ops = [op for op in self._pass(plan, forward=forward) if op.lane in (COMPUTE, lane)]
         apart = self.case.workload.pp_schedule in WGRADS_APART
         return tuple(
             Window(
                 tuple(self._ways(plan, op) for op in window if op.lane == COMPUTE),
                 tuple(op.signature for op in window if op.lane != COMPUTE),
             )
-            for window in windows(
-                [op for op in ops if op.lane in (COMPUTE, lane)], wgrads_wait=not apart
-            )
+            for window in windows(ops, wgrads_wait=not apart)
         )
+
+    def _pass(self, plan: SlicePlan, *, forward: bool) -> list[OpTemplate]:
+        """Return a layer's ops in issue order, of a plan without slices; those of the last pass are
+        kept for its other lanes."""
+        key = self._view(plan).mode, forward
+        if self._last is None or self._last[0] != key:
+            work = self.case.workload
+            order = fixed_order(plan, work.recompute, work.modules)
+            tokens = (order.forward if forward else order.backward).tokens
+            builder = self._building(plan)
+            self._last = key, [op for token in tokens for op in builder.made(token)]
+        return self._last[1]
 
     def micros(self, plan: SlicePlan) -> tuple[tuple[Recipe, ...], ...]:
         """Return the recipes of the compute outside the layers: those of the first micro-batch,
