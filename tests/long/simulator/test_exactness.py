@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import pytest
 
@@ -18,18 +19,23 @@ from tests.unit.simulator.engine_checks import (
 from tests.unit.simulator.memory_checks import check_peak_is_brute_force
 from tests.unit.simulator.periodic_checks import check_shortcut_is_exact
 
+CASES: Final[dict[Callable[[int], None], int]] = {
+    check_engines_agree: 2000, check_contended_dag: 2000, check_dag: 10_000,
+    check_admission: 2000, check_shortcut_is_exact: 1000, check_peak_is_brute_force: 1000,
+    check_space_bounds: 3000,
+}  # fmt: skip
+"""Check -> random cases."""
+PART: Final = 250
+"""Cases of one test, so that all cores have some to the end."""
+
 
 @pytest.mark.parametrize(
-    ("check", "cases"),
-    [
-        (check_engines_agree, 2000), (check_contended_dag, 2000), (check_dag, 10_000),
-        (check_admission, 2000), (check_shortcut_is_exact, 1000),
-        (check_peak_is_brute_force, 1000), (check_space_bounds, 3000),
-    ],
-    ids=lambda one: getattr(one, "__name__", None),
-)  # fmt: skip
-def test_random_cases(check: Callable[[int], None], cases: int) -> None:
-    for seed in range(cases):
+    ("check", "first"),
+    [(check, first) for check, cases in CASES.items() for first in range(0, cases, PART)],
+    ids=lambda one: getattr(one, "__name__", str(one)),
+)
+def test_random_cases(check: Callable[[int], None], first: int) -> None:
+    for seed in range(first, first + PART):
         check(seed)
 
 
