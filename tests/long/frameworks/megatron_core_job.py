@@ -67,6 +67,8 @@ MOMENTS: Final = {
 }
 """Fields of OptimizerConfig of which only the names are checked: TransformerEngine has to be
 there."""
+FUSED_ROWS: Final = "moe_permute_fusion"
+"""The same of TransformerConfig."""
 LOOP: Final = {
     "global_batch_size", "group_query_attention", "log_params_norm", "micro_batch_size",
     "num_layers_per_virtual_pipeline_stage", "seq_length", "swiglu", "tp_comm_overlap_cfg",
@@ -107,6 +109,8 @@ def _transformer(options: Options) -> Options:
     fields |= {OFF[name]: False for name in OFF.keys() & options.keys()}
     fields = {name: value for name, value in fields.items() if name not in known}
     fields["layernorm_epsilon"] = fields.pop("norm_epsilon")
+    if fields.pop(FUSED_ROWS, False) and FUSED_ROWS not in TransformerConfig.__dataclass_fields__:
+        raise LookupError(f"no field {FUSED_ROWS}")
     if "num_experts" in fields:
         fields["num_moe_experts"] = fields.pop("num_experts")
     if "attention_backend" in fields:
