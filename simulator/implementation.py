@@ -51,8 +51,9 @@ UNFUSED: Final = {
     },
     # add of the bias, dropout, add of the residual.
     "bias_dropout_fusion": {"bias_dropout_add": Kernels(3, 2, 7 / 3, "copy")},
-    # zeros, and atomic adds of every copy's row to its token's (core/transformer/moe/moe_utils.py).
-    # What is written stays in L2. index_select takes as long as a fused permutation (docs/gpu.md).
+    # zeros, and atomic adds of every copy's row to its token's (core/transformer/moe/moe_utils.py),
+    # whose number decides, not the bytes written. index_select takes as long as a fused permutation
+    # (docs/gpu.md).
     "moe_permute_fusion": {"moe_unpermute": Kernels(2, 1, 0, "scatter_add")},
 }
 """Key -> op -> what it is where the key is false: kernels of PyTorch in bf16."""
@@ -168,7 +169,8 @@ IMPLEMENTATIONS: Final = {
     "megatron-te": _MEGATRON,
     "megatron-2022": replace(
         _MEGATRON, name="megatron-2022", flash_attention=False, cross_entropy_loss_fusion=False,
-        check_for_nan_in_grad=False, dummy_wgrads=False, tp_backward_overlap=False,
+        moe_permute_fusion=False, check_for_nan_in_grad=False, dummy_wgrads=False,
+        tp_backward_overlap=False,
     ),
     "torch": Implementation(
         name="torch", cross_entropy_loss_fusion=False, norm_fusion=False, rope_fusion=False,

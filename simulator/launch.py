@@ -105,8 +105,9 @@ _MEGATRON: Final[dict[str, HostCost]] = {
     "moe_router": HostCost(90, 15),
     # Counts, and what moves tokens (core/transformer/moe/token_dispatcher.py).
     "moe_permute": HostCost(45, 8), "moe_unpermute": HostCost(25, 4), "moe_sort": HostCost(25, 3),
+    "scatter_add": HostCost(25, 4),
     # Of rows and of their probabilities; counts, and copies of them (assumed like a permutation's).
-    "scatter_add": HostCost(25, 4), "moe_pad": HostCost(25, 2), "moe_counts": HostCost(25, 6),
+    "moe_pad": HostCost(25, 2), "moe_counts": HostCost(25, 6),
 }  # fmt: skip
 _TABLES: Final[Mapping[str, Mapping[str, HostCost]]] = {
     # Norms are within the function of the linear behind them.

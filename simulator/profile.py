@@ -424,11 +424,13 @@ class Profile:
     def pointwise_table(self) -> PointwiseTable:
         """Return the look-up of pointwise ops."""
         section: PointwiseSection = self.section("pointwise")
-        machine = self.machine
-        gpu = machine.backend == "nccl"
+        machine, fits = self.machine, section.fits
+        if machine.backend == "nccl":
+            boost = (self.power.boost_mhz,) if self.power else ()
+            fits = with_sums(fits, machine.sm_count, *boost)
         return PointwiseTable(
             section.rows,
-            with_sums(section.fits, machine.sm_count) if gpu else section.fits,
+            fits,
             table_error=_error(section.provenance, POINTWISE_TABLE.error),
             roof=machine.roof,
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from domino_tune.base.tables import Table, print_line, print_table
 from simulator.case import Cost
-from simulator.overlap import EP_OVERLAP, Overlap, overlap_of
+from simulator.overlap import EP_OVERLAP, RIVAL_NAMES, Overlap, overlap_of
 from simulator.plan import SlicePlan
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ def plan_words(plan: SlicePlan) -> str:
         waits = ", weight gradients of experts after their exchange" * (plan.wgrad == "deferred")
         return f"two micro-batches beside each other{waits}{sharded}"
     if plan.strategy != "domino":
-        return f"unsliced, communication hidden GEMM by GEMM{_hidden_words(plan)}{sharded}"
+        name = RIVAL_NAMES[plan.strategy]
+        return f"unsliced, communication hidden by {name}{_hidden_words(plan)}{sharded}"
     parts = [slices_words(plan), ORDER_WORDS[plan.order], WGRAD_WORDS[plan.wgrad]]
     if plan.merge_wgrad:
         parts.append("merged over slices")
@@ -102,9 +103,11 @@ def _hidden_words(plan: SlicePlan) -> str:
     for text in plan.tp_comm_overlap:
         gemm = text.partition("=")[0]
         overlap = overlap_of(plan.strategy, plan.tp_comm_overlap, gemm)
-        gemms.setdefault(overlap, []).append(gemm.replace("_fprop", " forward").replace("_", " "))
-    told = [f"{', '.join(some)}: {_way_words(one)}" for one, some in gemms.items()]
-    return f" ({'; '.join(told)})" if told else ""
+        if overlap != overlap_of(plan.strategy, (), gemm):
+            told = gemm.replace("_fprop", " forward").replace("_", " ")
+            gemms.setdefault(overlap, []).append(told)
+    words = [f"{', '.join(some)}: {_way_words(one)}" for one, some in gemms.items()]
+    return f" ({'; '.join(words)})" if words else ""
 
 
 def _way_words(one: Overlap) -> str:

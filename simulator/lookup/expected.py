@@ -108,6 +108,12 @@ COLLECTIVE_RING: Final = Expected(
 POINTWISE_DEFAULT: Final = Expected(
     "a pointwise op by the law of others", 0.3, "assumed", "ops of one size differ by as much"
 )
+POINTWISE_SUMS: Final = Expected(
+    "rows that are summed by index, where permutation is not fused",
+    0.3,
+    "assumed",
+    "an H20's rate by SM and clock; what is probably an A100's agrees within 3 %",
+)
 POINTWISE_TABLE: Final = Expected(
     "a pointwise op between rows of its name",
     0.17,
@@ -167,7 +173,8 @@ EXPECTED: Final = (
     SINGLE_RUN, LEAST, FAR, GEMM_DGRAD, GEMM_WGRAD, GEMM_ACCUMULATE, GEMM_STRIDES, GEMM_OCTAVE,
     GEMM_GROUPED, GEMM_ANALYTIC, GEMM_MATH, ATTENTION_NEAREST, ATTENTION_HEADS, ATTENTION_BEHIND,
     ATTENTION_DETERMINISTIC,
-    POINTWISE_DEFAULT, POINTWISE_TABLE, COLLECTIVE_TABLE, COLLECTIVE_HALF, COLLECTIVE_RELATED,
+    POINTWISE_DEFAULT, POINTWISE_SUMS, POINTWISE_TABLE, COLLECTIVE_TABLE, COLLECTIVE_HALF,
+    COLLECTIVE_RELATED,
     PEER_COPY, TILE_FUSED, COLLECTIVE_GROUPS,
     COLLECTIVE_ONE_GROUP, COLLECTIVE_RING, COLLECTIVE_WIRES, BANDWIDTH,
 )  # fmt: skip

@@ -29,7 +29,9 @@ DEFAULT: Final = "default"  # the law of every name that no fit lists
 SUMMED: Final = "scatter_add"  # atomic adds of rows to those of an index
 SUMMED_GB_S_AN_SM: Final = 0.877
 """Rate of PyTorch's on an H20, in 1e9 bytes of two-byte elements added a second
-(data/measured/moe/scatter_add.csv). An A100's SM, at 0.71 of the clock, reaches 0.73 of it."""
+(data/measured/moe/scatter_add.csv)."""
+SUMMED_MHZ: Final = 1980
+"""Clock of that; at 0.71 of it an A100's SM reaches 0.73 of the rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,16 +100,18 @@ class PointwiseFit:
         return (small + max(0, total_bytes - self.knee_bytes) / self.large_gb_s) / 1e3
 
 
-def with_sums(fits: Sequence[PointwiseFit], sm_count: int) -> tuple[PointwiseFit, ...]:
+def with_sums(
+    fits: Sequence[PointwiseFit], sm_count: int, boost_mhz: int = SUMMED_MHZ
+) -> tuple[PointwiseFit, ...]:
     """Return the laws of a GPU, and an assumed one of rows that are summed by index, where they
-    have none: beside the default's fixed cost it is as fast by SM as elsewhere."""
+    have none: beside the default's fixed cost it is as fast by SM and clock as elsewhere."""
     laws = {name: fit for fit in fits for name in fit.names}
     if SUMMED in laws or DEFAULT not in laws:
         return tuple(fits)
-    gb_s = SUMMED_GB_S_AN_SM * sm_count
+    gb_s = SUMMED_GB_S_AN_SM * sm_count * boost_mhz / SUMMED_MHZ
     own = replace(
         laws[DEFAULT], names=(SUMMED,), small_gb_s=gb_s, large_gb_s=gb_s, kind="assumed",
-        error=expected.POINTWISE_DEFAULT.error,
+        error=expected.POINTWISE_SUMS.error,
     )  # fmt: skip
     return (*fits, own)
 

@@ -46,11 +46,9 @@ _KERNEL_FLAGS: Final = {
 that set it.
 """
 _KEYS_ELSEWHERE: Final = (
-    "moe_permute_fusion",
-    "deterministic_attention",
-    "nccl_algo",
-    "launch_order",
-)
+    "moe_permute_fusion", "deterministic_attention", "nccl_algo", "launch_order",
+)  # fmt: skip
+"""Keys that other options or the environment set."""
 _SWITCHES: Final = {
     "tp_comm_overlap_ag": "--disable-tp-comm-overlap-ag",
     "tp_comm_overlap_rs": "--disable-tp-comm-overlap-rs",

@@ -85,8 +85,10 @@ KERNELS: Final = {
     "log_num_zeros_in_grad": "log_num_zeros_in_grad",
     "log_params_norm": "log_params_norm",
 }
-EXPERT_KERNELS: Final = {"moe_permute_fusion": "moe_permute_fusion"}
-"""Argument that is True or False -> key of the implementation; the latter of experts."""
+"""Argument that is True or False -> key of the implementation."""
+FUSED_ROWS: Final = "moe_permute_fusion"
+"""Argument and key of experts' permutation in one kernel; versions that do not print it have
+none."""
 FUSED_LOSS: Final = "cross_entropy_loss_fusion"
 """Argument and key of a loss in one kernel; versions that do not print it have none."""
 FUSED_LOSS_BY: Final = "cross_entropy_fusion_impl"
@@ -113,7 +115,7 @@ _TOLD: Final[dict[str, Any]] = tomllib.loads(
 PRICED: Final = frozenset(
     {
         *_TOLD["priced"], *_TOLD["of_experts"], *NEEDED, *MORE_SHAPE, *KINDS, *SWITCHES, *KERNELS,
-        *EXPERT_KERNELS,
+        FUSED_ROWS,
         *FLASH, *FSDP, *GRAPHS, *RECOMPUTATION, *MOMENTS, FUSED_LOSS_BY,
     }
 )  # fmt: skip

@@ -16,11 +16,11 @@ from typing import Final
 from domino_tune.store.formats.launcher_marks import Line, by_rank, unknown_mark, unmarked
 from domino_tune.store.formats.megatron_arguments import (
     AWARE,
-    EXPERT_KERNELS,
     FLASH,
     FSDP,
     FUSED_LOSS,
     FUSED_LOSS_BY,
+    FUSED_ROWS,
     GRAPHS,
     KERNELS,
     KINDS,
@@ -286,12 +286,13 @@ def _key_value_heads(arguments: Mapping[str, str]) -> str:
 def _implementation(arguments: Mapping[str, str], source: str) -> dict[str, str]:
     """Return the implementation, and the keys that differ from it."""
     name = "megatron-2022" if _is_local(arguments) else "megatron-te"
-    kernels = {**KERNELS, **(EXPERT_KERNELS if has_experts(arguments) else {})}
     changes = {
         key: arguments[argument].lower()
-        for argument, key in kernels.items()
+        for argument, key in KERNELS.items()
         if arguments.get(argument) in ("True", "False")
     }
+    if has_experts(arguments):
+        changes[FUSED_ROWS] = str(_is(arguments, FUSED_ROWS)).lower()
     if IMPLEMENTATIONS[name].cross_entropy_loss_fusion:
         changes.setdefault(FUSED_LOSS, "false")
     flash = str(_has_flash(arguments, source)).lower()

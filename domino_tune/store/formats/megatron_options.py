@@ -39,12 +39,11 @@ def expert_settings(model: ModelSpec, workload: Workload, cluster: ClusterSpec) 
         "moe_router_topk": model.num_experts_per_tok,
         "moe_ffn_hidden_size": model.moe_intermediate_size,
         "moe_grouped_gemm": True,
+        "moe_permute_fusion": workload.implementation.moe_permute_fusion,
         "moe_token_dispatcher_type": kind,
         "expert_model_parallel_size": cluster.ep,
         "expert_tensor_parallel_size": cluster.expert_tp,
     }
-    if workload.implementation.moe_permute_fusion:
-        settings["moe_permute_fusion"] = True
     if backend:
         settings["moe_flex_dispatcher_backend"] = backend
     if backend and workload.moe_dispatcher_sms:
@@ -87,7 +86,7 @@ def expert_arguments(model: ModelSpec, workload: Workload, cluster: ClusterSpec)
         **expert_settings(model, workload, cluster), **latent_settings(model),
         **prediction_settings(model),
     }  # fmt: skip
-    return [_option(field, value) for field, value in settings.items()]
+    return [_option(field, value) for field, value in settings.items() if value is not False]
 
 
 def pairing_settings(plan: SlicePlan) -> Settings:

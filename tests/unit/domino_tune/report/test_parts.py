@@ -25,6 +25,7 @@ from domino_tune.report.plans import crossover_sentence, heat_map
 from domino_tune.results.shown import ORDER_WORDS, plan_words
 from domino_tune.search.problem import TIE_PERCENT
 from simulator.ops import Attention, Collective, Gemm, Pointwise
+from simulator.overlap import RIVAL_NAMES
 from simulator.pipeline.build import PASSES
 from simulator.plan import MEGATRON, NO_COMM, Compared, SlicePlan
 from tests.support.pages import SLICED, case, cell, crossover, report_data, shown, trial, tuned
@@ -117,8 +118,9 @@ def test_markup_escapes_all_but_markup() -> None:
             " (qkv forward: chunk by chunk, two at a time)",
         ),
         ("userbuffers", ("qkv_dgrad=bulk:8",), " (qkv dgrad: whole on 8 SMs)"),
-        ("async-tp", ("proj_fprop=push",), " (proj forward: pushed chunk by chunk)"),
-        ("fused", ("fc2_fprop=fused",), " (fc2 forward: tile by tile)"),
+        ("userbuffers", ("fc2_fprop=pipeline:4:16",), ""),
+        ("async-tp", ("proj_fprop=none",), " (proj forward: not hidden)"),
+        ("fused", ("fc2_fprop=fused",), ""),
     ],
 )  # fmt: skip
 def test_a_rivals_plan_says_which_gemms_it_treats_otherwise(
@@ -126,7 +128,8 @@ def test_a_rivals_plan_says_which_gemms_it_treats_otherwise(
 ) -> None:
     plan = replace(MEGATRON, strategy=strategy, sequence_parallel=True, tp_comm_overlap=told)
     found = plan_words(plan)
-    assert found == f"unsliced, communication hidden GEMM by GEMM{words}, sequence parallel"
+    name = RIVAL_NAMES[strategy]
+    assert found == f"unsliced, communication hidden by {name}{words}, sequence parallel"
 
 
 def test_names() -> None:

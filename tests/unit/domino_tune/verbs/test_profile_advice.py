@@ -1,4 +1,4 @@
-"""profile's advice where a job does not fit: the largest smaller one that was tried and fits."""
+"""profile's advice where a job does not fit: the largest smaller one that fits."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ import pytest
 from simulator.errors import MissingSectionError, ProfileError
 from simulator.lookup.pointwise import (
     SUMMED,
-    SUMMED_GB_S_AN_SM,
     PointwiseFit,
     PointwiseRow,
     PointwiseTable,
@@ -59,10 +58,11 @@ def test_rows_are_measured_then_interpolated_then_scaled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "sms", "gb_s", "share"), [("h20", 78, 4000.0, 1.0), ("a100", 108, 2039.0, 0.73)]
+    ("gpu", "sms", "boost_mhz", "gb_s", "off"),
+    [("h20", 78, 1980, 4000.0, 0.01), ("a100", 108, 1410, 2039.0, 0.03)],
 )
-def test_the_rate_of_sums_by_index_is_that_of_the_table(
-    gpu: str, sms: int, gb_s: float, share: float
+def test_sums_by_index_take_what_the_table_says(
+    gpu: str, sms: int, boost_mhz: int, gb_s: float, off: float
 ) -> None:
     """The longer of two calls, less the shorter, and less the copy of the target by bandwidth."""
     text = (REPOSITORY / "data/measured/moe/scatter_add.csv").read_text("utf-8")
@@ -71,8 +71,9 @@ def test_the_rate_of_sums_by_index_is_that_of_the_table(
     elements, copied, us = (
         float(long[name]) - float(short[name]) for name in ("elements", "target_elements", "us")
     )
-    rate = 2 * elements / (us - 4 * copied / gb_s / 1e3) / 1e3 / sms
-    assert rate == pytest.approx(share * SUMMED_GB_S_AN_SM, rel=0.01)
+    table = PointwiseTable(fits=with_sums([LAW], sms, boost_mhz))
+    found = table.estimate(Pointwise(SUMMED, round(2 * elements), 0)).duration_us - LAW.fixed_us
+    assert found == pytest.approx(us - 4 * copied / gb_s / 1e3, rel=off)
 
 
 def test_sums_by_index_have_an_assumed_law_unless_the_profile_has_one() -> None:

@@ -118,6 +118,9 @@ def test_bridge_is_told_the_same() -> None:
     assert settings["model.multi_latent_attention"] is True
     assert settings["model.qk_layernorm"] is True
     assert settings["model.moe_permute_fusion"] is True
+    apart = replace(WORK.implementation, moe_permute_fusion=False)
+    plain = bridge_settings(plan_file(SHARDED, V3, replace(WORK, implementation=apart), EP4))
+    assert plain["model.moe_permute_fusion"] is False
     assert settings["model.mtp_num_layers"] == 1
     assert settings["model.expert_model_parallel_size"] == 4
 
@@ -154,9 +157,14 @@ def test_others_refuse(to: str) -> None:
     assert refused.value.reason == "target"
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_a_log_tells_whether_permutation_is_fused(fused: bool) -> None:
-    case = case_of({**MIXTRAL_LOG, "moe_permute_fusion": fused})
+@pytest.mark.parametrize(
+    ("told", "fused"),
+    [({"moe_permute_fusion": True}, True), ({"moe_permute_fusion": False}, False), ({}, False)],
+)
+def test_a_log_tells_whether_permutation_is_fused(told: dict[str, bool], fused: bool) -> None:
+    """Versions that do not print it have no such kernel."""
+    plain = {name: value for name, value in MIXTRAL_LOG.items() if name != "moe_permute_fusion"}
+    case = case_of({**plain, **told})
     assert case.workload.implementation.moe_permute_fusion == fused
 
 
