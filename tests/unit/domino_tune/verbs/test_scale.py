@@ -123,7 +123,7 @@ def test_a_model_that_fits_at_no_number() -> None:
 
 
 def test_progress_names_the_number() -> None:
-    assert told()[1] == {"2 GPUs", "4 GPUs"}
+    assert told()[1] == {"2 GPUs", "3 GPUs", "4 GPUs"}
 
 
 def test_from_python() -> None:
