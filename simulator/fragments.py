@@ -131,7 +131,7 @@ class Fragments(Quantized):
         if entry == "backward":
             reads = (Ref("y", row).grad,)
             if block == "mlp":
-                reads = (self._output_grad(block, row), *gradients_back(self, row))
+                reads = (output_of(block, row).grad, *gradients_back(self, row))
                 size += TokenWay(self, row).sent_bytes(scopes)
         role = f"{block}.{GRAPH_COPY}" + "_bwd" * (entry == "backward")
         signature = s.pointwise("copy", size, size, len(reads))
@@ -282,10 +282,6 @@ class Fragments(Quantized):
 
     # Backward -----------------------------------------------------------------------------------
 
-    def _output_grad(self, block: str, row: int) -> Ref:
-        """Return the gradient of the block's output: the next layer's input, or the MLP's."""
-        return output_of(block, row).grad
-
     def _row_parallel_grad(self, block: str, row: int) -> Ref:
         """Return the gradient of the row-parallel GEMM's output, of all tokens."""
         whole = Ref(f"{block}.residual", row).grad.form("ag")
@@ -304,14 +300,14 @@ class Fragments(Quantized):
         """Return the gradient of the branch that the residual connection adds to its input."""
         if self.shapes.has_residual_bwd:
             return Ref(f"{block}.residual", row).grad
-        return self._output_grad(block, row)
+        return output_of(block, row).grad
 
     def _residual_bwd(self, block: str, row: int, _: int) -> list[OpTemplate]:
         s, size, added = self.shapes, self.shapes.residual_bytes(row), Ref(f"{block}.residual", row)
         role, ops = f"{block}.residual_bwd", []
         if s.has_residual_bwd:
             signature = s.pointwise("bias_dropout_add_bwd", size + s.mask_bytes(row), size)
-            reads = (self._output_grad(block, row), output_of(block, row))
+            reads = (output_of(block, row).grad, output_of(block, row))
             ops.append(self.op(role, row, signature, reads, added.grad, size))
         if s.model.post_norm:
             inputs = self._block_output(block, row)
@@ -400,7 +396,7 @@ class Fragments(Quantized):
         source = Ref(INPUT[block], row)
         gathered = size if count > 1 else 0
         signature = s.pointwise(f"{s.model.norm}_bwd", 3 * size + gathered, size + gathered, count)
-        reads, weights = (*parts, source, self._output_grad(block, row)), (f"w.{block}.norm",)
+        reads, weights = (*parts, source, output_of(block, row).grad), (f"w.{block}.norm",)
         role = f"{block}.norm_bwd"
         return [self.op(role, row, signature, reads, source.grad, size, weights=weights)]
 

@@ -426,14 +426,10 @@ class Profile:
         section: PointwiseSection = self.section("pointwise")
         machine, fits = self.machine, section.fits
         if machine.backend == "nccl":
-            boost = (self.power.boost_mhz,) if self.power else ()
-            fits = with_sums(fits, machine.sm_count, *boost)
-        return PointwiseTable(
-            section.rows,
-            fits,
-            table_error=_error(section.provenance, POINTWISE_TABLE.error),
-            roof=machine.roof,
-        )
+            boost_mhz = self.power.boost_mhz if self.power else None
+            fits = with_sums(fits, machine.sm_count, boost_mhz)
+        error = _error(section.provenance, POINTWISE_TABLE.error)
+        return PointwiseTable(section.rows, fits, table_error=error, roof=machine.roof)
 
     def collective_table(self) -> CollectiveTable:
         """Return the look-up of collectives."""

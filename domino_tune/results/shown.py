@@ -111,12 +111,11 @@ def _hidden_words(plan: SlicePlan) -> str:
 
 
 def _way_words(one: Overlap) -> str:
+    """Return a method that is no rival's usual one."""
     words = {
-        "none": "not hidden",
-        "ring_exchange": "chunk by chunk" + ", two at a time" * (one.together == 2),
+        "none": "not hidden", "ring_exchange": "chunk by chunk, two at a time",
         "pipeline": f"in {one.num_splits} chunks on {one.num_sm} SMs{' in FP8' * one.fp8}",
-        "bulk": f"whole on {one.num_sm} SMs", "push": "pushed chunk by chunk",
-        "fused": "tile by tile",
+        "bulk": f"whole on {one.num_sm} SMs",
     }  # fmt: skip
     return words[one.method]
 

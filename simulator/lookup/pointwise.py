@@ -101,14 +101,15 @@ class PointwiseFit:
 
 
 def with_sums(
-    fits: Sequence[PointwiseFit], sm_count: int, boost_mhz: int = SUMMED_MHZ
+    fits: Sequence[PointwiseFit], sm_count: int, boost_mhz: int | None = None
 ) -> tuple[PointwiseFit, ...]:
     """Return the laws of a GPU, and an assumed one of rows that are summed by index, where they
-    have none: beside the default's fixed cost it is as fast by SM and clock as elsewhere."""
+    have none: beside the default's fixed cost it is as fast by SM and clock as elsewhere, or by SM
+    alone where the clock is not known."""
     laws = {name: fit for fit in fits for name in fit.names}
     if SUMMED in laws or DEFAULT not in laws:
         return tuple(fits)
-    gb_s = SUMMED_GB_S_AN_SM * sm_count * boost_mhz / SUMMED_MHZ
+    gb_s = SUMMED_GB_S_AN_SM * sm_count * (boost_mhz or SUMMED_MHZ) / SUMMED_MHZ
     own = replace(
         laws[DEFAULT], names=(SUMMED,), small_gb_s=gb_s, large_gb_s=gb_s, kind="assumed",
         error=expected.POINTWISE_SUMS.error,

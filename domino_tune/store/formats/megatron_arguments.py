@@ -115,8 +115,7 @@ _TOLD: Final[dict[str, Any]] = tomllib.loads(
 PRICED: Final = frozenset(
     {
         *_TOLD["priced"], *_TOLD["of_experts"], *NEEDED, *MORE_SHAPE, *KINDS, *SWITCHES, *KERNELS,
-        FUSED_ROWS,
-        *FLASH, *FSDP, *GRAPHS, *RECOMPUTATION, *MOMENTS, FUSED_LOSS_BY,
+        *FLASH, *FSDP, *GRAPHS, *RECOMPUTATION, *MOMENTS, FUSED_LOSS_BY, FUSED_ROWS,
     }
 )  # fmt: skip
 """Arguments that price a run."""
