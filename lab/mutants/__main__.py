@@ -19,7 +19,17 @@ from queue import SimpleQueue
 from typing import Final, NamedTuple
 
 from domino_tune.base.tables import Table, print_line, print_table
-from lab.mutants.faults import AREAS, EQUIVALENT, MUTATED, Fault, area_of, sample, sources
+from lab.mutants.covered import Covering
+from lab.mutants.faults import (
+    AREAS,
+    EQUIVALENT,
+    MUTATED,
+    Fault,
+    area_of,
+    sample,
+    sources,
+    unit_tests,
+)
 from lab.mutants.trees import Fate, Tree
 from lab.verdict import at_least, at_most, check_table, markdown_section, missed, table
 
@@ -53,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Path(folder).chmod(0o711)  # PostgreSQL may run as another user
         needed: dict[str, float] = {}
         trees = [Tree(REPOSITORY, Path(folder) / str(job), needed) for job in range(options.jobs)]
+        trace(trees)
         outcomes = played(trees, faults, texts, options.cpu_s, options.minutes)
         broken = trees[0].broken()
     checks, is_met = judged(outcomes, options.seed, broken)
@@ -78,6 +89,18 @@ def _parser() -> argparse.ArgumentParser:
         add(name, type=type(default), default=default, metavar="N", help=f"{what} (%(default)s)")
     add("--out", type=Path, metavar="FILE", help="write the tables to this file as Markdown, too")
     return parser
+
+
+def trace(trees: list[Tree]) -> None:
+    """Let trees know which tests of the unit ring run which lines; each traces its share."""
+    files = unit_tests(trees[0].root)
+    print_line(f"Tracing the tests of {len(files)} files ...", sys.stderr)
+    with ThreadPoolExecutor(len(trees)) as pool:
+        shares = [files[number :: len(trees)] for number in range(len(trees))]
+        list(pool.map(lambda tree, share: tree.trace(share), trees, shares))
+    covering = Covering.of(tree.root for tree in trees)
+    for tree in trees:
+        tree.covering = covering
 
 
 def played(

@@ -69,6 +69,11 @@ def _tests(root: Path, *places: Path) -> list[str]:
     return sorted(file.relative_to(root).as_posix() for file in files)
 
 
+def unit_tests(root: Path) -> list[str]:
+    """Return the paths of the unit ring's test files under ``root``."""
+    return _tests(root, root / "tests/unit")
+
+
 def ordered_tests(root: Path, path: str) -> tuple[list[str], list[str]]:
     """Return the tests that should notice a file's faults: those that have its name or import it,
     perhaps through the tests' own modules, then the others of its area. The nearest of each come
@@ -77,7 +82,7 @@ def ordered_tests(root: Path, path: str) -> tuple[list[str], list[str]]:
     steps, of_area = _steps(importers(root), path), area_tests(root, area_of(path))
     nearest: list[tuple[bool, bool, float, str]] = []
     others: list[tuple[float, str]] = []
-    for file in {*of_area, *_tests(root, root / "tests/unit")}:
+    for file in {*of_area, *unit_tests(root)}:
         has_name = Path(file).stem.startswith(f"test_{name}")
         far = steps.get(file, math.inf)
         if far < PRODUCT_STEP or (has_name and (far < math.inf or file in of_area)):

@@ -17,7 +17,8 @@ from typing import Final, Literal, NamedTuple
 
 import psutil
 
-from lab.mutants.faults import ALL_CASES, Fault, area_of, ordered_tests
+from lab.mutants.covered import DATA, SETTINGS, Covering
+from lab.mutants.faults import ALL_CASES, MUTATED, Fault, area_of, ordered_tests
 
 NOT_COPIED: Final = shutil.ignore_patterns(".*", "out", "__pycache__", "*.egg-info")
 STUCK_CPU_S: Final = 60
@@ -53,6 +54,7 @@ class Tree:
     def __init__(self, repository: Path, root: Path, needed: dict[str, float]) -> None:
         shutil.copytree(repository, root, ignore=NOT_COPIED)
         self.root, self.needed, self._temporary, self._edits = root, needed, root / ".tmp", 0
+        self.covering = Covering()
         venv.create(root / ".venv", symlinks=True)
         self.python = root / ".venv/bin/python"
         packages = next((root / ".venv/lib").glob("python*/site-packages"))
@@ -60,12 +62,27 @@ class Tree:
         # install of another tree is not seen.
         (packages / "tree.pth").write_text(f"{root}\n{sysconfig.get_path('purelib')}\n")
 
+    def trace(self, tests: Sequence[str]) -> None:
+        """Run ``tests`` without any fault, and write which lines they run and what they take."""
+        settings = self.root / ".coveragerc"
+        settings.write_text(SETTINGS.format(folders=",".join(MUTATED)), "utf-8")
+        traced = "coverage", "run", f"--rcfile={settings}", f"--data-file={self.root / DATA}", "-m"
+        self._clear()
+        subprocess.run(
+            [self.python, "-m", *traced, "pytest", "-q", *BRIEF[2:], "-p", "lab.mutants.covered",
+             *tests],
+            cwd=self.root, env=self._environment(), stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
+
     def judge(self, fault: Fault, most_cpu_s: float) -> tuple[Fate, str]:
         """Return whether the tests of the fault's area notice it, and which one does. One does that
         fails with the fault, again alone, or is stuck with it, and passes without it. A fault
         survives when all have passed, and is unjudged when the CPU time runs out before."""
         left_s, area, flaky = most_cpu_s, area_of(fault.path), set[str]()
-        for tests in ordered_tests(self.root, fault.path):
+        source = (self.root / fault.path).read_text("utf-8")
+        covering = self.covering.tests(fault.path, source, fault.line)
+        for tests in (covering, *ordered_tests(self.root, fault.path)):
             while (run := self._run_with(fault, area, tests, left_s, flaky)).how != "passed":
                 left_s -= run.cpu_s
                 if run.how == "limit" or run.last in {*flaky, *self.broken()}:
@@ -112,16 +129,15 @@ class Tree:
         tests = [test for test in tests if test not in left_out]
         if not tests:
             return Run("passed", "", 0)
-        shutil.rmtree(self._temporary, ignore_errors=True)
-        self._temporary.mkdir()
-        self._temporary.chmod(0o777)  # PostgreSQL may run as another user
+        self._clear()
         log, cases = self.root / ".log", ["--all"] if area in ALL_CASES else []
-        own = {"PYTHONPATH": str(self.root), "TMPDIR": str(self._temporary)}
+        chosen = self.root / ".tests"
+        chosen.write_text("\n".join(tests), "utf-8")
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [self.python, "-m", "pytest", *BRIEF, *cases,
-                 *(f"--deselect={test}" for test in sorted(left_out)), *tests],
-                cwd=self.root, env={**os.environ, **ENVIRONMENT, **own}, start_new_session=True,
+                 *(f"--deselect={test}" for test in sorted(left_out)), f"@{chosen}"],
+                cwd=self.root, env=self._environment(), start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
         try:
@@ -132,6 +148,15 @@ class Tree:
         text = log.read_text("utf-8", "replace")
         named = BEGUN.findall(text) or NOT_COLLECTED.findall(text) or tests[:1]
         return Run(how, named[-1], used_s)
+
+    def _clear(self) -> None:
+        shutil.rmtree(self._temporary, ignore_errors=True)
+        self._temporary.mkdir()
+        self._temporary.chmod(0o777)  # PostgreSQL may run as another user
+
+    def _environment(self) -> dict[str, str]:
+        own = {"PYTHONPATH": str(self.root), "TMPDIR": str(self._temporary)}
+        return {**os.environ, **ENVIRONMENT, **own}
 
     def _end_all(self) -> None:
         while found := list(self._processes()):

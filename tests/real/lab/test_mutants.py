@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from lab.mutants import __main__ as script
 from lab.mutants import trees
+from lab.mutants.covered import Covering, statement_lines
 from lab.mutants.faults import (
     AREAS,
     EQUIVALENT,
@@ -107,6 +109,10 @@ def repository(tmp_path: Path) -> Path:
         file = tmp_path / "repository" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, "utf-8")
+    for path in ("lab/__init__.py", "lab/mutants/__init__.py", "lab/mutants/covered.py"):
+        file = tmp_path / "repository" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / path, file)
     return tmp_path / "repository"
 
 
@@ -218,6 +224,35 @@ def test_a_fault_is_noticed_or_not(
     assert (repository / "simulator/pairs.py").read_text("utf-8") == MODULE
     assert (tree.root / "simulator/pairs.py").read_text("utf-8") == MODULE
     assert tree.broken() == []
+
+
+def test_tests_that_run_a_line_come_first(repository: Path, tmp_path: Path) -> None:
+    """Also where its module's tests come before, and they take long."""
+    tests = repository / "tests/unit/simulator"
+    for name in ("test_a", "test_b"):
+        (tests / f"{name}.py").write_text(
+            f"import simulator.pairs\ndef {name}(): assert simulator.pairs.unseen(1) == 6\n"
+        )
+    (tests / "test_c.py").write_text("import simulator.pairs\ndef test_c(): pass\n")
+    tree = Tree(repository, tmp_path / "copy", {})
+    tree.trace([f"tests/unit/simulator/test_{name}.py" for name in ("a", "b", "c", "pairs")])
+    covering = Covering.of([tree.root])
+    for line, tests_of_it in (
+        ("    return value * 2", 3), ("        start = start + value", 1), ("    left: int", 0),
+    ):  # fmt: skip
+        number = next(at for at, text in enumerate(MODULE.splitlines(), 1) if text.startswith(line))
+        assert len(covering.tests("simulator/pairs.py", MODULE, number)) == tests_of_it, line
+    tree.covering = covering
+    (tree.root / "tests/unit/simulator/test_pairs.py").write_text("def test(): 1 / 0\n")
+    changed = changes()["return value * 2", "return value * 3"]
+    assert tree.judge(changed, 60)[1].endswith(("::test_a", "::test_b"))
+
+
+def test_statements() -> None:
+    lines = "def f(\n    a=1,\n):\n    if a:\n        b = (1,\n          2)\n    return b\n"
+    assert [statement_lines(lines, line) for line in range(1, 8)] == [
+        range(1, 4), range(1, 4), range(1, 4), range(4, 5), range(5, 7), range(5, 7), range(7, 8),
+    ]  # fmt: skip
 
 
 def test_a_test_that_fails_without_a_fault_notices_none(repository: Path, tmp_path: Path) -> None:
