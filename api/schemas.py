@@ -27,10 +27,10 @@ from domino_tune.results.files import ExportResult
 from domino_tune.results.layouts import Layouts, ScaleResult
 from domino_tune.results.measured import ValidateResult
 from domino_tune.results.profile import CalibrateResult
-from domino_tune.results.simulate import SimulateResult
+from domino_tune.results.simulate import Prediction, SimulateResult
 from domino_tune.results.tune import BEST, SPEEDUPS, GridCell, TrialResult
 from domino_tune.results.tune import TuneResult as TuneAnswer
-from domino_tune.results.whatif import POINT_FIELDS, WhatIfResult
+from domino_tune.results.whatif import WhatIf
 from domino_tune.service.work import StopReason
 from domino_tune.store.formats.run_table import LEAST_MS, LONGEST_NOTE, MOST_MS
 from domino_tune.store.plans import Predicted, ProfileRef
@@ -156,10 +156,7 @@ SimulateResultShown = shown(SimulateResult)
 _POINT: Final[dict[str, Any]] = {
     "changes": (dict[str, str], ...),
     "error": (str | None, ...),
-    **{
-        name: (kind, Field(default=None))
-        for name, (kind, _) in shown_fields(SimulateResult, POINT_FIELDS).items()
-    },
+    **{name: (kind, Field(default=None)) for name, (kind, _) in shown_fields(Prediction).items()},
 }
 WhatIfPointShown = create_model(
     "WhatIfPoint",
@@ -169,8 +166,8 @@ WhatIfPointShown = create_model(
 )
 WhatIfResultShown = _answer(
     "WhatIfResult",
-    WhatIfResult.__doc__,
-    **shown_fields(WhatIfResult, ("sweep", "retuned", "notes", "stopped_by")),
+    WhatIf.__doc__,
+    **shown_fields(WhatIf, but=("base", "points")),
     base=(WhatIfPointShown, ...),
     points=(list[WhatIfPointShown], ...),  # type: ignore[valid-type]
 )

@@ -26,19 +26,26 @@ from domino_tune.requests.outputs import (
     ScaleOutputs,
     SearchOutputs,
     ServerOutputs,
+    SimulateOutputs,
     ValidateOutputs,
+    WhatIfOutputs,
 )
 from domino_tune.results import to_json
 from domino_tune.results.simulate import SimulateResult
 from domino_tune.store.files import write_whole
 
 
-def simulate(request: requests.SimulateRequest, outputs: PlanOutputs) -> None:
-    """Predict one plan and print it."""
+def simulate(request: requests.SimulateRequest, outputs: SimulateOutputs) -> None:
+    """Predict one plan, here or at a server, and print it."""
     from domino_tune.base.cores import copies
     from domino_tune.verbs.simulate import simulate as run
 
     check_places(outputs)
+    if outputs.server:
+        from domino_tune.cli.at_server import simulate_there
+
+        show.answer(simulate_there(request, outputs, outputs.server), outputs.as_json)
+        return
     with show.progress() as progress:
         progress("simulating the plan, and those that it is compared with")
         with copies() as beside:
@@ -98,14 +105,16 @@ def measure(request: requests.MeasureRequest, outputs: PlanOutputs) -> None:
     show.answer(result, outputs.as_json)
 
 
-def whatif(request: requests.WhatIfRequest, outputs: ReportOutputs) -> None:
-    """Predict a plan on a changed machine or workload."""
-    from domino_tune.verbs.whatif import whatif as run
-
+def whatif(request: requests.WhatIfRequest, outputs: WhatIfOutputs) -> None:
+    """Predict a plan on a changed machine or workload, here or at a server."""
     check_places(outputs)
-    with show.progress() as progress:
-        result = run(request, progress)
-    _report("whatif", outputs, request, result)
+    if outputs.server:
+        from domino_tune.cli.at_server import what_if_there
+
+        result = what_if_there(request, outputs, outputs.server)
+    else:
+        result = _here("whatif:whatif", request)
+        _report("whatif", outputs, request, result)
     show.answer(result, outputs.as_json)
 
 

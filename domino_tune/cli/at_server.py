@@ -18,13 +18,14 @@ from domino_tune.cli.show import warn
 from domino_tune.client import Client
 from domino_tune.client.jobs import Job, duration
 from domino_tune.client.transport import find_token, job_at
-from domino_tune.requests import service
+from domino_tune.requests import SimulateRequest, WhatIfRequest, service
 from domino_tune.requests.outputs import JsonOutputs, Outputs, SearchOutputs, ServerOutputs
 from domino_tune.results import to_json
 from domino_tune.results.from_json import READABLE
 from domino_tune.results.layouts import Layouts
 from domino_tune.results.measured import ValidateResult
 from domino_tune.results.shown import ms
+from domino_tune.results.simulate import Simulated
 from domino_tune.results.tune import Tuned, stopped_words
 from domino_tune.store.files import check_writable, home_dir, make_folder, read_json, write_whole
 from domino_tune.store.formats.chrome_trace import write_trace_bytes
@@ -97,6 +98,22 @@ def answer_there(kind: str, request: Any, outputs: ServerOutputs, server: str) -
     """Return the answer of a job of a kind, which a server computes."""
     with client_of(server, outputs.token_file) as client, show.progress() as progress:
         return client.result(kind, request, progress).answer()
+
+
+def simulate_there(request: SimulateRequest, outputs: ServerOutputs, server: str) -> Simulated:
+    """Return a prediction of one plan, which a server computes at once."""
+    with client_of(server, outputs.token_file) as client, show.progress() as progress:
+        progress(f"simulating at {server}")
+        return client.simulate(request)
+
+
+def what_if_there(request: WhatIfRequest, outputs: ServerOutputs, server: str) -> Any:
+    """Return a what-if, which a server computes: several points, or the best plans, as a job."""
+    if request.sweep is not None or request.retune:
+        return answer_there("whatif", request, outputs, server)
+    with client_of(server, outputs.token_file) as client, show.progress() as progress:
+        progress(f"simulating at {server}")
+        return client.whatif(request)
 
 
 def check_destination(url: str, token_file: str | None) -> None:

@@ -37,8 +37,9 @@ from domino_tune.client.transport import (
 from domino_tune.requests import QUESTIONS, CalibrateRequest, ProfilesImportRequest, WhatIfRequest
 from domino_tune.requests.fields import PlanFields
 from domino_tune.requests.options import Request, by_field, flag_of
-from domino_tune.results.from_json import simulated_from_json
+from domino_tune.results.from_json import result_from_json, simulated_from_json
 from domino_tune.results.simulate import Simulated
+from domino_tune.results.whatif import WhatIf
 from domino_tune.store.files import read_bytes, read_text
 from domino_tune.store.formats.megatron_log import read_megatron_log
 from domino_tune.store.formats.run_table import LABEL, MEASURED, NOTE, ROUNDING, read_runs
@@ -240,9 +241,11 @@ class Client:
         """Predict one plan."""
         return simulated_from_json(self._post("/v1/simulations", plan_body(request)))
 
-    def whatif(self, request: requests.WhatIfRequest) -> Json:
-        """Predict a plan with one thing changed. Return what `whatif --json` prints."""
-        return self._post("/v1/what-ifs", whatif_body(request))
+    def whatif(self, request: requests.WhatIfRequest) -> WhatIf:
+        """Predict a plan with one thing changed."""
+        plain = self._post("/v1/what-ifs", whatif_body(request))
+        found: WhatIf = result_from_json("whatif", plain, seconds=0.0)
+        return found
 
     def profiles(self, cursor: str | None = None, limit: int | None = None) -> ListPage:
         """Return a page of the profiles that the server knows."""

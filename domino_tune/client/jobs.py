@@ -21,7 +21,6 @@ from domino_tune.results.from_json import (
     result_from_json,
 )
 from domino_tune.results.shown import frame
-from domino_tune.results.whatif import whatif_frame
 from simulator.errors import InputError
 
 if TYPE_CHECKING:
@@ -117,7 +116,7 @@ class Job:
         return found
 
     def answer(self) -> Any:
-        """Return the result of a tune, layout, scale or calibration as Python has it locally.
+        """Return the result as Python has it locally; that of a validation is read as JSON.
 
         Raise as ``result`` does, InputError for another kind, and ServiceError for a result that
         this version cannot read.
@@ -131,15 +130,6 @@ class Job:
             raise ServiceError(
                 f"The server's result cannot be read; it may be of another version. {error}"
             ) from None
-
-    def to_frame(self) -> DataFrame:
-        """Return the points of a finished sweep, one row each, the unchanged case first.
-
-        Raise as ``result`` does, and InputError for another kind of job.
-        """
-        if self.kind != "whatif":
-            raise InputError(f"A {self.kind} has no points of a sweep; take `result()`.")
-        return whatif_frame(self.result())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -209,11 +209,13 @@ class CutFields(WorkloadFields):
         rare=True)] = None  # fmt: skip
     order: Annotated[Order | None, slicing("Issue order (default greedy).")] = None
     wgrad: Annotated[WgradPlacement | None, slicing(
-        "Placement of weight gradients (default fill for greedy, else eager).")] = None  # fmt: skip
+        "Placement of weight gradients (default fill for greedy, else eager).",
+        rare=True)] = None  # fmt: skip
     merge_wgrad: Annotated[bool, slicing(
         "One weight-gradient GEMM over all row slices.", rare=True)] = False  # fmt: skip
     comm_ctas: Annotated[Ctas | None, slicing(
-        "NCCL CTAs of tensor-parallel collectives (default: NCCL's choice).")] = None  # fmt: skip
+        "NCCL CTAs of tensor-parallel collectives (default: NCCL's choice).",
+        rare=True)] = None  # fmt: skip
     tp_comm_overlap: Annotated[Texts, slicing(
         "How strategy userbuffers, async-tp or fused hides a GEMM's collective, like "
         "fc2_fprop=pipeline:8:16 (chunks, SMs) or proj_dgrad=none; may be repeated.",

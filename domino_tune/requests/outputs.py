@@ -128,6 +128,24 @@ class ScaleOutputs(ReportOutputs, ServerOutputs):
     """A page, and a result that may come from a server."""
 
 
+class SimulateOutputs(SearchOutputs):
+    """A plan's files, or a prediction of a server, which has none."""
+
+    @model_validator(mode="after")
+    def _check_server(self) -> SimulateOutputs:
+        _no_files(self)
+        return self
+
+
+class WhatIfOutputs(ScaleOutputs):
+    """A page, or the points of a server, which has none of them."""
+
+    @model_validator(mode="after")
+    def _check_server(self) -> WhatIfOutputs:
+        _no_files(self)
+        return self
+
+
 class ValidateOutputs(TraceOutputs):
     """Also a timeline; the result may go to the server that tuned."""
 
@@ -145,3 +163,11 @@ class ValidateOutputs(TraceOutputs):
 def _only_with(flag: str, given: str | None, token_file: str | None) -> None:
     if token_file and not given:
         raise InputError(f"--token-file needs {flag}; give both, or leave --token-file out.")
+
+
+def _no_files(outputs: ServerOutputs) -> None:
+    if outputs.server and (flags := [*outputs.files()]):
+        raise InputError(
+            f"{' and '.join(flags)} cannot be written of a server's answer; leave --server out, or "
+            f"{'it' if len(flags) == 1 else 'them'}."
+        )

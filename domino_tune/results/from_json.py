@@ -9,6 +9,7 @@ from domino_tune.results.layouts import Layouts, ScaleResult
 from domino_tune.results.profile import CalibrateResult
 from domino_tune.results.simulate import Simulated
 from domino_tune.results.tune import Tuned
+from domino_tune.results.whatif import WhatIf
 from domino_tune.store.parsing import parse
 from simulator.errors import InputError
 
@@ -17,6 +18,7 @@ READABLE: Final = {
     "layout": (Layouts, "result of layouts"),
     "scale": (ScaleResult, "result of a scale"),
     "calibrate": (CalibrateResult, "calibration"),
+    "whatif": (WhatIf, "what-if"),
 }
 """Verb -> its result, and what messages call that."""
 
@@ -37,6 +39,10 @@ def result_from_json(verb: str, value: Any, *, seconds: float) -> Any:
     content = parse(dict[str, Any], value, source=source, error=InputError)
     if result is CalibrateResult:
         return parse(result, content, source=source, error=InputError)
+    if result is WhatIf:
+        points = parse(list[dict[str, Any]], content.get("points"), source=source, error=InputError)
+        content |= {"base": _point(content.get("base")), "points": [*map(_point, points)]}
+        return parse(result, content, source=source, error=InputError)
     if result is ScaleResult:
         return parse(result, {**content, "seconds": seconds}, source=source, error=InputError)
     parsed = {
@@ -53,3 +59,10 @@ def result_from_json(verb: str, value: Any, *, seconds: float) -> Any:
     if differing:
         raise InputError(f"A {source} contradicts itself in: {', '.join(differing)}.")
     return found
+
+
+def _point(value: Any) -> dict[str, Any]:
+    """Return a point of a what-if as its class has it: ``WhatIfPoint.to_json`` backwards."""
+    told = parse(dict[str, Any], value, source="point of a what-if", error=InputError)
+    own = {name: told.pop(name, None) for name in ("changes", "error")}
+    return {**own, "prediction": told or None}

@@ -278,19 +278,15 @@ class Interval:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Simulated(Shown):
-    """A plan compared with the baseline (Megatron) and the bound (no communication).
+class Prediction:
+    """A plan on one machine, beside the baseline (Megatron) and the bound (no communication).
 
     ``speedup`` is baseline_ms / iteration_ms. The baseline has sequence parallelism wherever that
     is possible; ``baseline_no_sp_ms`` and ``speedup_no_sp`` are those of Megatron without it, None
     if that is impossible (a warning says why).
 
     ``fits`` and ``fits_chance`` are the chosen plan's, ``usable_memory`` is the memory that it must
-    fit in. ``confidence`` is high, medium or low. ``confidence_shares``: share of the time by the
-    source of its look-ups. ``verdict``: a comparison of the strategies, and how sure it is; None if
-    it was not asked for. ``cost``: None without a price of a GPU hour. ``bubble_ms``: how long the
-    busiest stage of a pipeline waits for others. ``pipeline`` is None without one;
-    ``stage_memory_gib``: the peak of each stage.
+    fit in. ``confidence`` is high, medium or low.
     """
 
     iteration_ms: float
@@ -313,22 +309,39 @@ class Simulated(Shown):
     clock_mhz: int | None
     power_w: float | None
     joules_per_token: float | None
-    cost: Cost | None
     interval_ms: Interval
     confidence: str
-    confidence_shares: dict[str, float]
     warnings: tuple[str, ...]
     plan: LabelledPlan
-    profile: ProfileRef
-    model: ModelSpec
     workload: Workload
     cluster: ClusterSpec
+    variants: dict[str, Variant]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated(Prediction, Shown):
+    """A prediction with all that is told of one plan.
+
+    ``confidence_shares``: share of the time by the source of its look-ups. ``verdict``: a
+    comparison of the strategies, and how sure it is; None if it was not asked for. ``cost``: None
+    without a price of a GPU hour. ``bubble_ms``: how long the busiest stage of a pipeline waits for
+    others. ``pipeline`` is None without one; ``stage_memory_gib``: the peak of each stage.
+    """
+
+    cost: Cost | None
+    confidence_shares: dict[str, float]
+    profile: ProfileRef
+    model: ModelSpec
     bubble_ms: float
     pipeline: Pipeline | None
     stage_memory_gib: tuple[float, ...]
-    variants: dict[str, Variant]
     time_by_role_ms: dict[str, float]
     verdict: Verdict | None
+
+    @property
+    def prediction(self) -> Prediction:
+        """What differs from machine to machine."""
+        return Prediction(**{one.name: getattr(self, one.name) for one in fields(Prediction)})
 
     def tables(self) -> Sequence[Table]:
         """Return the verdict, then baselines, chosen plan and bound, one row each, with the

@@ -22,7 +22,7 @@ from domino_tune.requests.outputs import PlanOutputs, ScaleOutputs, SearchOutput
 from domino_tune.results.layouts import LayoutsResult, ScaleResult
 from domino_tune.results.simulate import BASELINE, BOUND, CHOSEN, SimulateResult, workload_line
 from domino_tune.results.tune import TuneResult
-from domino_tune.results.whatif import WhatIfPoint, WhatIfResult
+from domino_tune.results.whatif import WhatIfResult
 from domino_tune.search.problem import piece_count
 from domino_tune.verbs.landscape import NOTE
 from domino_tune.verbs.scale import requests_of
@@ -91,9 +91,7 @@ def scale_page(request: requests.ScaleRequest, outputs: ScaleOutputs, result: Sc
 
 def whatif_page(request: requests.WhatIfRequest, result: WhatIfResult) -> str:
     """Return the page of a what-if: the plan on the unchanged case, and the sweep as a plot."""
-    base = result.base.result
-    assert base is not None
-    data = _data(base, [("Ask again", command_line(request))])
+    data = _data(result.unchanged, [("Ask again", command_line(request))])
     return report_html(replace(data, sweeps=(_sweep(result),)))
 
 
@@ -200,18 +198,15 @@ def tie_sentence(result: TuneResult) -> str:
 
 def _sweep(result: WhatIfResult) -> SweepPlot:
     """Return the predicted points; without a sweep, the change beside the unchanged case."""
-    points = [point for point in result.points if point.result is not None]
-    names = [point.value or _name(point) for point in points]
+    points = [point for point in result.points if point.prediction]
+    names = [point.changes[result.sweep] if result.sweep else point.name for point in points]
     label = result.sweep or "change"
     if result.sweep is None:
-        points, names = [result.base, *points], ["unchanged", *names]
+        points, names = [result.base, *points], [result.base.name, *names]
+    found = [point.prediction for point in points if point.prediction]
     series = {
-        STRATEGY_NAMES["megatron"]: tuple(p.result.baseline_ms for p in points if p.result),
-        "this plan": tuple(p.result.iteration_ms for p in points if p.result),
-        STRATEGY_NAMES["no_comm"]: tuple(p.result.no_comm_ms for p in points if p.result),
+        STRATEGY_NAMES["megatron"]: tuple(one.baseline_ms for one in found),
+        "this plan": tuple(one.iteration_ms for one in found),
+        STRATEGY_NAMES["no_comm"]: tuple(one.no_comm_ms for one in found),
     }
     return SweepPlot(x_label=label, xs=tuple(names), series=series)
-
-
-def _name(point: WhatIfPoint) -> str:
-    return ", ".join(f"{key}={value}" for key, value in point.changes.items())

@@ -265,9 +265,11 @@ class Question:
         """Number of points, without the unchanged case."""
         return len(self.values) or 1
 
-    def base(self, progress: Progress = no_progress, best: Best | None = None) -> WhatIfPoint:
+    def unchanged(
+        self, progress: Progress = no_progress, best: Best | None = None
+    ) -> SimulateResult:
         """Return the prediction of the unchanged case. Raise what the simulation raises."""
-        return WhatIfPoint(changes={}, value="", result=self._predict({}, progress, best))
+        return self._predict({}, progress, best)
 
     def point(
         self, index: int, progress: Progress = no_progress, best: Best | None = None
@@ -278,16 +280,33 @@ class Question:
         """
         if not self.values:
             result = self._predict(self.changes, progress, best)
-            return WhatIfPoint(changes=dict(self.changes), value="", result=result)
-        value = self.values[index]
-        changes = {**self.changes, self.swept: value}
+            return WhatIfPoint(changes=dict(self.changes), prediction=result.prediction)
+        changes = {**self.changes, self.swept: self.values[index]}
         try:
             predicted = self._predict(changes, progress, best)
         except QuantityError:
             raise
         except DominoTuneError as error:
-            return WhatIfPoint(changes=changes, value=value, result=None, error=str(error))
-        return WhatIfPoint(changes=changes, value=value, result=predicted)
+            return WhatIfPoint(changes=changes, error=str(error))
+        return WhatIfPoint(changes=changes, prediction=predicted.prediction)
+
+    def answer(
+        self,
+        unchanged: SimulateResult,
+        points: Sequence[WhatIfPoint],
+        stopped_by: str | None = None,
+    ) -> WhatIfResult:
+        """Return the points beside the unchanged case. Raise InputError when none has a
+        prediction."""
+        if all(point.error for point in points):
+            first = points[0].error
+            raise InputError(f"No point of the sweep can be predicted; the first: {first}")
+        return WhatIfResult(
+            model=unchanged.model, profile=unchanged.profile, unchanged=unchanged,
+            base=WhatIfPoint(changes={}, prediction=unchanged.prediction), points=tuple(points),
+            sweep=self.swept or None, retuned=self.retune, notes=self.case.notes,
+            stopped_by=stopped_by,
+        )  # fmt: skip
 
     def _predict(
         self, changes: Mapping[str, str], progress: Progress, best: Best | None
@@ -345,22 +364,9 @@ def what_if(question: Question, progress: Progress = no_progress) -> WhatIfResul
 
     Raise InputError when no point of a sweep can be predicted.
     """
-    base = question.base(progress)
+    unchanged = question.unchanged(progress)
     points = [question.point(index, progress) for index in range(question.size)]
-    check_points([point.error if point.result is None else "" for point in points])
-    return WhatIfResult(
-        base=base,
-        points=tuple(points),
-        sweep=question.swept or None,
-        retuned=question.retune,
-        notes=question.case.notes,
-    )
-
-
-def check_points(errors: Sequence[str]) -> None:
-    """Raise InputError when every point has an error; an empty text is no error."""
-    if all(errors):
-        raise InputError(f"No point of the sweep can be predicted; the first: {errors[0]}")
+    return question.answer(unchanged, points)
 
 
 def best_plan(

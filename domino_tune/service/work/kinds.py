@@ -12,9 +12,10 @@ from cachetools import LRUCache, cached
 
 from domino_tune.requests import SimulateRequest, WhatIfRequest
 from domino_tune.results import to_json
+from domino_tune.results.simulate import SimulateResult
 from domino_tune.service.encoding import json_bytes, sha256_hex
 from domino_tune.service.work import Outcome, Reporter, searches
-from domino_tune.service.work.searches import calibrate, check_calibration, what_if_result
+from domino_tune.service.work.searches import calibrate, check_calibration
 from domino_tune.service.work.task import Task
 from domino_tune.verbs.simulate import simulate
 from domino_tune.verbs.whatif import About, Question, ask, asked_about
@@ -56,14 +57,13 @@ def _simulate(task: Task) -> Any:
 
 
 def _whatif(task: Task) -> Any:
-    """Return the JSON of ``whatif``. Keep what it is about and the unchanged prediction, which
+    """Answer a what-if. Keep what it is about and the unchanged prediction, which
     every step of a dragged slider needs again."""
     request = task.asked(WhatIfRequest)
     unchanged = replace(task, request={**task.request, "change": (), "sweep": None}).to_bytes()
     question = ask(request, about=_about(unchanged, task))
-    base = _base(unchanged, question)
-    points = [to_json(question.point(index)) for index in range(question.size)]
-    return what_if_result(question, base, points)
+    points = [question.point(index) for index in range(question.size)]
+    return question.answer(_unchanged(unchanged, question), points)
 
 
 @cached(LRUCache(maxsize=4), key=lambda unchanged, task: sha256_hex(unchanged), lock=Lock())
@@ -73,8 +73,8 @@ def _about(unchanged: bytes, task: Task) -> About:
 
 
 @cached(LRUCache(maxsize=32), key=lambda unchanged, question: sha256_hex(unchanged), lock=Lock())
-def _base(unchanged: bytes, question: Question) -> Any:
-    return to_json(question.base())
+def _unchanged(unchanged: bytes, question: Question) -> SimulateResult:
+    return question.unchanged()
 
 
 ANSWERS: Final[Mapping[str, Callable[[Task], Any]]] = {

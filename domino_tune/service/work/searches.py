@@ -47,7 +47,7 @@ from domino_tune.verbs.tune import (
     found_so_far,
     search_all,
 )
-from domino_tune.verbs.whatif import Question, ask, best_plan, best_so_far, check_points
+from domino_tune.verbs.whatif import ask, best_plan, best_so_far
 from simulator.case import Case
 from simulator.dtypes import MS_PER_NS
 from simulator.errors import DominoTuneError, InputError
@@ -276,30 +276,16 @@ def sweep(task: Task, reporter: Reporter) -> Outcome:
             return best_so_far(plans, record)
 
     progress = LastLine(reporter, lambda: reporter.tell(told()))
-    base = question.base(progress, best)
+    unchanged = question.unchanged(progress, best)
     for index in range(question.size):
         if reporter.stop and points:
             cut = True
             break
         points.append(question.point(index, progress, best))
         reporter.tell(told(((index, json_bytes(to_json(points[-1]))),)))
-    plain = what_if_result(question, to_json(base), [to_json(one) for one in points])
-    plain["stopped_by"] = reporter.stop if cut else None
+    found = question.answer(unchanged, points, stopped_by=reporter.stop if cut else None)
     progress("done")
-    return _listed(plain, told(), reporter, cut=cut)
-
-
-def what_if_result(question: Question, base: Any, points: list[Any]) -> dict[str, Any]:
-    """Return the JSON of a WhatIfResult, made of its parts. Raise InputError as ``whatif`` does."""
-    check_points([point["error"] or "" for point in points])
-    return {
-        "base": base,
-        "points": points,
-        "sweep": question.swept or None,
-        "retuned": question.retune,
-        "notes": list(question.case.notes),
-        "stopped_by": None,
-    }
+    return _listed(to_json(found), told(), reporter, cut=cut)
 
 
 def _listed(plain: dict[str, Any], last: JobStep, reporter: Reporter, *, cut: bool) -> Outcome:

@@ -56,6 +56,40 @@ RUNS = (
 )
 
 
+PLAN = (
+    "--model", "gpt3-1.3b", "--profile", "h100-dgx", "--tp", "2", "--seq-length", "256",
+    "--micro-batch-size", "2", "--set", "num_hidden_layers=4",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("simulate", *PLAN),
+        ("simulate", *PLAN, "--json"),
+        ("whatif", *PLAN, "--change", "link_bandwidth=2x"),
+        ("whatif", *PLAN, "--sweep", "tp=1,2,3"),
+        ("whatif", *PLAN, "--change", "tp=1", "--retune", "--json"),
+    ],
+)
+def test_the_same_is_predicted(server: Served, tmp_path: Path, words: tuple[str, ...]) -> None:
+    here = command(tmp_path, *words)
+    there = command(tmp_path, *words, "--server", server.url)
+    assert (there.returncode, without_progress(there.stderr)) == (0, without_progress(here.stderr))
+    assert there.stdout == here.stdout != ""
+
+
+def test_a_server_predicts_without_files(tmp_path: Path) -> None:
+    at = ("--server", "http://h:1")
+    for words, flags in (
+        (("simulate", "--trace", "t.json", "--out", "p.json"), "--trace and --out"),
+        (("whatif", "--report", "r.html"), "--report"),
+    ):
+        done = command(tmp_path, *words, *PLAN, *at)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"{flags} cannot be written of a server's answer" in done.stderr
+
+
 def test_the_same_is_printed(server: Served, tmp_path: Path) -> None:
     here = process(tmp_path, *TUNE)
     there = process(tmp_path, *TUNE, "--server", server.url)

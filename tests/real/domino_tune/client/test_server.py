@@ -192,12 +192,12 @@ def test_nobody_there() -> None:
 
 def test_a_sweep_is_the_frame_of_the_verb(client: Client) -> None:
     asked = WhatIfRequest(**WORKLOAD, change=("link_bandwidth=2x",))
-    assert client.whatif(asked) == json.loads(json.dumps(to_json(whatif(asked))))
+    assert to_json(client.whatif(asked)) == to_json(whatif(asked))
     sweep = WhatIfRequest(**WORKLOAD, sweep="link_bandwidth=0.5x,2x")
     job, local = client.result("whatif", sweep), whatif(sweep)
     assert job.result() == json.loads(json.dumps(to_json(local)))
     assert [one["index"] for one in json.loads(client.file(job.id, "points"))["items"]] == [0, 1]
-    there, here = job.to_frame(), local.to_frame()
+    there, here = job.answer().to_frame(), local.to_frame()
     assert list(there.columns) == list(here.columns)
     assert there["link_bandwidth"].tolist() == ["", "0.5x", "2x"]
     assert there["iteration_ms"].tolist() == pytest.approx(here["iteration_ms"].tolist(), abs=1e-6)
@@ -213,8 +213,6 @@ def test_lists_of_jobs_are_filtered_and_framed(client: Client) -> None:
     assert list(client.jobs(kind="tune", model="gpt3-2.7b").to_frame().columns) == []
     with pytest.raises(InputError, match="state"):
         client.jobs(kind="tune", state="odd")
-    with pytest.raises(InputError, match="no points"):
-        done.to_frame()
 
 
 def test_profiles_and_models(client: Client) -> None:

@@ -60,6 +60,6 @@ def test_the_command_of_a_plan_names_only_what_is_special() -> None:
         "python -m domino_tune simulate --model gpt3-13b --profile h100-dgx --tp 8 "
         "--micro-batch-size 8 --no-sequence-parallel --grad-accumulation 2 "
         "--row-slices 4 --set mlp_col_slices=2 "
-        "--order greedy --wgrad fill --set merge_wgrad=true"
+        "--order greedy --set wgrad=fill --set merge_wgrad=true"
     )
     assert isinstance(found, SimulateRequest)

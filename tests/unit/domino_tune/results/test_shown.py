@@ -142,8 +142,8 @@ def test_trials_as_a_frame(tuned: TuneResult) -> None:
 def test_points_as_a_frame(swept: WhatIfResult) -> None:
     frame = swept.to_frame()
     assert list(frame["tp"]) == ["", "2", "4", "5"]
-    assert swept.base.result is not None
-    assert frame["iteration_ms"][0] == frame["iteration_ms"][1] == swept.base.result.iteration_ms
+    unchanged_ms = swept.unchanged.iteration_ms
+    assert frame["iteration_ms"][0] == frame["iteration_ms"][1] == unchanged_ms
     assert frame["iteration_ms"].isna().tolist() == [False, False, False, True]
     assert frame["error"][2] == ""
     assert frame["error"][3] == swept.points[2].error != ""

@@ -140,8 +140,8 @@ def test_a_tuned_plan_replayed_as_an_object(pinned: Shelf) -> None:
     assert (again.plan_file, again.variants) == (tuned.plan_file, tuned.variants)
     asked = WhatIfRequest(change=("link_bandwidth=2x",))
     found = whatif(asked, plan_file=tuned.plan_file, shelf=pinned)
-    assert found.base.result
-    assert found.base.result.iteration_ms == tuned.iteration_ms
+    assert found.base.prediction
+    assert found.base.prediction.iteration_ms == tuned.iteration_ms
 
 
 @pytest.mark.parametrize(

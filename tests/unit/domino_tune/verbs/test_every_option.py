@@ -131,7 +131,7 @@ def test_whatif_answers(asked: dict[str, Any]) -> None:
         more["change"] = ("link_latency=2x",)
     question = ask(WhatIfRequest(**_job(asked, **more)))
     best = (lambda case: question.chosen) if question.retune else None
-    assert all(question.point(index, best=best).result for index in range(question.size))
+    assert all(question.point(index, best=best).prediction for index in range(question.size))
 
 
 @pytest.mark.parametrize("asked", list(_asked(TuneRequest)))

@@ -179,7 +179,7 @@ def test_a_sweep_recommends_what_fits(edge: tuple[LayoutRequest, LayoutsResult])
 
 def test_a_what_if_has_the_chance_of_its_own_job() -> None:
     request = WhatIfRequest(**JOB, change=("micro_batch_size=8",), memory_margin="72GiB")
-    base, point = (one.result for one in (lambda r: (r.base, r.points[0]))(whatif(request)))
+    base, point = (one.prediction for one in (lambda r: (r.base, r.points[0]))(whatif(request)))
     assert base is not None
     assert point is not None
     assert point.fits_chance < base.fits_chance

@@ -55,7 +55,7 @@ def test_ratios_after_a_what_if_are_of_the_changed_machine() -> None:
     """Compute that is as much slower as the peak is lower has about the same MFU; the law of power
     is not of another GPU, but is of one with other links."""
     question = ask(WhatIfRequest(**JOB, change=("gpu_flops=0.25x",)))
-    base, there = question.base().result, question.point(0).result
+    base, there = question.unchanged(), question.point(0).prediction
     assert base is not None
     assert there is not None
     assert base.mfu is not None
@@ -69,7 +69,7 @@ def test_ratios_after_a_what_if_are_of_the_changed_machine() -> None:
     assert base.joules_per_token
     assert (there.clock_mhz, there.power_w, there.joules_per_token) == (None, None, None)
     assert any("law of power is not of a GPU" in text for text in there.warnings)
-    linked = ask(WhatIfRequest(**JOB, change=("link_bandwidth=2x",))).point(0).result
+    linked = ask(WhatIfRequest(**JOB, change=("link_bandwidth=2x",))).point(0).prediction
     assert linked is not None
     assert linked.clock_mhz
 

@@ -47,7 +47,7 @@ def test_strategies_are_their_own_rows(run: Runner) -> None:
 
 def test_plan_options(run: Runner) -> None:
     options = ("--row-slices", "2", "--set", "attn_col_slices=2", "--set", "mlp_dgrad_slices=4")
-    plan = simulate(run, *options, "--order", "intra", "--wgrad", "deferred")["plan"]
+    plan = simulate(run, *options, "--order", "intra", "--set", "wgrad=deferred")["plan"]
     assert plan["label"] == "domino 2x2/1 dgrad 2/4 intra wgrad=deferred sp"
 
 

@@ -6,10 +6,14 @@ from typing import Any
 import pytest
 
 from domino_tune.requests import SimulateRequest, WhatIfRequest
+from domino_tune.results import to_json
+from domino_tune.results.from_json import result_from_json
+from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.resolve import resolve
 from domino_tune.verbs.simulate import simulate
 from domino_tune.verbs.whatif import KEYS, changed, link_bandwidth, link_latency
 from domino_tune.verbs.whatif import whatif as run_verb
+from simulator.errors import InputError
 from tests.support.runs import Runner
 
 
@@ -134,8 +138,18 @@ def test_the_profile_is_not_touched(run: Runner) -> None:
         change=("gpu_flops=2x",),
     )  # fmt: skip
     found = run_verb(request)
-    results = [found.base.result, found.points[0].result]
-    assert len({result.profile.content_id for result in results if result}) == 1
+    assert found.profile.content_id == load_profile("a100-sxm").content_id
+    assert found.points[0].prediction
+
+
+def test_json_is_read_back(run: Runner) -> None:
+    """Points that can and that cannot be, and the unchanged case."""
+    told = whatif(run, "--sweep", "tp=4,5")
+    read = result_from_json("whatif", told, seconds=0.0)
+    assert to_json(read) == told
+    assert [point.prediction is None for point in read.points] == [False, True]
+    with pytest.raises(InputError, match="iteration_ms"):
+        result_from_json("whatif", {**told, "base": {"changes": {}, "speedup": 1.0}}, seconds=0.0)
 
 
 def test_every_key_is_in_the_issues_list() -> None:
