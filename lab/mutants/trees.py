@@ -21,8 +21,8 @@ from lab.mutants.covered import DATA, SETTINGS, Covering
 from lab.mutants.faults import ALL_CASES, MUTATED, Fault, area_of, ordered_tests
 
 NOT_COPIED: Final = shutil.ignore_patterns(".*", "out", "__pycache__", "*.egg-info")
-STUCK_CPU_S: Final = 60
-STUCK_S: Final = 180
+STUCK_CPU_S: Final = 200
+STUCK_S: Final = 600
 """A test that computes or takes this long is stuck, if it needs at most half without the fault."""
 MOST_MEMORY: Final = 6 << 30  # Most memory of a test run, in bytes, because a fault may fill it
 POLL_S: Final = 0.2
