@@ -166,6 +166,8 @@ class Work(NamedTuple):
 
 Works = dict[tuple[int, bool], Work]
 """Sums of recipes, which stay, by their id, and whether layers are recomputed whole."""
+Blocks = dict[tuple[object, ...], Work]
+"""Sums of a block's pass, by ``Recipes.block_key``."""
 
 
 def added_up(recipe: Recipe, prices: Prices, *, again: bool = False) -> Work:
@@ -241,18 +243,20 @@ class LayerPasses(NamedTuple):
 
 class LayerCurves:
     """Passes of layers of one kind, for all plans of one micro-batch and its ranks; each made
-    once. ``recipes``: those of a uniform stack; ``works``: sums that are known already; ``kept``:
-    the same layers without recomputation, whose passes forward they have."""
+    once. ``recipes``: those of a uniform stack; ``works``: sums that are known already, and
+    ``attention``, those of its block; ``kept``: the same layers without recomputation, whose passes
+    forward they have."""
 
     def __init__(
-        self, recipes: Recipes, prices: Prices, works: Works, kept: LayerCurves | None = None
-    ) -> None:
+        self, recipes: Recipes, prices: Prices, works: Works, attention: Blocks,
+        kept: LayerCurves | None = None,
+    ) -> None:  # fmt: skip
         self.recipes, self.prices, self.case = recipes, prices, recipes.case
         self._kept = kept
         self._has_experts = self.case.model.num_experts > 0
         self._works = works
         self._fragments: dict[int, Work] = {}
-        self._blocks: dict[tuple[object, ...], Work] = {}
+        self._blocks: dict[str, Blocks] = {"attn": attention, "mlp": {}}
         self._passes: dict[tuple[object, ...], LayerPass] = {}
         self._several: dict[tuple[Pass, tuple[SlicePlan, ...]], LayerPasses] = {}
 
@@ -306,8 +310,9 @@ class LayerCurves:
         return attn, mlp
 
     def _block(self, plan: SlicePlan, block: str, fragments: BlockFragments) -> Work:
-        key = self.recipes.block_key(plan, block, fragments)
-        found = self._blocks.get(key)
+        counted = self.case.shapes(plan).moves_experts_most  # another lane's collectives
+        key = counted, *self.recipes.block_key(plan, block, fragments)
+        found = self._blocks[block].get(key)
         if found is None:
             rows, launch_ns, hides = np.zeros((CUT + 1, len(self.prices.mhz))), 0.0, False
             for sliced in self.recipes.block(plan, block, fragments):
@@ -315,7 +320,7 @@ class LayerCurves:
                 rows += work.rows
                 launch_ns += work.launch_ns
                 hides |= work.hides
-            found = self._blocks[key] = Work(rows, launch_ns, hides)
+            found = self._blocks[block][key] = Work(rows, launch_ns, hides)
         return found
 
     def _fragment(self, sliced: Sliced) -> Work:

@@ -15,6 +15,7 @@ from simulator.curves import (
     DRAWN,
     FAMILIES,
     PASSES,
+    Blocks,
     LayerCurves,
     Pass,
     Prices,
@@ -25,7 +26,6 @@ from simulator.curves import (
     kept,
     slices_of,
 )
-from simulator.issue_order import BLOCKS
 from simulator.plan import SlicePlan
 from simulator.recipes import Recipe, Recipes, edge_key, mode_of
 from simulator.stack import LayerKind, is_uniform, kinds, own_kind
@@ -36,13 +36,21 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 
+AttentionBlocks = dict[tuple[LayerKind, int, bool], Blocks]
+"""Sums of attention by kind of layer, micro-batch, and whether there are several."""
+
+
 class Layers:
     """What bounds of cases share that differ in nothing but the numbers of layers of each kind,
     micro-batches and their size, stages and replicas: curves of each kind of layer, and of each
-    kind of rank. ``prices``: of their machine, which others may share, too."""
+    kind of rank. ``prices``: of their machine, which others may share, too; ``attention``: what
+    is known of attention, which others share that divide only experts in another way."""
 
-    def __init__(self, prices: Prices | None = None) -> None:
+    def __init__(
+        self, prices: Prices | None = None, attention: AttentionBlocks | None = None
+    ) -> None:
         self._prices = prices
+        self._attention = {} if attention is None else attention
         self._like: Recipes | None = None
         self._works: Works = {}
         self._kinds: dict[tuple[LayerKind, int, bool], LayerCurves] = {}
@@ -68,7 +76,9 @@ class Layers:
             recipes = self.recipes(case if uniform else case.of(kind))
             again = kind.recompute == "full"
             kept = self.kind(kind._replace(recompute="none"), case) if again else None
-            self._kinds[key] = LayerCurves(recipes, self.prices(case), self._works, kept)
+            self._kinds[key] = LayerCurves(
+                recipes, self.prices(case), self._works, self._attention.setdefault(key, {}), kept
+            )
         return self._kinds[key]
 
     def recipes(self, case: Case) -> Recipes:
@@ -305,8 +315,7 @@ class Rank:
                 recipe
                 for kind in self.stack
                 for curves in (self.layers.kind(kind, case),)
-                for block in BLOCKS
-                for sliced in curves.recipes.block(plan, block, fragments_of(curves.case, which))
+                for sliced in curves.recipes.block(plan, "mlp", fragments_of(curves.case, which))
                 for recipe, _ in sliced.recipes
             )
             parts = [part for recipe in recipes for part in recipe.parts if not part.computes]

@@ -216,7 +216,7 @@ class Recipes:
         """Return the values that a block's recipes depend on, as a cache key."""
         backward = fragments is not FORWARD_FRAGMENTS
         merged, counts = backward and plan.merge_wgrad, self._counts(plan, block, fragments)
-        return self._view(plan).mode, plan.row_slices, merged, block, backward, counts
+        return mode_of(plan), plan.row_slices, merged, backward, counts
 
     def windows(self, plan: SlicePlan, *, forward: bool, lane: int = TP) -> tuple[Window, ...]:
         """Return the windows of a layer's pass in which collectives of ``lane`` run, of a plan

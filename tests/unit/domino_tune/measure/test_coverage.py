@@ -264,7 +264,7 @@ def test_a_gpu_alone_is_timed_beside_emulated_collectives() -> None:
 # Models of two styles that shard, fit, and messages for every group.
 
 
-@pytest.mark.sampled()
+@pytest.mark.sampled
 @pytest.mark.parametrize("grid", [CPU, GPU])
 @pytest.mark.parametrize("tp", [1, 2, 3, 8])
 def test_its_models_shard_over_any_number_of_ranks(grid, tp: int) -> None:  # type: ignore[no-untyped-def]
