@@ -202,6 +202,15 @@ class Case:
                 "Experts need sequence parallelism where tp is above 1, as in Megatron-LM, so that "
                 "no token goes to them twice; leave out --no-sequence-parallel, or use --tp 1."
             )
+        if (
+            self.sequence_parallel is False
+            and self.workload.recompute == "per-op"
+            and self.cluster.tp > 1
+        ):
+            raise InputError(
+                "--recompute per-op is simulated as torchtitan chooses among ops on sharded "
+                "tokens; leave out --no-sequence-parallel, or use --recompute none or full."
+            )
         if self.sequence_parallel:
             require_divisible(
                 "With --sequence-parallel, seq_length", self.workload.seq_length,

@@ -29,7 +29,12 @@ def model_flops(case: Case) -> int:
 
 
 def executed_flops(case: Case) -> float:
-    """Return the least FLOPs that tensor cores execute in one iteration, over all ranks.
+    """Return the least FLOPs that tensor cores execute in one iteration, over all ranks."""
+    return sum(_executed(case))
+
+
+def _executed(case: Case) -> tuple[float, float]:
+    """Return ``executed_flops`` of layers' linears, and the others.
 
     Besides the model's FLOPs these are recomputation, in backward's attention kernel or by
     ``--recompute``, and the masked half of the scores where attention is not one kernel.
@@ -40,17 +45,18 @@ def executed_flops(case: Case) -> float:
     by_keys, by_values = (seen * scores for scores in _scores(case))
     core = by_keys + by_values
     core_backward = 2 * core + (by_keys if fused else 0.0)
-    per_token = float(PASSES * (_predictions(case.model) + _heads(case)))
+    linear, other = 0.0, float(PASSES * (_predictions(case.model) + _heads(case)))
     parts = zip(_kinds(case.model), _layers_again(case), ("mlp", "moe"), strict=True)
     for (layers, linears), again, whole in parts:
         mlp = linears - case.model.attention_linear_parameters
-        per_token += layers * (PASSES * linears + core + core_backward)
-        per_token += again * {
-            "full": linears + core,
-            "selective": (core if fused else by_keys) * ("core_attn" in work.modules)
-            + mlp * (whole in work.modules),  # at least
-        }.get(work.recompute, 0.0)
-    return 2 * per_token * case.tokens
+        linear += layers * PASSES * linears
+        other += layers * (core + core_backward)
+        if work.recompute == "full":
+            linear, other = linear + again * linears, other + again * core
+        elif work.recompute == "selective":
+            linear += again * mlp * (whole in work.modules)  # at least
+            other += again * (core if fused else by_keys) * ("core_attn" in work.modules)
+    return 2 * linear * case.tokens, 2 * other * case.tokens
 
 
 def _kinds(model: ModelSpec) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -116,6 +122,17 @@ def flops_per_gpu(case: Case, iteration_ns: int) -> float:
 def executed_per_gpu(case: Case, iteration_ns: int) -> float:
     """Return the least FLOP/s that one GPU must have executed."""
     return executed_flops(case) / (iteration_ns * 1e-9) / case.cluster.world_size
+
+
+def least_iteration_s(case: Case) -> float:
+    """Return the time in which GPUs at their peaks execute an iteration's FLOPs, layers' linears at
+    that of what they are quantized to; 0 where a peak is not known."""
+    peaks, work = case.profile.machine.peaks, case.workload
+    both = peaks.get(work.linear_math), peaks.get(work.math)
+    if not all(both):
+        return 0.0
+    parts = zip(_executed(case), both, strict=True)
+    return sum(flops / (peak or 1.0) * 1e-12 for flops, peak in parts) / case.cluster.world_size
 
 
 def mfu(case: Case, iteration_ns: int) -> float | None:

@@ -149,7 +149,8 @@ def busbw_factor(op: str, ranks: int) -> float:
     """Return bus bandwidth over algorithm bandwidth (nccl-tests' PERFORMANCE.md)."""
     if op == "all_reduce":
         return 2 * (ranks - 1) / ranks
-    return (ranks - 1) / ranks if op in ("all_gather", "reduce_scatter") else 1.0
+    shared = op in ("all_gather", "reduce_scatter", "all_to_all")
+    return (ranks - 1) / ranks if shared else 1.0
 
 
 class Collective(NamedTuple):

@@ -315,9 +315,10 @@ def _check_tokens(
     plan: SlicePlan, model: ModelSpec, workload: Workload, cluster: ClusterSpec
 ) -> None:
     if plan.sequence_parallel and workload.seq_length % cluster.tp:
+        whole = "" if plan.strategy in RIVALS else "use --no-sequence-parallel, or "
         raise InfeasiblePlanError(
             f"Sequence parallelism needs a seq_length that tp = {cluster.tp} divides, got "
-            f"{workload.seq_length}; use --no-sequence-parallel, or another length.",
+            f"{workload.seq_length}; {whole or 'use '}another length.",
             reason="tokens",
         )
     if workload.recompute == "per-op" and not (plan.sequence_parallel and cluster.tp > 1):

@@ -283,7 +283,7 @@ class Recipes:
         key = step_key(plan)
         if key not in self._steps:
             shapes = self.case.shapes(plan)
-            t, stepped = Templates(shapes=shapes), Held(1) if shapes.reduces else shapes.held
+            t, stepped = Templates(shapes=shapes), Held(1) if shapes.replicas > 1 else shapes.held
             step = optimizer_step(t, stepped, ())
             cut = next(number for number, op in enumerate(step) if op.role in NORMS)
             parts = begin_step(t), step[:cut], step[cut:]

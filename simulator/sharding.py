@@ -170,11 +170,15 @@ def check_pipeline(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -
         if given:
             raise InputError("--pp-layers divides the layers of a pipeline: give --pp 2 or more.")
         return
-    if not given:
-        require_divisible(
-            "num_hidden_layers", model.num_hidden_layers, "pp × vpp" if vpp > 1 else "pp", pp * vpp
+    stages, layers = pp * vpp, model.num_hidden_layers
+    if not given and layers % stages:
+        spread = ",".join(map(str, spread_layers(layers, stages))) if layers >= stages else ""
+        uneven = f", or stages of their own: --set pp_layers={spread}" if spread else ""
+        raise InputError(
+            f"num_hidden_layers = {layers} is not divisible by {'pp × vpp' if vpp > 1 else 'pp'} = "
+            f"{stages}; use a number of stages that divides it{uneven}."
         )
-    elif len(given) != pp * vpp or sum(given) != model.num_hidden_layers or min(given) < 1:
+    if given and (len(given) != stages or sum(given) != layers or min(given) < 1):
         raise InputError(
             f"--pp-layers must give {pp * vpp} counts, each 1 or more, whose sum is the model's "
             f"{model.num_hidden_layers} layers; got {','.join(map(str, given))}."
@@ -283,7 +287,12 @@ def check_experts(model: ModelSpec, workload: Workload, cluster: ClusterSpec) ->
             "Megatron-LM; leave shared_experts out of recompute_modules, or give --set "
             "moe_shared_expert_overlap=false."
         )
-    require_divisible("num_experts", model.num_experts, "ep", cluster.ep)
+    if model.num_experts % cluster.ep:
+        shares = [n for n in range(1, model.num_experts + 1) if model.num_experts % n == 0]
+        raise InputError(
+            f"num_experts = {model.num_experts} is not divisible by ep = {cluster.ep}; use --ep "
+            f"{', '.join(map(str, shares))}."
+        )
     require_divisible(
         "moe_intermediate_size", model.moe_intermediate_size,
         "etp" if cluster.etp else "etp, which is tp unless it is given,", cluster.expert_tp,

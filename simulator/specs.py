@@ -360,7 +360,9 @@ class ClusterSpec:
         if ranks % product:
             raise InputError(
                 f"Experts are divided among the ranks of a stage: etp {self.expert_tp} × ep "
-                f"{self.ep} = {product} must divide tp × cp × dp = {ranks}."
+                f"{self.ep} = {product} must divide tp × cp × dp = {ranks}; use --ep "
+                f"{math.gcd(ranks // math.gcd(ranks, self.expert_tp), self.ep)}"
+                f"{', or --set etp=1' if ranks % self.ep == 0 else ''}."
             )
         if product > self.domain:
             require_divisible("etp × ep", product, self._ranks_per, self.domain)

@@ -33,7 +33,7 @@ from simulator.dtypes import GIB, MS_PER_NS
 from simulator.errors import DominoTuneError, InputError
 from simulator.lookup import Provenance
 from simulator.memory import peak_bytes
-from simulator.model_flops import executed_per_gpu
+from simulator.model_flops import executed_per_gpu, least_iteration_s
 from simulator.predict import predict
 from simulator.profile import Profile
 
@@ -50,6 +50,11 @@ MOST_LABELS: Final = 4
 def check_possible(run: MeasuredRun) -> None:
     """Raise InputError, which names it, for a run that is faster than its GPUs can be or needs more
     memory than they have."""
+    if run.plan.strategy == "no_comm":
+        raise InputError(
+            f"{run.label}: strategy no_comm is a bound, which no job can run; give the strategy "
+            "that ran, mostly megatron."
+        )
     _check_rate(run)
     machine = run.case.profile.machine
     try:
@@ -66,17 +71,18 @@ def check_possible(run: MeasuredRun) -> None:
 
 
 def _check_rate(run: MeasuredRun) -> None:
-    case = run.case
+    case, machine = run.case, run.case.profile.machine
     math = case.workload.math
-    peak = case.profile.machine.peaks.get(math, 0.0)
     tf32 = "it multiplied in TF32 (implementation_set tf32=true), " if math == "fp32" else ""
-    rate = 1e-12 * executed_per_gpu(case, round(run.measured_ms / MS_PER_NS))
-    if peak and rate > peak:
+    if 1e-3 * run.measured_ms < least_iteration_s(case):
+        rate = 1e-12 * executed_per_gpu(case, round(run.measured_ms / MS_PER_NS))
+        maths = dict.fromkeys((math, case.workload.linear_math))
+        peaks = " and ".join(f"{machine.peaks[one]:,.5g} in {one}" for one in maths)
         raise InputError(
             f"{run.label}: {run.measured_ms:,.6g} ms would be {rate:,.0f} TFLOP/s a GPU, where "
-            f"{case.profile.machine.gpu} has {peak:,.4g} in {math}; probably {tf32}the "
-            "number of GPUs, the batch or the model is another, or the time is not of a whole "
-            f"iteration. Correct it, or leave it out. {run.note}".rstrip()
+            f"{machine.gpu} has {peaks}; probably {tf32}the number of GPUs, the batch or the model "
+            "is another, or the time is not of a whole iteration. Correct it, or leave it out. "
+            f"{run.note}".rstrip()
         )
 
 

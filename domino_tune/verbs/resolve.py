@@ -72,7 +72,7 @@ def resolve(
             f"Profile {profile.name} is {told.base}, calibrated to {told.runs} measured iterations."
         )
     check_quantization(workload, profile)
-    notes += [*_math_notes(workload, profile), *_quantization_notes(workload)]
+    notes += job_notes(workload, profile)
     if plan_file and plan_file.profile != ProfileRef.of(profile):
         notes.append(
             f"The plan was made on another profile ({plan_file.profile.name}, "
@@ -99,6 +99,11 @@ def check_quantization(workload: Workload, profile: Profile) -> None:
         f"Profile {profile.name!r} ({profile.machine.gpu}) has no rates for --fp8-recipe "
         f"{workload.fp8_recipe}; {instead}."
     )
+
+
+def job_notes(workload: Workload, profile: Profile) -> list[str]:
+    """Return notes on what the numbers of a job's math rest on."""
+    return [*_math_notes(workload, profile), *_quantization_notes(workload)]
 
 
 def _quantization_notes(workload: Workload) -> list[str]:

@@ -26,6 +26,8 @@ from domino_tune.search.problem import (
     go_on,
 )
 from domino_tune.search.simulated import CasePlans, SimulatedPlans, rival_plans, space_of
+from domino_tune.search.space import deepspeed_problem
+from domino_tune.store.formats.deepspeed import check_deepspeed
 from domino_tune.store.shelf import DISK, Shelf
 from domino_tune.verbs.advice import check_may_fit
 from domino_tune.verbs.landscape import ROWS, contention_sensitivity, plan_grid
@@ -71,12 +73,20 @@ def frameworks_of(case: Case, best: SimulateResult) -> tuple[RunsThere, ...]:
         for name, one in best.variants.items()
         if name in UNSLICED and one.fits_chance >= SURE and not best.plans[name].sequence_parallel
     ]
-    # Of DeepSpeed's experts nothing is known here.
-    in_deepspeed = [] if case.model.num_experts else [*everywhere, *_own_domino(case)]
+    in_deepspeed = [*everywhere, *_own_domino(case)] if _runs_in_deepspeed(case) else []
     return (
         _runs_there("Megatron-LM", case, best, [*everywhere, *in_megatron]),
         _runs_there("DeepSpeed", case, best, in_deepspeed),
     )
+
+
+def _runs_in_deepspeed(case: Case) -> bool:
+    """Return whether DeepSpeed's example of Domino, which exports are for, trains the model so."""
+    try:
+        check_deepspeed(case.model, case.workload, case.cluster)
+    except InfeasiblePlanError:
+        return False
+    return not deepspeed_problem(case.model, case.workload)
 
 
 def _runs_there(

@@ -11,6 +11,7 @@ from domino_tune.base.units import (
     Dimension,
     QuantityError,
     moe_imbalance,
+    names_in,
     parse_quantity,
     power_cap_w,
 )
@@ -25,6 +26,7 @@ from domino_tune.store.shelf import DISK, Shelf
 from domino_tune.verbs.resolve import (
     Chosen,
     check_quantization,
+    job_notes,
     place,
     plan_of,
     read_plan_file,
@@ -33,7 +35,7 @@ from domino_tune.verbs.resolve import (
 from domino_tune.verbs.simulate import simulate_plan
 from domino_tune.verbs.tune import search
 from simulator.case import Case
-from simulator.errors import DominoTuneError, InputError, unknown_name
+from simulator.errors import DominoTuneError, InfeasiblePlanError, InputError, unknown_name
 from simulator.ops import Collective
 from simulator.plan import SlicePlan
 
@@ -174,7 +176,7 @@ KEYS: Final[dict[str, Apply]] = {
     "seq_length": _counted("seq_length"),
     "cuda_graph": _cuda_graph,
     "cuda_graph_scope": lambda case, text: _workload(
-        case, cuda_graph_scope=() if text == "none" else tuple(text.split("+"))
+        case, cuda_graph_scope=() if text == "none" else names_in(text.replace("+", ","))
     ),
     "fp8_recipe": _fp8_recipe,
     "ep": _group("ep"),
@@ -231,9 +233,11 @@ def _split(flag: str, text: str) -> tuple[str, str]:
 
 def changed(case: Case, changes: Mapping[str, str]) -> Case:
     """Return the case with all changes, made in the order of KEYS."""
+    before = job_notes(case.workload, case.profile)
     for key in sorted(changes, key=list(KEYS).index):
         case = KEYS[key](case, changes[key])
-    return case
+    others = (note for note in case.notes if note not in before)
+    return replace(case, notes=(*others, *job_notes(case.workload, case.profile)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,7 +318,11 @@ class Question:
         progress(", ".join(f"{key}={value}" for key, value in changes.items()) or "unchanged")
         there = changed(self.case, changes)
         if not self.retune:
-            return simulate_plan(there, self.chosen)
+            try:
+                return simulate_plan(there, self.chosen)
+            except InfeasiblePlanError as error:
+                told = f"{error} --retune finds the best plan there; with --plan nothing else does."
+                raise InfeasiblePlanError(told, reason=error.reason) from None
         return simulate_plan(
             there, best(there) if best else best_plan(CasePlans(case=there), progress)
         )

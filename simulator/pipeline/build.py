@@ -279,7 +279,8 @@ def _steps_of(shapes: Shapes) -> tuple[Schedule, Schedule]:
     """Return the two schedules of ``Pieces.step``."""
     t, work = Templates(shapes=shapes), shapes.workload
     ops: list[OpTemplate] = []
-    if not (shapes.reduces and work.overlap_grad_reduce):
+    # Without communication the passes before the sums are gone, too: they run in the buckets.
+    if not (shapes.replicas > 1 and work.overlap_grad_reduce):
         ops += summed_gradients(t, shapes.held, ())
     gathers = shapes.reduces and shapes.shards_optimizer and not work.overlap_param_gather
     ops += update(t, tuple(ref for op in ops[-1:] for ref in op.writes), gathers=gathers)

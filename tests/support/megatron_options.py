@@ -23,7 +23,7 @@ SWITCHES: Final = (
     "no-bias-swiglu-fusion", "no-check-for-nan-in-loss-and-grad",
     "no-gradient-accumulation-fusion", "no-overlap-p2p-communication", "no-rope-fusion",
     "overlap-grad-reduce", "overlap-moe-expert-parallel-comm", "overlap-param-gather",
-    "qk-layernorm", "sequence-parallel", "swiglu",
+    "qk-layernorm", "sequence-parallel", "swiglu", "te-rng-tracker",
     "tp-comm-overlap", "tp-comm-overlap-rs-dgrad", "untie-embeddings-and-output-weights",
     "use-distributed-optimizer", "use-precision-aware-optimizer", "use-rope-scaling",
     "use-torch-fsdp2",
@@ -50,7 +50,6 @@ CHOICES: Final = {
     "exp-avg-dtype": ("fp32", "fp16", "bf16", "fp8"),
     "exp-avg-sq-dtype": ("fp32", "fp16", "bf16", "fp8"),
     "main-grads-dtype": ("fp32", "bf16"),
-    "cuda-graph-scope": ("full", "attn", "full_iteration"),
     "moe-flex-dispatcher-backend": ("deepep", "hybridep"),
     "moe-token-dispatcher-type": ("allgather", "alltoall", "flex"),
     "normalization": ("LayerNorm", "RMSNorm"),
@@ -59,6 +58,10 @@ CHOICES: Final = {
     "recompute-method": ("uniform", "block"),
     "transformer-impl": ("local", "transformer_engine"),
 }
+GRAPH_SCOPES: Final = (
+    "full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba",
+)  # fmt: skip
+"""Several since megatron-core 0.16 (core/transformer/enums.py, CudaGraphScope)."""
 TEXTS: Final = ("moe-layer-freq", "tp-comm-overlap-cfg", "pipeline-model-parallel-layout")
 
 
@@ -73,6 +76,7 @@ def parsed(arguments: list[str]) -> dict[str, Any]:
     for name, choices in CHOICES.items():
         parser.add_argument(f"--{name}", choices=choices)
     parser.add_argument("--recompute-modules", nargs="+")
+    parser.add_argument("--cuda-graph-scope", nargs="+", choices=GRAPH_SCOPES)
     words = shlex.split(" ".join(arguments))
     flags = [word for word in words if word.startswith("--")]
     found, rest = parser.parse_known_args(words)
@@ -116,7 +120,7 @@ def _validate(args: dict[str, Any]) -> None:
         ),
         "positions": args["max_position_embeddings"] < args["seq_length"],
         "a graph of an iteration checks no NaN": (
-            args.get("cuda_graph_scope") == "full_iteration"
+            args.get("cuda_graph_scope") == ["full_iteration"]
             and "no_check_for_nan_in_loss_and_grad" not in args
         ),
         "layout": bool(re.search(r"[^Etm|L]", args.get("pipeline_model_parallel_layout", ""))),

@@ -30,10 +30,9 @@ BINARIES: Final = {
     "reduce_scatter_perf": "reduce_scatter",
     "broadcast_perf": "broadcast",
     "sendrecv_perf": "send_recv",
+    "alltoall_perf": "all_to_all",
 }
-OTHERS: Final = (
-    "alltoall_perf", "gather_perf", "hypercube_perf", "reduce_perf", "scatter_perf",
-)  # fmt: skip
+OTHERS: Final = ("gather_perf", "hypercube_perf", "reduce_perf", "scatter_perf")
 """Programs of nccl-tests whose collectives no prediction needs."""
 # torch runs these in place, but gathers and scatters from one buffer to another.
 IN_PLACE: Final = ("all_reduce", "broadcast")
@@ -187,6 +186,7 @@ _USUAL: Final = (
 )  # fmt: skip
 """Columns of a table whose header was cut off."""
 _CPU_TIME: Final = "cputime"
+_STAMP: Final = "timestamp"
 _UNIT_US: Final = {"(us)": 1.0, "(ms)": 1e3, "(s)": 1e6}
 _FIRST_VERSION: Final = "bytes"
 """Name of the first column if times are in milliseconds and no line gives units."""
@@ -374,8 +374,9 @@ def _is_result(table: NcclTable, text: str) -> bool:
 def _result(table: NcclTable, number: int, text: str) -> tuple[Result, tuple[str, ...]]:
     """Return a line of results, and its type, redop and root; raise InputError if the line is cut
     off or is not a result."""
-    columns = table.columns or _USUAL
-    cells = text.split()
+    columns, cells = table.columns or _USUAL, text.split()
+    if columns[-1] == _STAMP and len(cells) == len(columns) + 1:  # a date and a time
+        columns, cells = columns[:-1], cells[:-2]
     if len(cells) < len(columns):
         raise InputError(
             f"line {number}: {len(columns)} columns expected, got {len(cells)}; truncated?"

@@ -33,10 +33,10 @@ _RANK: Final = re.compile(
     r"|\((?:[^()]{0,80}\s)?pid=\d+[^()]{0,80}\)"  # Ray
     r"|\[pod/[^\]\s]{1,200}\]"  # kubectl
     r"|\[[\w.-]{1,80}\]:"  # torchrun
-    r"|\[(?:rank)? ?\d{1,7}\](?=\s|$)|rank ?\d{1,7}:(?=\s|$)"  # Hydra
+    r"|\[(?:rank)? ?\d{1,7}\](?=[\s#]|$)|rank ?\d{1,7}:(?=[\s#]|$)"  # Hydra
     r"|(?=[a-z.-]{0,200}\d)[a-z\d.-]{1,200}-[a-z\d]{1,40} [a-z][a-z\d-]{0,80}(?= )"  # stern
-    r"|[\w.@/-]{1,200}\s{0,40}\|(?=\s|$)"  # Docker Compose
-    r"|(?=\w{0,200}[\d.-])[\w.-]{1,200}:(?=\s|$)"  # srun, pdsh
+    r"|[\w.@/-]{1,200}\s{0,40}\|(?=[\s#]|$)"  # Docker Compose
+    r"|(?=\w{0,200}[\d.-])[\w.-]{1,200}:(?=[\s#]|$)"  # srun, pdsh
     r") ?",
     re.IGNORECASE,
 )
@@ -61,11 +61,12 @@ def unmarked(lines: Iterable[tuple[int, str]]) -> list[Line]:
 def by_rank(lines: Sequence[Line], tells: Callable[[str], object]) -> list[list[Line]]:
     """Return the lines of each rank that printed at least one line for which ``tells`` is true.
 
-    If these lines carry at most one mark, all lines belong to one rank. Otherwise an unmarked line
-    belongs to the rank of the line before it.
+    If these lines carry at most one mark, or each its own, as ``grep -n`` numbers them, all lines
+    belong to one rank. Otherwise an unmarked line belongs to the rank of the line before it.
     """
-    marks = dict.fromkeys(line.mark for line in lines if line.mark and tells(line.text))
-    if len(marks) <= 1:
+    telling = [line.mark for line in lines if line.mark and tells(line.text)]
+    marks = dict.fromkeys(telling)
+    if len(marks) <= 1 or (len(marks) == len(telling) > 2):
         return [list(lines)]
     ranks: dict[str, list[Line]] = {mark: [] for mark in marks}
     last = next(iter(marks))

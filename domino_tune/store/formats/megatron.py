@@ -141,7 +141,7 @@ def megatron_notes(plan_file: PlanFile) -> list[str]:
             "FP8 is hybrid, as usual: E4M3, and E5M2 for gradients. E4M3 alone takes the same time "
             "and memory."
         )
-    notes += [*expert_notes(model, workload), *_kernel_notes(how)]
+    notes += [*expert_notes(model, workload), *_kernel_notes(how), *gather_notes(workload, cluster)]
     if cluster.cuda_graph and how.check_for_nan_in_grad:
         notes.append(
             "Megatron-LM's CUDA graph of an iteration needs checks for NaN off; the prediction has "
@@ -254,7 +254,24 @@ def _replicas(workload: Workload, cluster: ClusterSpec) -> list[str]:
     return arguments
 
 
+def gather_notes(workload: Workload, cluster: ClusterSpec) -> list[str]:
+    """Return a note if the prediction gathers parameters beside compute and sums no gradients
+    there, which Megatron-LM excludes."""
+    gathers = workload.overlap_param_gather and workload.data_parallel == "distributed-optimizer"
+    if cluster.replicas == 1 or workload.overlap_grad_reduce or not gathers:
+        return []
+    return [
+        "Megatron-LM gathers parameters beside compute only where it sums gradients there, too: "
+        "--overlap-param-gather is left out, which the prediction has. Make the plan with --set "
+        "overlap_param_gather=false, or with overlap_grad_reduce."
+    ]
+
+
 def _graphs(workload: Workload, cluster: ClusterSpec) -> list[str]:
+    if workload.cuda_graph_scope:
+        scopes = " ".join(workload.cuda_graph_scope)
+        parts = ["--cuda-graph-impl transformer_engine", f"--cuda-graph-scope {scopes}"]
+        return [*parts, "--te-rng-tracker"]
     if not cluster.cuda_graph:
         return []
     if workload.recompute == "full":
@@ -263,7 +280,7 @@ def _graphs(workload: Workload, cluster: ClusterSpec) -> list[str]:
             "--cuda-graph, or with another --recompute."
         )
     return [
-        "--cuda-graph-impl local", "--cuda-graph-scope full_iteration",
+        "--cuda-graph-impl local", "--cuda-graph-scope full_iteration", "--te-rng-tracker",
         "--no-check-for-nan-in-loss-and-grad",
     ]  # fmt: skip
 

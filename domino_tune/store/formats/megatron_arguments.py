@@ -225,6 +225,8 @@ def expert_options(arguments: Mapping[str, str], source: str) -> dict[str, str]:
     ):  # fmt: skip
         if arguments.get(name, "None") != "None":
             found[option] = arguments[name]
+    if arguments.get("moe_shared_expert_overlap") == "True":
+        found["moe_shared_expert_overlap"] = "true"
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from domino_tune.store.formats import refuse_first
 from domino_tune.store.formats.megatron import (
+    gather_notes,
     megatron_arguments,
     moments_options,
     stages_layout,
@@ -90,6 +91,7 @@ def bridge_settings(plan_file: PlanFile) -> Settings:
             **_context(workload, cluster),
             **_recomputation(model, workload),
             **_kernels(workload.implementation),
+            **_graphs(workload),
             **(userbuffers_switches(plan) if plan.strategy == "userbuffers" else {}),
         },
         "train": {
@@ -108,6 +110,8 @@ def bridge_settings(plan_file: PlanFile) -> Settings:
         sharded = workload.data_parallel == "distributed-optimizer"
         made["optimizer.use_distributed_optimizer"] = sharded
     made |= _moments(workload)
+    if workload.cuda_graph_scope:
+        made["rng.te_rng_tracker"] = True
     return {**made, "mixed_precision": _precision(workload), "comm_overlap": _overlap(plan_file)}
 
 
@@ -115,6 +119,7 @@ def bridge_notes(plan_file: PlanFile) -> list[str]:
     """Return notes on assumptions that no field expresses."""
     workload, cluster = plan_file.workload, plan_file.cluster
     notes = [*userbuffers_notes(plan_file.plan), *expert_notes(plan_file.model, workload)]
+    notes += gather_notes(workload, cluster)
     if cluster.cuda_graph:
         notes.append(
             "The prediction has one CUDA graph of an iteration; model.cuda_graph_impl is yours to "
@@ -299,6 +304,14 @@ def _kernels(how: Implementation) -> Settings:
         "bias_activation_fusion": how.swiglu_fusion,
         "bias_dropout_fusion": how.bias_dropout_fusion,
     }
+
+
+def _graphs(workload: Workload) -> Settings:
+    """Return the fields of CUDA graphs of parts of layers."""
+    if not workload.cuda_graph_scope:
+        return {}
+    scopes = list(workload.cuda_graph_scope)
+    return {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": scopes}
 
 
 def _call(name: str, told: Settings) -> Code:

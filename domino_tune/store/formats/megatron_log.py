@@ -45,7 +45,7 @@ from domino_tune.store.formats.run_table import RunRow, checked_ms
 from simulator.dtypes import FP8_RECIPES, MOMENTS_DTYPES
 from simulator.errors import InputError
 from simulator.implementation import IMPLEMENTATIONS
-from simulator.modules import RECOMPUTE_MODULES
+from simulator.modules import GRAPH_SCOPES, RECOMPUTE_MODULES
 from simulator.overlap import EP_OVERLAP
 from simulator.specs import CP_COMM
 
@@ -73,11 +73,15 @@ def read_megatron_log(text: str, source: str) -> RunRow:
     Its note lists the arguments that were ignored although they are not at their default. Raise
     InputError if arguments or iterations are missing, or cannot be simulated.
     """
-    lines = _last_start(unmarked(enumerate(text.splitlines(), 1)))
+    every = unmarked(enumerate(text.splitlines(), 1))
+    lines = _last_start(every)
     found = _elapsed(lines)
     if not found:
+        where = "has no"
+        if _elapsed(every):
+            where = f"restarted in line {lines[0].number}, and from there on has no"
         raise InputError(
-            f"{source} has no line with `elapsed time per iteration (ms):`; give the output of "
+            f"{source} {where} line with `elapsed time per iteration (ms):`; give the output of "
             "rank 0 and of the last rank, with --log-interval."
         )
     arguments = _arguments(lines)
@@ -218,8 +222,7 @@ def _options(arguments: Mapping[str, str], source: str) -> dict[str, str]:
         "data_parallel": _sharing(arguments, source),
         "strategy": "megatron",
     }
-    if _has_graph(arguments, source):
-        options["cuda_graph"] = "yes"
+    options |= _graphs(arguments, source)
     if _is(arguments, "tp_comm_overlap") and options["tp"] != "1":
         options["strategy"] = "userbuffers"
     if _is(arguments, "overlap_moe_expert_parallel_comm"):
@@ -320,14 +323,23 @@ def _has_flash(arguments: Mapping[str, str], source: str) -> bool:
     return backend not in ("unfused", "local")
 
 
-def _has_graph(arguments: Mapping[str, str], source: str) -> bool:
-    """Return whether an iteration is one CUDA graph. Raise InputError for graphs of layers."""
-    scope = arguments.get("cuda_graph_scope", "")
+def _graphs(arguments: Mapping[str, str], source: str) -> dict[str, str]:
+    """Return the options of an iteration that is one CUDA graph, or of graphs of parts of layers.
+    Raise InputError for other graphs."""
     usual = ("False", "None", "none")
     made = [name for name in GRAPHS[:3] if arguments.get(name, "None") not in usual]
-    if made and "full_iteration" not in scope:
-        raise not_simulated(source, made[0], arguments[made[0]])
-    return bool(made)
+    scopes = set(_SCOPE.findall(arguments.get("cuda_graph_scope", "")))
+    if not made:
+        return {}
+    if scopes == {"full_iteration"}:
+        return {"cuda_graph": "yes"}
+    if scopes and scopes <= {*GRAPH_SCOPES}:
+        return {"cuda_graph_scope": ",".join(one for one in GRAPH_SCOPES if one in scopes)}
+    raise not_simulated(source, made[0], arguments[made[0]])
+
+
+_SCOPE: Final = re.compile(r"(?<!\w)[a-z_]+(?!\w)")
+"""A part of a layer as ``['attn']`` or ``[<CudaGraphScope.attn: 2>]`` has it."""
 
 
 def _precision(arguments: Mapping[str, str]) -> dict[str, str]:

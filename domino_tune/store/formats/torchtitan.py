@@ -1,7 +1,8 @@
 """torchtitan's configuration: sections of its TOML file.
 
 Names: torchtitan 0.2.2 (torchtitan/config/job_config.py: Training, Parallelism,
-ActivationCheckpoint, Compile; distributed/pipeline_parallel.py for modules of stages). 0.3 reads no
+ActivationCheckpoint, Compile, Float8Linear; distributed/pipeline_parallel.py for modules of
+stages; components/quantization/float8.py for the converter). 0.3 reads no
 TOML; its Python configs of training and parallelism use these names (config/configs.py).
 """
 
@@ -25,6 +26,8 @@ _RECOMPUTE: Final[dict[str, dict[str, Value]]] = {
     "per-op": {"mode": "selective", "selective_ac_option": "op"},
     "full": {"mode": "full"},
 }
+_FLOAT8: Final = "quantize.linear.float8"
+"""Its converter of linear layers to FP8 with one scale a tensor, and the section that sets it."""
 _FUSIONS: Final = ("norm_fusion", "rope_fusion", "swiglu_fusion", "bias_dropout_fusion")
 
 
@@ -54,6 +57,20 @@ def torchtitan_sections(plan_file: PlanFile) -> Sections:
         },
         "activation_checkpoint": _RECOMPUTE[workload.recompute],
         "compile": {"enable": _compiles(plan_file), "components": ["model", "loss"]},
+        **_quantized(workload, cluster),
+    }
+
+
+def _quantized(workload: Workload, cluster: ClusterSpec) -> Sections:
+    """Return the sections of layers in FP8; the head stays as it is. Weights are gathered in FP8
+    where the prediction does."""
+    if workload.fp8_recipe == "none":
+        return {}
+    gathers = workload.fp8_param_gather and cluster.dp > 1 and workload.data_parallel == "fsdp"
+    names = "enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp"
+    return {
+        "model": {"converters": [_FLOAT8]},
+        _FLOAT8: {**dict.fromkeys(names, gathers), "filter_fqns": ["output"]},
     }
 
 
@@ -63,6 +80,7 @@ def _compiles(plan_file: PlanFile) -> bool:
     return (
         plan_file.plan.strategy == "async-tp"
         or workload.recompute == "per-op"  # eager torch also repeats unread ops
+        or workload.fp8_recipe != "none"  # nor does it fuse casts
         or all(getattr(workload.implementation, name) for name in _FUSIONS)
     )
 
@@ -76,6 +94,11 @@ def torchtitan_notes(plan_file: PlanFile) -> list[str]:
         "training and parallelism have the same names, but enable_async_tensor_parallel is one of "
         "compile."
     ]
+    if workload.fp8_recipe != "none":
+        notes.append(
+            "[model] has converters already: put name and flavor below it. FP8 is torchao's, with "
+            "scales that are computed anew."
+        )
     if plan_file.plan.tp_comm_overlap:
         notes.append(
             f"PyTorch chooses itself which GEMMs overlap; the prediction has "

@@ -80,6 +80,16 @@ def test_unknown_and_malformed(run: Runner, arguments: list[str], expected: list
         (["--set", "comm_ctas=8"], ["comm_ctas in [0]"]),
         (["--seq-length", "4096", "--micro-batch-size", "1"], ["--set max_position_embeddings"]),
         (["--nodes", "3"], ["3", "use one of 1, 2, 4, 8"]),
+        (["--pp", "3"], ["num_hidden_layers = 40", "--set pp_layers=13,14,13"]),
+        (["--recompute", "per-op", "--no-sequence-parallel"], ["leave out --no-sequence-parallel"]),
+        (
+            ["--model", "qwen3-30b-a3b", "--tp", "1", "--ep", "256", "--dp", "256"],
+            ["num_experts = 128", "use --ep 1, 2, 4, 8"],
+        ),
+        (
+            ["--model", "qwen3-30b-a3b", "--tp", "2", "--dp", "4", "--ep", "8"],
+            ["etp 2 × ep 8", "use --ep 4, or --set etp=1"],
+        ),
         (["--tp", "8", "--dp", "4", "--nodes", "2"], ["use one of 4, 8, 16, 32"]),
         (["--set", "num_attention_heads=48"], ["hidden_size = 5120", "40 or 64"]),
     ],

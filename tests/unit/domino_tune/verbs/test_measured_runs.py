@@ -72,6 +72,22 @@ def test_a_run_above_the_peak_is_refused(
     assert said in str(told.value)
 
 
+def test_quantized_layers_may_be_faster_than_bf16() -> None:
+    """NVFP4 on a GB300 at a quarter of its own peak, which is above that of BF16."""
+    asked = {**EIGHT, "model": "llama3-70b", "tp": "2", "pp": "4", "micro_batch_size": "1",
+             "grad_accumulation": "32", "fp8_recipe": "nvfp4"}  # fmt: skip
+    run = run_of(asked, 5_900.0, "gb300-nvl72")
+    assert executed_per_gpu(run.case, round(run.measured_ms / MS_PER_NS)) > 2.5e15
+    check_possible(run)
+    with pytest.raises(InputError, match=r"has 2,500 in bf16 and [0-9,]+ in nvfp4"):
+        check_possible(replace(run, measured_ms=1_000.0))
+
+
+def test_what_is_no_run_is_refused() -> None:
+    with pytest.raises(InputError, match="no_comm is a bound, which no job can run"):
+        check_possible(run_of({**EIGHT, "strategy": "no_comm"}, 1300.0))
+
+
 def test_what_is_computed_again_counts() -> None:
     again = {**SEVEN, "recompute": "full"}
     run = run_of(SEVEN, 1.0)

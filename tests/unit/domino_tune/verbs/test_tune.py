@@ -128,6 +128,17 @@ def test_deepspeed_searches_no_layout_that_its_export_refuses(
     assert f"DeepSpeed's Domino does not run {what}" in said
 
 
+@pytest.mark.parametrize(("model", "runs"), [("gpt3-1.3b", True), ("llama2-7b", False)])
+def test_frameworks_are_those_whose_export_works(model: str, runs: bool) -> None:
+    asked = TuneRequest(
+        model=model, profile="h100-dgx", tp=2, seq_length=512, micro_batch_size=2,
+        overrides=("num_hidden_layers=2",), sequence_parallel=False,
+    )  # fmt: skip
+    there = {one.framework: one for one in run_verb(asked).frameworks}
+    assert (there["DeepSpeed"].plan is not None) == runs
+    assert there["Megatron-LM"].plan is not None
+
+
 def test_micro_batches_that_a_target_cannot_run_are_passed_over(run: Runner) -> None:
     """DeepSpeed halves the batch: of 1, 2 and 4 sequences it cannot run 1."""
     result = tune(

@@ -142,6 +142,30 @@ def test_the_profile_is_not_touched(run: Runner) -> None:
     assert found.points[0].prediction
 
 
+def test_a_plan_that_the_change_rules_out_is_found_anew(run: Runner) -> None:
+    message = run.refused("whatif", *run.workload, "--change", "micro_batch_size=1")
+    assert "--retune finds the best plan there" in message
+    assert whatif(run, "--change", "micro_batch_size=1", "--retune")["points"][0]["plan"]
+
+
+def test_notes_are_of_their_point(run: Runner) -> None:
+    """What recipes rest on is told where layers are quantized."""
+    job = ("--model", "llama3-8b", "--profile", "h100-dgx", "--tp", "4", "--seq-length", "1024",
+           "--micro-batch-size", "2", "--set", "num_hidden_layers=2")  # fmt: skip
+    said = run("whatif", *job, "--change", "fp8_recipe=delayed").err
+    assert "fp8_recipe=delayed: Layers in delayed" in said
+    assert "unchanged: Layers" not in said
+    said = run("whatif", *job, "--fp8-recipe", "delayed", "--change", "fp8_recipe=none").err
+    assert "unchanged: Layers in delayed" in said
+    assert "none: Layers" not in said
+
+
+def test_parts_of_layers_that_graphs_replay_may_be_several(run: Runner) -> None:
+    for told in ("attn,moe_router", "attn+moe_router"):
+        found = whatif(run, "--change", f"cuda_graph_scope={told}")["points"][0]
+        assert found["workload"]["cuda_graph_scope"] == ["attn", "moe_router"]
+
+
 def test_json_is_read_back(run: Runner) -> None:
     """Points that can and that cannot be, and the unchanged case."""
     told = whatif(run, "--sweep", "tp=4,5")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from domino_tune.store.profiles import load_profile
+from simulator.bounds import Bounds
 from simulator.case import Case
 from simulator.errors import InputError
 from simulator.implementation import IMPLEMENTATIONS
@@ -144,6 +145,18 @@ def test_the_bound_has_no_messages() -> None:
     program = played_pipeline(piped(dp=2), NO_COMM).program
     assert {one.duration_ns for one in program.messages} == {0}
     assert not any(task.buckets_ns for tasks in program.ranks for task in tasks)
+
+
+@pytest.mark.parametrize("vpp", [1, 2])
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_the_bound_is_not_above_what_hides_its_passes(vpp: int, overlaps: bool) -> None:
+    """Passes over gradients before their sums run beside later passes of a pipeline."""
+    case = piped(
+        dp=4, tp=1, vpp=vpp, overlap_grad_reduce=overlaps,
+        implementation=IMPLEMENTATIONS["megatron-te"],
+    )  # fmt: skip
+    assert predict(case, NO_COMM).makespan_ns <= predict(case, MEGATRON).makespan_ns
+    assert Bounds(case).any_order_ns([NO_COMM])[0] <= predict(case, NO_COMM).makespan_ns
 
 
 def test_only_the_first_chunk_has_several_buckets() -> None:

@@ -20,6 +20,7 @@ OPS: Final = {
     "reduce_scatter_perf": ("reduce_scatter", "sum"),
     "broadcast_perf": ("broadcast", "none"),
     "sendrecv_perf": ("send_recv", "none"),
+    "alltoall_perf": ("all_to_all", "none"),
 }
 
 
@@ -107,7 +108,7 @@ def test_several_collectives_keep_their_names_and_groups() -> None:
     assert set(keys(found)) == {
         (OPS[job.program][0], job.nodes, job.per_node, size) for job in jobs for size in SIZES
     }
-    assert found.note.startswith("6 tables: all_reduce on 1x8, all_gather on 1x8, ")
+    assert found.note.startswith("7 tables: all_reduce on 1x8, all_gather on 1x8, ")
     assert found.warnings == ()
 
 
@@ -132,17 +133,48 @@ def test_a_gather_and_a_scatter_never_become_one_collective() -> None:
             read(unnamed, Hints(op=op))
 
 
+def test_an_exchange_sends_all_but_its_own_share() -> None:
+    """alltoall.cu: (ranks − 1) / ranks of the algorithm bandwidth."""
+    text = printed(Job("alltoall_perf", nodes=2))
+    assert keys(read(text)) == [("all_to_all", 2, 8, size) for size in SIZES]
+    assert read(text, Hints(op="all_to_all")).rows == read(text).rows
+    assert busbw_factor("all_to_all", 16) == 15 / 16
+
+
+def test_a_time_after_the_results_is_left_out() -> None:
+    text = printed(Job())
+    lines = [
+        f"{line}  timestamp" if "algbw" in line
+        else f"{line}  2026-03-01 10:00:00" if line.startswith("    ") else line
+        for line in text.splitlines()
+    ]  # fmt: skip
+    assert read("\n".join(lines)).rows == read(text).rows
+
+
+@pytest.mark.parametrize("mark", ["0:", "nccl-1  |", "[0]"])
+def test_a_mark_that_touches_a_remark(mark: str) -> None:
+    text = printed(Job())
+    glued = [f"{mark}{'' if line.startswith('#') else ' '}{line}" for line in text.splitlines()]
+    assert read("\n".join(glued)).rows == read(text).rows
+
+
+def test_numbers_of_lines_are_no_ranks() -> None:
+    text = printed(Job(nodes=2))
+    numbered = [f"{number}:{line}" for number, line in enumerate(text.splitlines(), 1)]
+    assert read("\n".join(numbered)).rows == read(text).rows
+
+
 def test_a_broadcast_is_told_by_its_root() -> None:
     with pytest.raises(InputError, match="redop none and root 0 are not of send_recv"):
         read(printed(Job("broadcast_perf", named=False)), Hints(op="send_recv"))
 
 
 def test_collectives_that_nothing_looks_up_are_left_out() -> None:
-    other = printed(Job("all_gather_perf")).replace("all_gather_perf", "alltoall_perf")
+    other = printed(Job("all_gather_perf")).replace("all_gather_perf", "scatter_perf")
     found = read(printed(Job()) + other)
     assert {row.op for row in found.rows} == {"all_reduce"}
-    assert found.note == "2 tables: all_reduce on 1x8; left out: alltoall_perf"
-    with pytest.raises(InputError, match="Unknown collective 'alltoall_perf'"):
+    assert found.note == "2 tables: all_reduce on 1x8; left out: scatter_perf"
+    with pytest.raises(InputError, match="Unknown collective 'scatter_perf'"):
         read(other)
 
 

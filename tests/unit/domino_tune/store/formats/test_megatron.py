@@ -206,8 +206,24 @@ def test_kernels_of_the_prediction_are_options() -> None:
 
 def test_a_graph_of_the_iteration_checks_no_nan() -> None:
     graph = replace(CLUSTER, cuda_graph=True)
-    assert options(cluster=graph)["cuda_graph_scope"] == "full_iteration"
+    assert options(cluster=graph)["cuda_graph_scope"] == ["full_iteration"]
     assert "checks for NaN off; the prediction has them" in said(cluster=graph)
+
+
+def test_graphs_of_parts_of_layers() -> None:
+    found = options(workload=replace(WORKLOAD, cuda_graph_scope=("attn", "moe_router")))
+    assert found["cuda_graph_impl"] == "transformer_engine"
+    assert found["cuda_graph_scope"] == ["attn", "moe_router"]
+    assert "cuda_graph_impl" not in options()
+
+
+def test_gathers_beside_compute_need_sums_there() -> None:
+    apart = replace(WORKLOAD, data_parallel="distributed-optimizer", overlap_grad_reduce=False)
+    two = ClusterSpec(tp=4, dp=2)
+    assert "overlap_param_gather" not in options(workload=apart, cluster=two)
+    assert "--overlap-param-gather is left out" in said(workload=apart, cluster=two)
+    neither = replace(apart, overlap_param_gather=False)
+    assert "--overlap-param-gather" not in said(workload=neither, cluster=two)
 
 
 def test_a_domino_plan_says_what_running_unsliced_costs() -> None:

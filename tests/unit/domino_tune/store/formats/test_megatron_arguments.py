@@ -134,6 +134,12 @@ def test_what_is_priced_is_not_told() -> None:
         "recompute_granularity": "full",
         "recompute_num_layers": 4,
     }
+    parts = {
+        "cuda_graph_impl": "transformer_engine",
+        "cuda_graph_scope": "[<CudaGraphScope.moe_router: 5>, <CudaGraphScope.attn: 2>]",
+    }
+    assert case_of(log({**LLAMA, **parts})).workload.cuda_graph_scope == ("attn", "moe_router")
+    assert case_of(log({**LLAMA, **parts, "cuda_graph_scope": "attn"})).workload.cuda_graph_scope
     fsdp = {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params"}
     assert note({**block, **fsdp}) == ""
 
@@ -199,7 +205,7 @@ SELECTIVE: Final = {"recompute_granularity": "selective"}
         ({"deepspeed": True, "zero_stage": 2.0}, "zero_stage = 2.0"),
         ({"ds_sequence_parallel_size": 4}, "ds_sequence_parallel_size = 4"),
         ({"enable_cuda_graph": True}, "enable_cuda_graph = True"),
-        ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": "attn"},
+        ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": "['attn', 'mlp']"},
          "cuda_graph_impl = transformer_engine"),
         ({"position_embedding_type": "alibi"}, "position_embedding_type = alibi"),
         ({"normalization": "DyT"}, "normalization = DyT"),
@@ -278,6 +284,14 @@ def test_what_forks_print_otherwise() -> None:
     assert (case.model.norm, case.model.num_key_value_heads) == ("rmsnorm", 4)
     assert case.workload.data_parallel == "distributed-optimizer"
     assert "deepspeed = True" in note(told)
+
+
+def test_quantized_layers_were_looked_at() -> None:
+    told = {"fp8": "hybrid", "fp8_format": "hybrid", "fp8_recipe": "tensorwise",
+            "fp8_param_gather": True, "first_last_layers_bf16": True,
+            "num_layers_at_start_in_bf16": 1, "num_layers_at_end_in_bf16": 1}  # fmt: skip
+    assert note(told) == ""
+    assert case_of(log({**LLAMA, **told})).workload.fp8_recipe == "tensorwise"
 
 
 def test_other_switches_that_are_priced() -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import pytest
 
 from domino_tune.results.files import ExportResult
+from domino_tune.store.formats.megatron_bridge import bridge_settings
 from domino_tune.verbs.plan import export_plan
 from simulator.errors import InfeasiblePlanError
 from simulator.plan import MEGATRON
@@ -143,6 +144,16 @@ def test_modules_that_are_recomputed() -> None:
     assert found["model.recompute_modules"] == "['core_attn']"
     found = settings(workload=replace(work, recompute_modules=("layernorm", "mlp")))
     assert found["model.recompute_modules"] == "['layernorm', 'mlp']"
+
+
+def test_graphs_of_parts_of_layers() -> None:
+    settings = bridge_settings(
+        plan_file(workload=replace(WORKLOAD, cuda_graph_scope=("attn", "moe_router")))
+    )
+    assert settings["model.cuda_graph_impl"] == "transformer_engine"
+    assert settings["model.cuda_graph_scope"] == ["attn", "moe_router"]
+    assert settings["rng.te_rng_tracker"] is True
+    assert "model.cuda_graph_impl" not in bridge_settings(plan_file())
 
 
 def test_moments() -> None:

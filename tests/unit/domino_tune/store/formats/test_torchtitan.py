@@ -47,6 +47,11 @@ FIELDS: Final[dict[str, dict[str, Any]]] = {
         "mode": ("selective", "full", "memory_budget", "none"), "selective_ac_option": str,
     },
     "compile": {"enable": bool, "components": list},
+    "model": {"converters": list},
+    "quantize.linear.float8": {
+        "enable_fsdp_float8_all_gather": bool, "precompute_float8_dynamic_scale_for_fsdp": bool,
+        "filter_fqns": list,
+    },
 }  # fmt: skip
 """Section -> field -> its type, or its values: torchtitan/config/job_config.py of 0.2.2."""
 
@@ -62,6 +67,8 @@ def sections(*args: Any, **named: Any) -> dict[str, Any]:
     made = exported(*args, **named)
     found = tomllib.loads(made.document)
     assert tomllib.loads(export_text(made)) == found
+    if "quantize" in found:
+        found[FLOAT8] = found.pop("quantize")["linear"]["float8"]
     for section, values in found.items():
         for name, value in values.items():
             allowed = FIELDS[section][name]
@@ -69,6 +76,9 @@ def sections(*args: Any, **named: Any) -> dict[str, Any]:
             if not fits:
                 raise ValueError(f"{section}.{name} is {value!r}")
     return found
+
+
+FLOAT8: Final = "quantize.linear.float8"
 
 
 def said(*args: Any, **named: Any) -> str:
@@ -94,6 +104,17 @@ def test_async_tensor_parallelism_is_compiled() -> None:
     found = sections(ASYNC_TP, workload=on("torch"))
     assert found["parallelism"]["enable_async_tensor_parallel"] is True
     assert found["compile"] == {"enable": True, "components": ["model", "loss"]}
+
+
+def test_layers_in_fp8_are_converted() -> None:
+    quantized = replace(on("torch"), fp8_recipe="tensorwise", data_parallel="fsdp")
+    found = sections(workload=quantized, cluster=TWO)
+    assert found["model"] == {"converters": [FLOAT8]}
+    assert found[FLOAT8]["filter_fqns"] == ["output"]
+    assert found[FLOAT8]["enable_fsdp_float8_all_gather"] is quantized.fp8_param_gather
+    assert found["compile"]["enable"] is True
+    assert "put name and flavor below it" in said(workload=quantized)
+    assert "model" not in sections()
 
 
 @pytest.mark.parametrize(
