@@ -61,12 +61,13 @@ def unmarked(lines: Iterable[tuple[int, str]]) -> list[Line]:
 def by_rank(lines: Sequence[Line], tells: Callable[[str], object]) -> list[list[Line]]:
     """Return the lines of each rank that printed at least one line for which ``tells`` is true.
 
-    If these lines carry at most one mark, or each its own, as ``grep -n`` numbers them, all lines
-    belong to one rank. Otherwise an unmarked line belongs to the rank of the line before it.
+    If these lines carry at most one mark, or all their own numbers (``grep -n``), all lines belong
+    to one rank. Otherwise an unmarked line belongs to the rank of the line before it.
     """
-    telling = [line.mark for line in lines if line.mark and tells(line.text)]
-    marks = dict.fromkeys(telling)
-    if len(marks) <= 1 or (len(marks) == len(telling) > 2):
+    telling = [line for line in lines if line.mark and tells(line.text)]
+    marks = dict.fromkeys(line.mark for line in telling)
+    numbered = all(line.mark == f"{line.number}:" for line in telling)
+    if len(marks) <= 1 or numbered:
         return [list(lines)]
     ranks: dict[str, list[Line]] = {mark: [] for mark in marks}
     last = next(iter(marks))

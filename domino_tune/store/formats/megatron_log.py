@@ -91,12 +91,15 @@ def read_megatron_log(text: str, source: str) -> RunRow:
     _check(arguments, source, lines)
     times = [_MS[unit] * float(value) for unit, value, _ in found]
     unit, _, decimals = found[-1]
+    few = f"{source} logs {len(times)} iterations: those that warm up count. " * (
+        len(times) <= WARM_UP
+    )
     return RunRow(
         label=source,
         options=_options(arguments, source),
         measured_ms=checked_ms(str(statistics.median(times[WARM_UP:] or times)), source),
         rounding_ms=_MS[unit] * 0.5 * 10 ** -len(decimals),
-        note=_note(arguments, source),
+        note=f"{few}{_note(arguments, source)}".rstrip(),
     )
 
 

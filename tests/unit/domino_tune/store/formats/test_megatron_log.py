@@ -384,3 +384,15 @@ def test_iterations_that_take_no_time_are_refused(time: str) -> None:
     text = log(GPT, times=()) + f"\n | elapsed time per iteration (ms): {time} |"
     with pytest.raises(InputError):
         read_megatron_log(text, "run.log")
+
+
+def test_iterations_that_warm_up_are_told() -> None:
+    said = read_megatron_log(log(GPT, times=(9e3, 8e3)), "run.log").note
+    assert "run.log logs 2 iterations: those that warm up count." in said
+    assert "warm up" not in read_megatron_log(log(GPT), "run.log").note
+
+
+def test_a_start_without_iterations_is_named() -> None:
+    again = "\n".join(log(GPT).split("\n")[1 : -len(TIMES)])
+    with pytest.raises(InputError, match=r"restarted in line \d+, and from there on has no line"):
+        read_megatron_log(f"{log(GPT)}\n{again}", "run.log")
