@@ -6,17 +6,25 @@ One module a verb, or for a few that are alike, imported by the commands that ne
 from __future__ import annotations
 
 from dataclasses import asdict, fields
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 from domino_tune.store.parsing import without
 from simulator.plan import SlicePlan
 
 # Results as JSON, as `--json` and the API give them -----------------------------------------------
 
+Made = TypeVar("Made")
 LabelledPlan = Annotated[SlicePlan, without("label")]
 """A plan of a result: its JSON holds, besides the fields, the label that they make."""
 HIDDEN: Final = {"json": False}
 """Metadata of a field that pages and traces need and JSON does not show."""
+
+
+def made_of(kind: type[Made], value: Any, **more: Any) -> Made:
+    """Return a ``kind``, a dataclass, with the fields of ``value`` that have its names, and
+    ``more``."""
+    names = (item.name for item in fields(kind) if item.name not in more)  # type: ignore[arg-type]
+    return kind(**{name: getattr(value, name) for name in names}, **more)
 
 
 def to_json(value: Any) -> Any:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from domino_tune.base.tables import Table
-from domino_tune.results import HIDDEN, LabelledPlan
+from domino_tune.results import HIDDEN, LabelledPlan, made_of
 from domino_tune.results.drawn import drawn_layer
 from domino_tune.results.shown import Shown, cost_line, frame, ms, named, share
 from domino_tune.store.plans import PlanFile, Predicted, ProfileRef
@@ -341,7 +341,7 @@ class Simulated(Prediction, Shown):
     @property
     def prediction(self) -> Prediction:
         """What differs from machine to machine."""
-        return Prediction(**{one.name: getattr(self, one.name) for one in fields(Prediction)})
+        return made_of(Prediction, self)
 
     def tables(self) -> Sequence[Table]:
         """Return the verdict, then baselines, chosen plan and bound, one row each, with the

@@ -17,8 +17,9 @@ from domino_tune.base.units import (
 )
 from domino_tune.requests import TuneRequest, WhatIfRequest
 from domino_tune.requests.options import MOST
-from domino_tune.results.simulate import SimulateResult
-from domino_tune.results.whatif import WhatIfPoint, WhatIfResult
+from domino_tune.results import made_of
+from domino_tune.results.simulate import Simulated, SimulateResult
+from domino_tune.results.whatif import WhatIf, WhatIfPoint, WhatIfResult
 from domino_tune.search.problem import Record, choose_best, go_on
 from domino_tune.search.simulated import CasePlans
 from domino_tune.store.plans import PlanFile
@@ -295,18 +296,15 @@ class Question:
         return WhatIfPoint(changes=changes, prediction=predicted.prediction)
 
     def answer(
-        self,
-        unchanged: SimulateResult,
-        points: Sequence[WhatIfPoint],
-        stopped_by: str | None = None,
-    ) -> WhatIfResult:
+        self, unchanged: Simulated, points: Sequence[WhatIfPoint], stopped_by: str | None = None
+    ) -> WhatIf:
         """Return the points beside the unchanged case. Raise InputError when none has a
         prediction."""
         if all(point.error for point in points):
             first = points[0].error
             raise InputError(f"No point of the sweep can be predicted; the first: {first}")
-        return WhatIfResult(
-            model=unchanged.model, profile=unchanged.profile, unchanged=unchanged,
+        return WhatIf(
+            model=unchanged.model, profile=unchanged.profile,
             base=WhatIfPoint(changes={}, prediction=unchanged.prediction), points=tuple(points),
             sweep=self.swept or None, retuned=self.retune, notes=self.case.notes,
             stopped_by=stopped_by,
@@ -374,7 +372,7 @@ def what_if(question: Question, progress: Progress = no_progress) -> WhatIfResul
     """
     unchanged = question.unchanged(progress)
     points = [question.point(index, progress) for index in range(question.size)]
-    return question.answer(unchanged, points)
+    return made_of(WhatIfResult, question.answer(unchanged, points), unchanged=unchanged)
 
 
 def best_plan(

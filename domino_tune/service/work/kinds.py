@@ -11,8 +11,8 @@ from typing import Any, Final
 from cachetools import LRUCache, cached
 
 from domino_tune.requests import SimulateRequest, WhatIfRequest
-from domino_tune.results import to_json
-from domino_tune.results.simulate import SimulateResult
+from domino_tune.results import made_of, to_json
+from domino_tune.results.simulate import Simulated
 from domino_tune.service.encoding import json_bytes, sha256_hex
 from domino_tune.service.work import Outcome, Reporter, searches
 from domino_tune.service.work.searches import calibrate, check_calibration
@@ -73,8 +73,9 @@ def _about(unchanged: bytes, task: Task) -> About:
 
 
 @cached(LRUCache(maxsize=32), key=lambda unchanged, question: sha256_hex(unchanged), lock=Lock())
-def _unchanged(unchanged: bytes, question: Question) -> SimulateResult:
-    return question.unchanged()
+def _unchanged(unchanged: bytes, question: Question) -> Simulated:
+    """Keep it without what pages and traces need."""
+    return made_of(Simulated, question.unchanged())
 
 
 ANSWERS: Final[Mapping[str, Callable[[Task], Any]]] = {
