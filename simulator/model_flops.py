@@ -128,11 +128,11 @@ def least_iteration_s(case: Case) -> float:
     """Return the time in which GPUs at their peaks execute an iteration's FLOPs, layers' linears at
     that of what they are quantized to; 0 where a peak is not known."""
     peaks, work = case.profile.machine.peaks, case.workload
-    both = peaks.get(work.linear_math), peaks.get(work.math)
-    if not all(both):
+    linear, other = peaks.get(work.linear_math), peaks.get(work.math)
+    if not linear or not other:
         return 0.0
-    parts = zip(_executed(case), both, strict=True)
-    return sum(flops / (peak or 1.0) * 1e-12 for flops, peak in parts) / case.cluster.world_size
+    parts = zip(_executed(case), (linear, other), strict=True)
+    return sum(1e-12 * flops / peak for flops, peak in parts) / case.cluster.world_size
 
 
 def mfu(case: Case, iteration_ns: int) -> float | None:

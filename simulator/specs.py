@@ -360,14 +360,19 @@ class ClusterSpec:
         if ranks % product:
             raise InputError(
                 f"Experts are divided among the ranks of a stage: etp {self.expert_tp} × ep "
-                f"{self.ep} = {product} must divide tp × cp × dp = {ranks}; use --ep "
-                f"{math.gcd(ranks // math.gcd(ranks, self.expert_tp), self.ep)}"
-                f"{', or --set etp=1' if ranks % self.ep == 0 else ''}."
+                f"{self.ep} = {product} must divide tp × cp × dp = {ranks}; use "
+                f"{'--set etp=1, or ' if ranks % self.ep == 0 < self.expert_tp - 1 else ''}"
+                f"{self._fewer_experts(ranks)}."
             )
         if product > self.domain:
             require_divisible("etp × ep", product, self._ranks_per, self.domain)
         elif ranks > self.domain:
             require_divisible(self._ranks_per, self.domain, "etp × ep", product)
+
+    def _fewer_experts(self, ranks: int) -> str:
+        if ranks % self.expert_tp:
+            return f"an etp that divides {ranks}"
+        return f"an --ep that divides {ranks // self.expert_tp}"
 
     def _check_groups(self) -> None:
         """Raise InputError unless each group fills a part of a domain, or whole domains."""

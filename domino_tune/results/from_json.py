@@ -42,7 +42,15 @@ def result_from_json(verb: str, value: Any, *, seconds: float) -> Any:
     if result is WhatIf:
         points = parse(list[dict[str, Any]], content.get("points"), source=source, error=InputError)
         content |= {"base": _point(content.get("base")), "points": [*map(_point, points)]}
-        return parse(result, content, source=source, error=InputError)
+        found = parse(WhatIf, content, source=source, error=InputError)
+        whole = found.base.prediction and all(
+            (one.prediction is None) == bool(one.error)
+            and (found.sweep is None or found.sweep in one.changes)
+            for one in found.points
+        )
+        if not whole:
+            raise InputError("A what-if lacks a prediction, or what is changed at a point.")
+        return found
     if result is ScaleResult:
         return parse(result, {**content, "seconds": seconds}, source=source, error=InputError)
     parsed = {

@@ -10,6 +10,7 @@ from domino_tune.base.tables import Table
 from domino_tune.results import HIDDEN, to_json
 from domino_tune.results.shown import Shown, frame, ms, share
 from domino_tune.results.simulate import Prediction, SimulateResult, workload_line
+from domino_tune.results.tune import stopped_words
 from domino_tune.store.plans import ProfileRef
 from simulator.specs import ModelSpec
 from simulator.usable import percent
@@ -77,7 +78,7 @@ class WhatIf(Shown):
                 ">J/token", "confidence",
             ),
             rows=[_point_row(point, base) for point in (self.base, *self.points)],
-            notes=[_replay_line(self)],
+            notes=[_replay_line(self), *_stopped_line(self)],
             narrow=(
                 "J/token", "clock", "exposed", "confidence", "tokens/s/GPU", "bound", "memory",
                 "fits", "baseline", "unchanged / this", "plan",
@@ -125,6 +126,13 @@ class WhatIfResult(WhatIf):
     data for pages."""
 
     unchanged: SimulateResult = field(metadata=HIDDEN, repr=False)
+
+
+def _stopped_line(result: WhatIf) -> list[str]:
+    if not result.stopped_by:
+        return []
+    best = ", and the last plan is the best so far" * result.retuned
+    return [f"Swept{stopped_words(result.stopped_by)}: points are missing{best}."]
 
 
 def _replay_line(result: WhatIf) -> str:

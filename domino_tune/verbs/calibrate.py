@@ -74,15 +74,16 @@ def _check_rate(run: MeasuredRun) -> None:
     case, machine = run.case, run.case.profile.machine
     math = case.workload.math
     tf32 = "it multiplied in TF32 (implementation_set tf32=true), " if math == "fp32" else ""
-    if 1e-3 * run.measured_ms < least_iteration_s(case):
+    least_ms = 1e3 * least_iteration_s(case)
+    if run.measured_ms < least_ms:
         rate = 1e-12 * executed_per_gpu(case, round(run.measured_ms / MS_PER_NS))
         maths = dict.fromkeys((math, case.workload.linear_math))
         peaks = " and ".join(f"{machine.peaks[one]:,.5g} in {one}" for one in maths)
         raise InputError(
             f"{run.label}: {run.measured_ms:,.6g} ms would be {rate:,.0f} TFLOP/s a GPU, where "
-            f"{machine.gpu} has {peaks}; probably {tf32}the number of GPUs, the batch or the model "
-            "is another, or the time is not of a whole iteration. Correct it, or leave it out. "
-            f"{run.note}".rstrip()
+            f"{machine.gpu} has {peaks}, which take {least_ms:,.6g} ms; probably {tf32}the number "
+            "of GPUs, the batch or the model is another, or the time is not of a whole iteration. "
+            f"Correct it, or leave it out. {run.note}".rstrip()
         )
 
 

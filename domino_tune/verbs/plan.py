@@ -195,7 +195,7 @@ def _megatron(plan_file: PlanFile, made: _Export) -> None:
     plan = plan_file.plan
     made.arguments = megatron_arguments(model, workload, cluster)
     made.arguments += training_arguments(
-        workload, cluster, sequence_parallel=plan.sequence_parallel
+        model, workload, cluster, sequence_parallel=plan.sequence_parallel
     )
     if plan.strategy == "userbuffers":
         made.arguments += userbuffers_arguments(plan, workload.implementation)

@@ -319,7 +319,7 @@ class Question:
             try:
                 return simulate_plan(there, self.chosen)
             except InfeasiblePlanError as error:
-                told = f"{error} --retune finds the best plan there; with --plan nothing else does."
+                told = f"{error} Or search for a plan that suits, with --retune."
                 raise InfeasiblePlanError(told, reason=error.reason) from None
         return simulate_plan(
             there, best(there) if best else best_plan(CasePlans(case=there), progress)

@@ -17,7 +17,7 @@ from typing import Final, Literal, NamedTuple
 
 import psutil
 
-from lab.mutants.covered import DATA, SETTINGS, Covering
+from lab.mutants.covered import DATA, SECONDS, SETTINGS, Covering
 from lab.mutants.faults import ALL_CASES, MUTATED, Fault, area_of, ordered_tests
 
 NOT_COPIED: Final = shutil.ignore_patterns(".*", "out", "__pycache__", "*.egg-info")
@@ -68,12 +68,14 @@ class Tree:
         settings.write_text(SETTINGS.format(folders=",".join(MUTATED)), "utf-8")
         traced = "coverage", "run", f"--rcfile={settings}", f"--data-file={self.root / DATA}", "-m"
         self._clear()
-        subprocess.run(
+        done = subprocess.run(
             [self.python, "-m", *traced, "pytest", "-q", *BRIEF[2:], "-p", "lab.mutants.covered",
              *tests],
             cwd=self.root, env=self._environment(), stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
         )  # fmt: skip
+        if not (self.root / SECONDS).exists():
+            raise RuntimeError(f"The tests cannot be traced:\n{done.stdout}")
 
     def judge(self, fault: Fault, most_cpu_s: float) -> tuple[Fate, str]:
         """Return whether the tests of the fault's area notice it, and which one does. One does that

@@ -26,17 +26,7 @@ def deepspeed_arguments(plan_file: PlanFile, plan: SlicePlan) -> tuple[list[str]
     ``plan``: the file's, in an order that DeepSpeed has. Raise InfeasiblePlanError (``target``) as
     ``megatron_arguments`` does, and for whatever Domino's example runs differently or not at all.
     """
-    check_deepspeed(plan_file.model, plan_file.workload, plan_file.cluster)
-    arguments = []
-    for entry in megatron_arguments(plan_file.model, plan_file.workload, plan_file.cluster):
-        name, _, value = entry.partition(" ")
-        if name not in _USUAL:
-            arguments.append(entry)
-        elif value != _USUAL[name]:
-            raise refused(
-                f"DeepSpeed's Domino has no option {name}: it computes with {_USUAL[name]}, not "
-                f"{plan_file.model.name}'s {value}; export the plan of a model that fits."
-            )
+    arguments = check_deepspeed(plan_file.model, plan_file.workload, plan_file.cluster)
     if plan_file.cluster.replicas > 1 and plan_file.workload.data_parallel != "replicas":
         arguments.append("--use-distributed-optimizer")
     intra = plan.order == "intra"
@@ -55,7 +45,7 @@ def deepspeed_notes(plan_file: PlanFile) -> list[str]:
             "Domino's example sums gradients of replicas after the backward pass; the prediction "
             "beside it (--no-overlap-grad-reduce has them after it, too)."
         )
-    if cluster.cuda_graph:
+    if cluster.cuda_graph or workload.cuda_graph_scope:
         notes.append("Domino's example makes no CUDA graph, which the prediction has.")
     if workload.implementation.name != "torch":
         notes.append(
@@ -65,9 +55,9 @@ def deepspeed_notes(plan_file: PlanFile) -> list[str]:
     return notes
 
 
-def check_deepspeed(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> None:
-    """Raise InfeasiblePlanError (``target``) for features that Domino's example does not
-    implement."""
+def check_deepspeed(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> list[str]:
+    """Return the arguments that do not depend on the plan. Raise InfeasiblePlanError (``target``)
+    for features that Domino's example does not implement."""
     biases = {model.has_bias(name) for name in ("qkv", "proj", "fc1", "fc2")}
     problems = (
         (cluster.pp > 1, "pipeline stages; make the plan with --pp 1"),
@@ -95,3 +85,14 @@ def check_deepspeed(model: ModelSpec, workload: Workload, cluster: ClusterSpec) 
         ),
     )
     refuse_first("DeepSpeed's Domino", problems)
+    arguments = []
+    for entry in megatron_arguments(model, workload, cluster):
+        name, _, value = entry.partition(" ")
+        if name not in _USUAL:
+            arguments.append(entry)
+        elif value != _USUAL[name]:
+            raise refused(
+                f"DeepSpeed's Domino has no option {name}: it computes with {_USUAL[name]}, not "
+                f"{model.name}'s {value}; export the plan of a model that fits."
+            )
+    return arguments

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from domino_tune.store.formats import refused
+from domino_tune.store.formats import refuse_first, refused
 from domino_tune.store.formats.megatron_options import (
     CONFIG_FILE,
     expert_arguments,
@@ -88,7 +88,7 @@ def megatron_arguments(model: ModelSpec, workload: Workload, cluster: ClusterSpe
 
 
 def training_arguments(
-    workload: Workload, cluster: ClusterSpec, *, sequence_parallel: bool
+    model: ModelSpec, workload: Workload, cluster: ClusterSpec, *, sequence_parallel: bool
 ) -> list[str]:
     """Return Megatron-LM's own options, which not all of its forks have: what ranks share, kernels
     and CUDA graphs. Raise InfeasiblePlanError (``target``) for options that exclude each other
@@ -97,7 +97,7 @@ def training_arguments(
     arguments += _gradients(workload)
     arguments += _replicas(workload, cluster)
     arguments += _moments(workload)
-    arguments += _graphs(workload, cluster)
+    arguments += _graphs(model, workload, cluster)
     arguments += _kernels(workload.implementation)
     return list(dict.fromkeys(arguments))
 
@@ -267,10 +267,38 @@ def gather_notes(workload: Workload, cluster: ClusterSpec) -> list[str]:
     ]
 
 
-def _graphs(workload: Workload, cluster: ClusterSpec) -> list[str]:
-    if workload.cuda_graph_scope:
-        scopes = " ".join(workload.cuda_graph_scope)
-        parts = ["--cuda-graph-impl transformer_engine", f"--cuda-graph-scope {scopes}"]
+def graph_scope(model: ModelSpec, workload: Workload) -> list[str]:
+    """Return the parts of layers that CUDA graphs replay. Raise InfeasiblePlanError (``target``)
+    where megatron-core excludes them (core/transformer/transformer_config.py)."""
+    scopes = [one for one in workload.cuda_graph_scope if model.num_experts or one == "attn"]
+    problems = (
+        (
+            bool(scopes) and workload.recompute == "full",
+            "CUDA graphs of parts of layers that are computed again; make the plan with "
+            "--recompute none or selective",
+        ),
+        (
+            bool(scopes) and workload.implementation.name == "megatron-2022",
+            "CUDA graphs of parts of layers without TransformerEngine; make the plan with "
+            "--implementation megatron-te",
+        ),
+        (
+            "moe_preprocess" in scopes and "moe_router" not in scopes,
+            "a CUDA graph of moe_preprocess without moe_router; make the plan with both",
+        ),
+        (
+            "moe_router" in scopes and "moe" in workload.modules,
+            "a CUDA graph of moe_router in experts that are computed again; make the plan with "
+            "other recompute_modules",
+        ),
+    )
+    refuse_first("Megatron-LM", problems)
+    return scopes
+
+
+def _graphs(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> list[str]:
+    if scopes := graph_scope(model, workload):
+        parts = ["--cuda-graph-impl transformer_engine", f"--cuda-graph-scope {' '.join(scopes)}"]
         return [*parts, "--te-rng-tracker"]
     if not cluster.cuda_graph:
         return []

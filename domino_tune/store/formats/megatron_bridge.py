@@ -12,6 +12,7 @@ from typing import Final
 from domino_tune.store.formats import refuse_first
 from domino_tune.store.formats.megatron import (
     gather_notes,
+    graph_scope,
     megatron_arguments,
     moments_options,
     stages_layout,
@@ -76,8 +77,9 @@ def bridge_settings(plan_file: PlanFile) -> Settings:
     model, workload, cluster = plan_file.model, plan_file.workload, plan_file.cluster
     plan, batch = plan_file.plan, workload.micro_batch_size * workload.grad_accumulation
     megatron_arguments(model, workload, cluster)  # which refuses what megatron-core does not run
-    training_arguments(workload, cluster, sequence_parallel=plan.sequence_parallel)
+    training_arguments(model, workload, cluster, sequence_parallel=plan.sequence_parallel)
     _check(workload, cluster)
+    scopes = graph_scope(model, workload)
     sections: dict[str, Settings] = {
         "model": {
             **_shape(model, workload),
@@ -91,7 +93,7 @@ def bridge_settings(plan_file: PlanFile) -> Settings:
             **_context(workload, cluster),
             **_recomputation(model, workload),
             **_kernels(workload.implementation),
-            **_graphs(workload),
+            **_graphs(scopes),
             **(userbuffers_switches(plan) if plan.strategy == "userbuffers" else {}),
         },
         "train": {
@@ -110,7 +112,7 @@ def bridge_settings(plan_file: PlanFile) -> Settings:
         sharded = workload.data_parallel == "distributed-optimizer"
         made["optimizer.use_distributed_optimizer"] = sharded
     made |= _moments(workload)
-    if workload.cuda_graph_scope:
+    if scopes:
         made["rng.te_rng_tracker"] = True
     return {**made, "mixed_precision": _precision(workload), "comm_overlap": _overlap(plan_file)}
 
@@ -306,11 +308,10 @@ def _kernels(how: Implementation) -> Settings:
     }
 
 
-def _graphs(workload: Workload) -> Settings:
+def _graphs(scopes: list[str]) -> Settings:
     """Return the fields of CUDA graphs of parts of layers."""
-    if not workload.cuda_graph_scope:
+    if not scopes:
         return {}
-    scopes = list(workload.cuda_graph_scope)
     return {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": scopes}
 
 

@@ -91,9 +91,8 @@ def read_megatron_log(text: str, source: str) -> RunRow:
     _check(arguments, source, lines)
     times = [_MS[unit] * float(value) for unit, value, _ in found]
     unit, _, decimals = found[-1]
-    few = f"{source} logs {len(times)} iterations: those that warm up count. " * (
-        len(times) <= WARM_UP
-    )
+    few = f"{source} logs no more than {WARM_UP} times, so iterations that warm up are counted. "
+    few *= len(times) <= WARM_UP
     return RunRow(
         label=source,
         options=_options(arguments, source),

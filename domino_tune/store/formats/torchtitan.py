@@ -66,7 +66,7 @@ def _quantized(workload: Workload, cluster: ClusterSpec) -> Sections:
     where the prediction does."""
     if workload.fp8_recipe == "none":
         return {}
-    gathers = workload.fp8_param_gather and cluster.dp > 1 and workload.data_parallel == "fsdp"
+    gathers = workload.fp8_param_gather and cluster.dp > 1 and workload.data_parallel != "replicas"
     names = "enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp"
     return {
         "model": {"converters": [_FLOAT8]},
@@ -88,17 +88,17 @@ def _compiles(plan_file: PlanFile) -> bool:
 def torchtitan_notes(plan_file: PlanFile) -> list[str]:
     """Return notes on assumptions that the file cannot express."""
     workload, cluster = plan_file.workload, plan_file.cluster
+    quantized = workload.fp8_recipe != "none"
     notes = [
-        "For torchtitan 0.2. Add your own sections: [model] with the name and flavor of "
-        f"{plan_file.model.name}, [optimizer] and so on. From 0.3 on its configs are Python: "
+        "For torchtitan 0.2. Add your own sections: "
+        f"{'name and flavor to' if quantized else '[model] with the name and flavor'}"
+        f"{' [model], those' if quantized else ''} of {plan_file.model.name}, [optimizer] and so "
+        "on. From 0.3 on its configs are Python: "
         "training and parallelism have the same names, but enable_async_tensor_parallel is one of "
         "compile."
     ]
-    if workload.fp8_recipe != "none":
-        notes.append(
-            "[model] has converters already: put name and flavor below it. FP8 is torchao's, with "
-            "scales that are computed anew."
-        )
+    if quantized:
+        notes.append("FP8 is torchao's, with scales that are computed anew.")
     if plan_file.plan.tp_comm_overlap:
         notes.append(
             f"PyTorch chooses itself which GEMMs overlap; the prediction has "
@@ -118,7 +118,7 @@ def torchtitan_notes(plan_file: PlanFile) -> list[str]:
         )
     elif workload.grad_dtype == "bf16":
         notes.append("torchtitan's FSDP sums gradients in fp32; the prediction in bf16.")
-    if cluster.cuda_graph:
+    if cluster.cuda_graph or workload.cuda_graph_scope:
         notes.append("torchtitan 0.2 has no option for CUDA graphs, which the prediction has.")
     if workload.tp_collectives != "nccl":
         notes.append(f"torchtitan has no {workload.tp_collectives} collectives; NCCL's run.")
@@ -194,7 +194,7 @@ def _pipeline_problems(plan_file: PlanFile) -> tuple[tuple[bool, str], ...]:
         (
             schedule == "dualpipev" and _compiles(plan_file),
             "DualPipeV under torch.compile, which this plan needs; make the plan with "
-            "--set pp_schedule=1f1b, or --implementation torch",
+            "--set pp_schedule=1f1b, or with --implementation torch and without --fp8-recipe",
         ),
     )
 

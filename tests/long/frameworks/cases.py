@@ -57,6 +57,12 @@ CASES: Final[MappingProxyType[str, dict[str, Any]]] = MappingProxyType(
             "workload": replace(WORKLOAD, data_parallel="distributed-optimizer"),
             "cluster": ClusterSpec(tp=4, dp=4),
         },
+        "layers in fp8": {"workload": replace(on("torch"), fp8_recipe="tensorwise")},
+        "graphs of parts": {
+            "model": MODELS["qwen3-30b-a3b"],
+            "workload": replace(WORKLOAD, cuda_graph_scope=("attn", "moe_router")),
+            "cluster": ClusterSpec(tp=1, dp=8, ep=8),
+        },
         "fsdp": {
             "workload": replace(WORKLOAD, data_parallel="fsdp"),
             "cluster": ClusterSpec(tp=4, dp=2),

@@ -88,7 +88,7 @@ def test_unknown_and_malformed(run: Runner, arguments: list[str], expected: list
         ),
         (
             ["--model", "qwen3-30b-a3b", "--tp", "2", "--dp", "4", "--ep", "8"],
-            ["etp 2 × ep 8", "use --ep 4, or --set etp=1"],
+            ["etp 2 × ep 8", "use --set etp=1, or an --ep that divides 4"],
         ),
         (["--tp", "8", "--dp", "4", "--nodes", "2"], ["use one of 4, 8, 16, 32"]),
         (["--set", "num_attention_heads=48"], ["hidden_size = 5120", "40 or 64"]),

@@ -177,7 +177,10 @@ def test_arguments_of_layouts() -> None:
     assert wanted <= set(arguments)
     assert "--no-overlap-p2p-communication" not in arguments
     shared = training_arguments(
-        replace(workload, data_parallel="distributed-optimizer"), cluster, sequence_parallel=True
+        MODELS["llama3-8b"],
+        replace(workload, data_parallel="distributed-optimizer"),
+        cluster,
+        sequence_parallel=True,
     )
     assert shared == [
         "--sequence-parallel", "--use-distributed-optimizer", "--overlap-grad-reduce",

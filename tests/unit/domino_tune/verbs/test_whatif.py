@@ -144,7 +144,7 @@ def test_the_profile_is_not_touched(run: Runner) -> None:
 
 def test_a_plan_that_the_change_rules_out_is_found_anew(run: Runner) -> None:
     message = run.refused("whatif", *run.workload, "--change", "micro_batch_size=1")
-    assert "--retune finds the best plan there" in message
+    assert "search for a plan that suits, with --retune" in message
     assert whatif(run, "--change", "micro_batch_size=1", "--retune")["points"][0]["plan"]
 
 
@@ -172,8 +172,19 @@ def test_json_is_read_back(run: Runner) -> None:
     read = result_from_json("whatif", told, seconds=0.0)
     assert to_json(read) == told
     assert [point.prediction is None for point in read.points] == [False, True]
-    with pytest.raises(InputError, match="iteration_ms"):
-        result_from_json("whatif", {**told, "base": {"changes": {}, "speedup": 1.0}}, seconds=0.0)
+    nothing: dict[str, Any] = {"changes": {}, "error": None}
+    point, impossible = told["points"]
+    for wrong, said in (
+        ({"base": {"changes": {}, "speedup": 1.0}}, "iteration_ms"),
+        ({"base": nothing}, "lacks a prediction"),
+        ({"points": [nothing]}, "lacks a prediction"),
+        ({"points": [{**point, "changes": {}}]}, "what is changed at a point"),
+        ({"points": [{**impossible, "error": None}]}, "lacks a prediction"),
+    ):
+        with pytest.raises(InputError, match=said):
+            result_from_json("whatif", {**told, **wrong}, seconds=0.0)
+    stopped = result_from_json("whatif", {**told, "stopped_by": "time"}, seconds=0.0)
+    assert "until its time was spent: points are missing." in str(stopped)
 
 
 def test_every_key_is_in_the_issues_list() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from domino_tune.results.files import ExportResult
 from domino_tune.verbs.plan import export_plan
 from simulator.errors import InfeasiblePlanError
+from simulator.implementation import IMPLEMENTATIONS
 from simulator.plan import MEGATRON, NO_COMM
 from simulator.presets import MODELS
 from simulator.specs import ClusterSpec
@@ -210,11 +211,34 @@ def test_a_graph_of_the_iteration_checks_no_nan() -> None:
     assert "checks for NaN off; the prediction has them" in said(cluster=graph)
 
 
+PARTS: Final = replace(WORKLOAD, cuda_graph_scope=("attn", "moe_router"))
+EXPERTS: Final[dict[str, Any]] = {
+    "model": MODELS["qwen3-30b-a3b"],
+    "cluster": ClusterSpec(tp=1, dp=8, ep=8),
+}
+
+
 def test_graphs_of_parts_of_layers() -> None:
-    found = options(workload=replace(WORKLOAD, cuda_graph_scope=("attn", "moe_router")))
+    found = options(**EXPERTS, workload=PARTS)
     assert found["cuda_graph_impl"] == "transformer_engine"
     assert found["cuda_graph_scope"] == ["attn", "moe_router"]
+    assert options(workload=PARTS)["cuda_graph_scope"] == ["attn"], "dense layers have no router"
     assert "cuda_graph_impl" not in options()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"recompute": "full"}, "--recompute none or selective"),
+        ({"cuda_graph_scope": ("attn", "moe_preprocess")}, "make the plan with both"),
+        ({"recompute": "selective", "recompute_modules": ("moe",)}, "other recompute_modules"),
+        ({"implementation": IMPLEMENTATIONS["megatron-2022"]}, "--implementation megatron-te"),
+    ],
+    ids=str,
+)
+def test_graphs_that_megatron_core_excludes(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InfeasiblePlanError, match=said):
+        options(**EXPERTS, workload=replace(PARTS, **changes))
 
 
 def test_gathers_beside_compute_need_sums_there() -> None:

@@ -148,7 +148,11 @@ def test_modules_that_are_recomputed() -> None:
 
 def test_graphs_of_parts_of_layers() -> None:
     settings = bridge_settings(
-        plan_file(workload=replace(WORKLOAD, cuda_graph_scope=("attn", "moe_router")))
+        plan_file(
+            model=MODELS["qwen3-30b-a3b"],
+            cluster=ClusterSpec(tp=1, dp=8, ep=8),
+            workload=replace(WORKLOAD, cuda_graph_scope=("attn", "moe_router")),
+        )
     )
     assert settings["model.cuda_graph_impl"] == "transformer_engine"
     assert settings["model.cuda_graph_scope"] == ["attn", "moe_router"]

@@ -106,14 +106,23 @@ def test_async_tensor_parallelism_is_compiled() -> None:
     assert found["compile"] == {"enable": True, "components": ["model", "loss"]}
 
 
-def test_layers_in_fp8_are_converted() -> None:
-    quantized = replace(on("torch"), fp8_recipe="tensorwise", data_parallel="fsdp")
+@pytest.mark.parametrize(
+    ("sharing", "gathers"),
+    [
+        ("replicas", False), ("fsdp", False), ("distributed-optimizer", False),
+        ("distributed-optimizer", True),
+    ],
+)  # fmt: skip
+def test_layers_in_fp8_are_converted(sharing: Any, gathers: bool) -> None:
+    quantized = replace(
+        on("torch"), fp8_recipe="tensorwise", data_parallel=sharing, fp8_param_gather=gathers
+    )
     found = sections(workload=quantized, cluster=TWO)
     assert found["model"] == {"converters": [FLOAT8]}
     assert found[FLOAT8]["filter_fqns"] == ["output"]
-    assert found[FLOAT8]["enable_fsdp_float8_all_gather"] is quantized.fp8_param_gather
+    assert found[FLOAT8]["enable_fsdp_float8_all_gather"] is gathers
     assert found["compile"]["enable"] is True
-    assert "put name and flavor below it" in said(workload=quantized)
+    assert "name and flavor to [model], those of" in said(workload=quantized)
     assert "model" not in sections()
 
 
