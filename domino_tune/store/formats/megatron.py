@@ -270,7 +270,9 @@ def gather_notes(workload: Workload, cluster: ClusterSpec) -> list[str]:
 def graph_scope(model: ModelSpec, workload: Workload) -> list[str]:
     """Return the parts of layers that CUDA graphs replay. Raise InfeasiblePlanError (``target``)
     where megatron-core excludes them (core/transformer/transformer_config.py)."""
-    scopes = [one for one in workload.cuda_graph_scope if model.num_experts or one == "attn"]
+    scopes: list[str] = [
+        one for one in workload.cuda_graph_scope if model.num_experts or one == "attn"
+    ]
     problems = (
         (
             bool(scopes) and workload.recompute == "full",
