@@ -47,6 +47,8 @@ CHOICES: Final = {
     "cp-comm-type": ("p2p", "a2a", "all_gather", "a2a+p2p"),
     "cross-entropy-fusion-impl": ("native", "te"),
     "cuda-graph-impl": ("none", "local", "transformer_engine"),
+    "fp8-format": ("e4m3", "hybrid"),
+    "fp8-recipe": ("tensorwise", "delayed", "mxfp8", "blockwise", "custom"),
     "exp-avg-dtype": ("fp32", "fp16", "bf16", "fp8"),
     "exp-avg-sq-dtype": ("fp32", "fp16", "bf16", "fp8"),
     "main-grads-dtype": ("fp32", "bf16"),

@@ -59,6 +59,7 @@ CASES: Final[MappingProxyType[str, dict[str, Any]]] = MappingProxyType(
         },
         "layers in fp8": {"workload": replace(on("torch"), fp8_recipe="tensorwise")},
         "graphs of parts": {
+            "plan": MEGATRON,
             "model": MODELS["qwen3-30b-a3b"],
             "workload": replace(WORKLOAD, cuda_graph_scope=("attn", "moe_router")),
             "cluster": ClusterSpec(tp=1, dp=8, ep=8),

@@ -69,6 +69,8 @@ MOMENTS: Final = {
 there."""
 FUSED_ROWS: Final = "moe_permute_fusion"
 """The same of TransformerConfig."""
+RENAMED: Final = {"te_rng_tracker": "use_te_rng_tracker", "fp8_format": "fp8"}
+"""Option -> field of TransformerConfig."""
 LOOP: Final = {
     "global_batch_size", "group_query_attention", "log_params_norm", "micro_batch_size",
     "num_layers_per_virtual_pipeline_stage", "seq_length", "swiglu", "tp_comm_overlap_cfg",
@@ -111,6 +113,9 @@ def _transformer(options: Options) -> Options:
     fields["layernorm_epsilon"] = fields.pop("norm_epsilon")
     if fields.pop(FUSED_ROWS, False) and FUSED_ROWS not in TransformerConfig.__dataclass_fields__:
         raise LookupError(f"no field {FUSED_ROWS}")
+    for option, field in RENAMED.items():
+        if option in fields:
+            fields[field] = fields.pop(option)
     if "num_experts" in fields:
         fields["num_moe_experts"] = fields.pop("num_experts")
     if "attention_backend" in fields:
