@@ -98,7 +98,7 @@ CASES: Final[dict[str, Case]] = {
     "a field of layouts": _bad("#/gpus", gpus=8),
     "tp that divides nothing": Case(body=body(tp=7), place="#/tp", says="nearest"),
     "tp above the heads": Case(body=body(tp=64), place="#/tp", says="Or try overrides"),
-    "pp that divides nothing": Case(body=body(pp=2, vpp=5), place="#/pp", says="nearest"),
+    "pp that divides nothing": Case(body=body(pp=2, vpp=5), place="#/pp", says="pp_layers="),
     "what fits nowhere": Case(body=body(model="gpt3-175b", tp=1), says="fit"),
     "a long sequence": Case(
         body=body(seq_length=1 << 24), place="#/seq_length", says="max_position_embeddings"
