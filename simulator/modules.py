@@ -173,9 +173,13 @@ def graph_entry(
     return "backward" if (block, fragment) == last else ""
 
 
+def graphed(scopes: Collection[str], *, experts: bool) -> list[GraphScope]:
+    """Return the parts of layers, with or without ``experts``, that graphs of ``scopes`` replay."""
+    return [one for one in GRAPH_SCOPES if one in scopes and (experts or one == "attn")]
+
+
 def is_replayed(role: str, scopes: Collection[str], *, experts: bool) -> bool:
     """Return whether an op of a layer, with or without ``experts``, is in one of the graphs."""
     if not scopes or GRAPH_COPY in role:
         return False
-    parts = [one for one in GRAPH_SCOPES if one in scopes and (experts or one == "attn")]
-    return any(role.startswith(_ROLES[one]) for one in parts)
+    return any(role.startswith(_ROLES[one]) for one in graphed(scopes, experts=experts))

@@ -37,15 +37,15 @@ from domino_tune.store.files import write_whole
 
 def simulate(request: requests.SimulateRequest, outputs: SimulateOutputs) -> None:
     """Predict one plan, here or at a server, and print it."""
-    from domino_tune.base.cores import copies
-    from domino_tune.verbs.simulate import simulate as run
-
     check_places(outputs)
     if outputs.server:
         from domino_tune.cli.at_server import simulate_there
 
         show.answer(simulate_there(request, outputs, outputs.server), outputs.as_json)
         return
+    from domino_tune.base.cores import copies
+    from domino_tune.verbs.simulate import simulate as run
+
     with show.progress() as progress:
         progress("simulating the plan, and those that it is compared with")
         with copies() as beside:

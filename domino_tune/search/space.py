@@ -206,7 +206,7 @@ def restrict(
     """
     if target is None:
         return spec
-    problem = deepspeed_problem(model, workload)
+    problem = _deepspeed_problem(model, workload)
     if not problem and False not in spec.sequence_parallels:
         problem = "sequence parallelism"
     if problem:
@@ -221,7 +221,7 @@ def restrict(
     )  # fmt: skip
 
 
-def deepspeed_problem(model: ModelSpec, workload: Workload) -> str:
+def _deepspeed_problem(model: ModelSpec, workload: Workload) -> str:
     """Return which part of this model or batch DeepSpeed's Domino layer cannot run, or an empty
     text.
     """

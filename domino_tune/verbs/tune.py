@@ -26,8 +26,6 @@ from domino_tune.search.problem import (
     go_on,
 )
 from domino_tune.search.simulated import CasePlans, SimulatedPlans, rival_plans, space_of
-from domino_tune.search.space import deepspeed_problem
-from domino_tune.store.formats.deepspeed import check_deepspeed
 from domino_tune.store.shelf import DISK, Shelf
 from domino_tune.verbs.advice import check_may_fit
 from domino_tune.verbs.landscape import ROWS, contention_sensitivity, plan_grid
@@ -73,20 +71,12 @@ def frameworks_of(case: Case, best: SimulateResult) -> tuple[RunsThere, ...]:
         for name, one in best.variants.items()
         if name in UNSLICED and one.fits_chance >= SURE and not best.plans[name].sequence_parallel
     ]
-    in_deepspeed = [*everywhere, *_own_domino(case)] if _runs_in_deepspeed(case) else []
+    own = _own_domino(case)
+    in_deepspeed = [] if own is None else [*everywhere, *own]
     return (
         _runs_there("Megatron-LM", case, best, [*everywhere, *in_megatron]),
         _runs_there("DeepSpeed", case, best, in_deepspeed),
     )
-
-
-def _runs_in_deepspeed(case: Case) -> bool:
-    """Return whether DeepSpeed's example of Domino, which exports are for, trains the model so."""
-    try:
-        check_deepspeed(case.model, case.workload, case.cluster)
-    except InfeasiblePlanError:
-        return False
-    return not deepspeed_problem(case.model, case.workload)
 
 
 def _runs_there(
@@ -109,11 +99,15 @@ def _runs_there(
     )
 
 
-def _own_domino(case: Case) -> list[_Found]:
-    """Return the best plan of DeepSpeed's Domino; [] if it cannot run the workload, or no
-    plan fits."""
+def _own_domino(case: Case) -> list[_Found] | None:
+    """Return the best plan of DeepSpeed's Domino; [] if none fits, None if its example, which
+    exports are for, cannot run the workload."""
     try:
-        plans = SimulatedPlans(case=case, plans=space_of(case, "deepspeed"))
+        space = space_of(case, "deepspeed")
+    except InfeasiblePlanError:
+        return None
+    try:
+        plans = SimulatedPlans(case=case, plans=space)
         best = search_exhaustive(plans, SearchOptions()).best
     except InfeasiblePlanError:
         return []

@@ -19,6 +19,7 @@ from domino_tune.store.formats.megatron_options import (
 )
 from domino_tune.store.plans import PlanFile
 from simulator.implementation import IMPLEMENTATIONS, KEYS, Implementation
+from simulator.modules import graphed
 from simulator.plan import SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
@@ -270,9 +271,7 @@ def gather_notes(workload: Workload, cluster: ClusterSpec) -> list[str]:
 def graph_scope(model: ModelSpec, workload: Workload) -> list[str]:
     """Return the parts of layers that CUDA graphs replay. Raise InfeasiblePlanError (``target``)
     where megatron-core excludes them (core/transformer/transformer_config.py)."""
-    scopes: list[str] = [
-        one for one in workload.cuda_graph_scope if model.num_experts or one == "attn"
-    ]
+    scopes: list[str] = [*graphed(workload.cuda_graph_scope, experts=model.num_experts > 0)]
     problems = (
         (
             bool(scopes) and workload.recompute == "full",
