@@ -66,6 +66,24 @@ def test_embedding_and_head_of_a_gpt(row: int, tokens: int) -> None:
     assert {name: moved(ops[f"s{row}.{name}"]) for name in expected} == expected
 
 
+def test_unfused_cross_entropy_is_a_kernel_an_operator() -> None:
+    """Forward: to fp32 and the maximum, then less it, exponential, sum, and over the sum. Bytes of
+    a logit, whatever the kernel."""
+    given = workload(GPT)
+    unfused = replace(given.implementation, cross_entropy_loss_fusion=False)
+    cluster = ClusterSpec(tp=2)
+    schedule = build_schedule(GPT, replace(given, implementation=unfused), cluster, CUT)
+    logits = 10 * VOCAB
+    ops = edges_of(schedule)
+    found = {name: ops[f"s0.loss.{name}"].signature for name in ("max", "sum", "grad")}
+    passes = {"max": (2, 6, 4), "sum": (4, 16, 12), "grad": (3, 12, 6)}
+    law = "unfused_cross_entropy"
+    assert found == {
+        name: Pointwise(law, reads * logits, writes * logits, "bf16", kernels=kernels)
+        for name, (kernels, reads, writes) in passes.items()
+    }
+
+
 def test_an_embedding_without_positions_and_dropout_moves_nothing_more() -> None:
     """Learned positions are added, and dropout writes a mask; RoPE comes inside the layers."""
     x, mask = 10 * HIDDEN * 4, 10 * HIDDEN

@@ -154,6 +154,19 @@ def test_a_run_is_predicted_by_the_others_as_if_they_were_fitted_alone() -> None
     assert fitted().left_out_ms[number] == pytest.approx(anew, rel=0.005)
 
 
+def test_a_constant_is_as_sure_as_the_runs_that_tell_it() -> None:
+    """Were nothing else unknown, its precision would be its prior's and the runs' together; where
+    a run alone tells it, the others do not say what that run takes."""
+    measured_ms = [run.measured_ms for run in runs()[:TOLD]]
+    precision = sum(1 / (fitted().noise * each) ** 2 for each in measured_ms)
+    least_ms = (1 / fitted().constant_prior_ms ** 2 + precision) ** -0.5
+    assert least_ms < fitted().constant_error_ms < 0.6 * fitted().constant_prior_ms
+    long = [run_of(given, {}) for given in LAYOUTS[1:TOLD]]
+    short = run_of(LAYOUTS[0], {}, constant_ms=0.1)
+    left_out_ms = fit_runs([short, *long]).left_out_ms[0]
+    assert left_out_ms == pytest.approx(short.measured_ms - 0.1, rel=0.005)
+
+
 def test_a_machine_like_its_profile_keeps_all_factors() -> None:
     found = fit_runs([run_of(given, {}) for given in LAYOUTS[:4]])
     for one in found.parts.values():

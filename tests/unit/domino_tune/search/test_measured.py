@@ -14,6 +14,7 @@ from domino_tune.base.progress import no_progress
 from domino_tune.requests import MeasureRequest
 from domino_tune.search.measured import (
     BASELINE_RATIO,
+    CHANGED,
     POOL,
     SLOWER,
     ChosenPool,
@@ -38,6 +39,7 @@ from domino_tune.store.profiles import load_profile
 from simulator.case import Case
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.plan import SlicePlan
+from simulator.predict import predict
 from simulator.specs import ClusterSpec, Workload
 from tests.unit.domino_tune.search.real_machine import MODEL, RealMachine, Runs
 from tests.unit.simulator.near import near
@@ -173,6 +175,21 @@ def test_plans_that_do_not_fit_stay_out_and_the_first_says_why_where_none_does()
     problem.rows = 0
     with pytest.raises(InfeasiblePlanError, match="2 slices"):
         measured_pool(problem, plans)
+
+
+def test_a_pool_knows_what_each_error_of_the_profile_would_change() -> None:
+    """The changes are of the ratio to the baseline: half a link's bandwidth adds to each plan what
+    it does not hide, less what it adds to the baseline."""
+    pool = chosen("bayes", FEW).pool
+    for number, change in enumerate(CHANGED):
+        case = replace(CASE, factors=replace(CASE.factors, **change))
+        changed = [
+            math.log(predict(case, plan).makespan_ns / predict(CASE, plan).makespan_ns)
+            for plan in pool.plans
+        ]
+        expected = [log - changed[0] for log in changed]
+        assert pool.sensitivity[:, number] == pytest.approx(expected, abs=1e-12), change
+        assert max(map(abs, expected)) > 0
 
 
 @cache

@@ -72,6 +72,22 @@ def test_counts_agree_with_the_simulators_checks(model: ModelSpec, spec: SpaceSp
     assert space.size == feasible + reasons.total()
 
 
+def test_slices_of_a_sequence_have_a_position_at_least() -> None:
+    """With sequence parallelism each rank has one of each slice: 4 slices of 8 on 2 ranks."""
+    spec = replace(
+        SMALL, row_slices=(4, 8), slicings=SLICINGS, sequence_row_slices=(4, 8),
+        sequence_parallels=(True, False),
+    )  # fmt: skip
+    short = Workload(seq_length=8, micro_batch_size=1)
+    feasible, reasons = brute_force(MODEL, short, spec)
+    space = enumerate_plans(MODEL, short, tp=CLUSTER.tp, spec=spec)
+    assert {(plan.row_slices, plan.sequence_parallel) for plan in space} == {
+        (4, True), (4, False), (8, False),
+    }  # fmt: skip
+    assert len(space) + space.infeasible["duplicate"] == feasible
+    assert space.infeasible["rows"] == reasons["rows"]
+
+
 def test_the_whole_space() -> None:
     space = space_of(SpaceSpec())
     assert space.size == 16 * 4**4 * 4 * 3 * 2 == 98_304
