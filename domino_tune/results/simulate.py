@@ -353,10 +353,10 @@ class Simulated(Prediction, Shown):
                 ">idle", ">memory", ">fits", ">tokens/s/GPU", ">TFLOP/s/GPU", ">MFU",
             ),
             rows=[
-                _variant_row(name, variant, self.baseline_ms)
+                _variant_row(self._named(name), variant, self.baseline_ms)
                 for name, variant in self.variants.items()
             ],
-            marked=(list(self.variants).index("chosen"),),
+            marked=(list(self.variants).index(CHOSEN),),
             notes=(
                 _memory_line(self), self.usable_memory.text, *_power_line(self),
                 *cost_line(self.cost), _confidence_line(self),
@@ -372,6 +372,16 @@ class Simulated(Prediction, Shown):
             table,
             *((stages_table(self.pipeline, self.stage_memory_gib),) if self.pipeline else ()),
         )
+
+    def _named(self, variant: str) -> str:
+        """Return the name of a variant in tables: that of the chosen plan's strategy where the
+        verdict recommends another."""
+        leader = self.verdict and self.verdict.leader
+        if variant != CHOSEN or leader is None or leader.plan == self.plan:
+            return NAMES.get(variant, variant)
+        assert self.verdict is not None
+        own = (one.name for one in self.verdict.contestants if one.plan == self.plan)
+        return next(own, variant)
 
     def to_frame(self) -> DataFrame:
         """Return one row per variant: baseline, baseline_no_sp, chosen, no_comm (the index)."""
@@ -455,7 +465,7 @@ NAMES: Final = {BOUND: "bound", BASELINE_NO_SP: "no SP"}
 
 def _variant_row(name: str, variant: Variant, baseline_ms: float) -> tuple[str, ...]:
     return (
-        NAMES.get(name, name), variant.label, ms(variant.iteration_ms),
+        name, variant.label, ms(variant.iteration_ms),
         f"{baseline_ms / variant.iteration_ms:.3f}x", ms(variant.compute_ms), ms(variant.comm_ms),
         ms(variant.exposed_comm_ms), f"{variant.hidden_comm_fraction:.0%}", ms(variant.idle_ms),
         f"{variant.peak_memory_gib:.1f} GiB", percent(variant.fits_chance),
@@ -469,7 +479,7 @@ def _memory_line(result: Simulated) -> str:
     chance = percent(result.fits_chance)
     verdict = f"fits: {chance}" if result.fits else f"it does not fit ({chance})"
     return (
-        f"Memory of the chosen plan, GiB a GPU: {parts}: {result.peak_memory_gib:.1f} allocated, "
+        f"Memory of {result.plan.label}, GiB a GPU: {parts}: {result.peak_memory_gib:.1f} allocated, "
         f"about {result.usable_memory.reserved_gib:.1f} reserved; {verdict}."
     )
 

@@ -43,7 +43,7 @@ from simulator.usable import SURE
 # Frameworks ---------------------------------------------------------------------------------------
 # Which of them run the best plan, and the best plan that each of the others runs.
 
-MEGATRON_LM: Final = ("megatron", "userbuffers")
+MEGATRON_LM: Final = ("megatron", "userbuffers", EP_OVERLAP)
 """Strategies of the verdict that Megatron-LM runs."""
 UNSLICED: Final = ("baseline", "baseline_no_sp")
 """Variants that slice nothing; all frameworks run the one without sequence parallelism."""

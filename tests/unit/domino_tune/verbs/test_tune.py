@@ -13,6 +13,7 @@ from domino_tune.verbs.resolve import resolve
 from domino_tune.verbs.tune import cases_to_tune, tune_cases
 from domino_tune.verbs.tune import tune as run_verb
 from simulator.errors import InfeasiblePlanError
+from simulator.overlap import EP_OVERLAP
 from tests.support.runs import Runner
 
 PROMISED = (
@@ -137,6 +138,25 @@ def test_frameworks_are_those_whose_export_works(model: str, runs: bool) -> None
     there = {one.framework: one for one in run_verb(asked).frameworks}
     assert (there["DeepSpeed"].plan is not None) == runs
     assert there["Megatron-LM"].plan is not None
+
+
+def test_megatron_lm_runs_two_micro_batches_beside_each_other() -> None:
+    """What the verdict recommends is a plan of Megatron-LM's own: its row names that plan."""
+    asked = TuneRequest(
+        model="qwen3-30b-a3b", profile="h100-dgx", tp=2, ep=8, dp=8, seq_length=4096,
+        micro_batch_size=2, grad_accumulation=4, data_parallel="distributed-optimizer",
+        overrides=("num_hidden_layers=4",),
+    )  # fmt: skip
+    found = run_verb(asked)
+    assert found.best.verdict is not None
+    overlapped = next(
+        one for one in found.best.verdict.contestants if one.strategy == EP_OVERLAP
+    )
+    assert overlapped.speedup > 1
+    there = {one.framework: one for one in found.frameworks}["Megatron-LM"]
+    assert there.plan == overlapped.plan
+    assert there.request is not None
+    assert there.request["strategy"] == EP_OVERLAP
 
 
 def test_micro_batches_that_a_target_cannot_run_are_passed_over(run: Runner) -> None:
