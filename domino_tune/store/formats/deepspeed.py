@@ -63,8 +63,8 @@ def check_deepspeed(model: ModelSpec, workload: Workload, cluster: ClusterSpec) 
         (cluster.pp > 1, "pipeline stages; make the plan with --pp 1"),
         (cluster.cp > 1, "context parallelism; make the plan with --cp 1"),
         (workload.recompute != "none", "recomputation; make the plan with --recompute none"),
-        (model.num_experts > 0, "experts; export the plan of a model without"),
-        (model.kv_lora_rank > 0, "latent attention; export the plan of a model without"),
+        (model.num_experts > 0, "experts; take a model without"),
+        (model.kv_lora_rank > 0, "latent attention; take a model without"),
         (workload.fp8_recipe != "none", "FP8; make the plan without --fp8-recipe"),
         (
             workload.moments_dtype != "fp32",
@@ -76,11 +76,11 @@ def check_deepspeed(model: ModelSpec, workload: Workload, cluster: ClusterSpec) 
         ),
         (
             model.position_embedding == "none",
-            f"{model.name}'s lack of position embeddings; export the plan of a model that has some",
+            f"{model.name}'s lack of position embeddings; take a model that has some",
         ),
         (
             len(biases) > 1,
-            f"{model.name}'s biases on some linears only; export the plan of a model that has them "
+            f"{model.name}'s biases on some linears only; take a model that has them "
             "on all or on none",
         ),
     )
@@ -93,6 +93,6 @@ def check_deepspeed(model: ModelSpec, workload: Workload, cluster: ClusterSpec) 
         elif value != _USUAL[name]:
             raise refused(
                 f"DeepSpeed's Domino has no option {name}: it computes with {_USUAL[name]}, not "
-                f"{model.name}'s {value}; export the plan of a model that fits."
+                f"{model.name}'s {value}; take a model that fits."
             )
     return arguments

@@ -398,6 +398,8 @@ def _recomputation(arguments: Mapping[str, str], source: str) -> dict[str, str]:
     if kind not in ("full", "selective"):
         raise not_simulated(source, "recompute_granularity", kind)
     if kind == "full" and method == "block":
+        if layers == "0":  # a block of no layers
+            return {"recompute": "none"}
         return {"recompute": kind, "recompute_layers": layers}
     return {"recompute": kind}
 

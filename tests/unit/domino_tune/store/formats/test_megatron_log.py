@@ -205,6 +205,13 @@ def test_context_parallel_ranks(printed: str) -> None:
             },
             "full", 5,
         ),
+        (
+            {
+                "recompute_granularity": "full", "recompute_method": "block",
+                "recompute_num_layers": 0,
+            },
+            "none", 0,
+        ),
     ],
 )  # fmt: skip
 def test_recomputation(told: dict[str, Any], kind: str, layers: int) -> None:
