@@ -479,7 +479,8 @@ def _memory_line(result: Simulated) -> str:
     chance = percent(result.fits_chance)
     verdict = f"fits: {chance}" if result.fits else f"it does not fit ({chance})"
     return (
-        f"Memory of {result.plan.label}, GiB a GPU: {parts}: {result.peak_memory_gib:.1f} allocated, "
+        f"Memory of {result.plan.label}, GiB a GPU: {parts}: "
+        f"{result.peak_memory_gib:.1f} allocated, "
         f"about {result.usable_memory.reserved_gib:.1f} reserved; {verdict}."
     )
 

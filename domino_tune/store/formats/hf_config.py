@@ -74,6 +74,8 @@ SCALING: Final = {
 }
 """Keys of Llama 3.1's ``rope_scaling`` -> fields."""
 _HINTS: Final = get_type_hints(ModelSpec)
+CAUSAL: Final = re.compile("CausalLM|LMHead|ConditionalGeneration|Chat|LM$")
+"""What the names of models with a head over the vocabulary have."""
 REQUIRED: Final = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
 
@@ -86,11 +88,13 @@ class HfModel:
     notes: tuple[str, ...]
 
 
-def from_hf_config(config: Mapping[str, Any], *, name: str) -> HfModel:
+def from_hf_config(config: Mapping[str, Any], *, name: str, is_nested: bool = False) -> HfModel:
     """Return the model of the config.json of a decoder-only model.
 
     Of a multimodal model it is the language model, with a note. Raise InputError, which names the
-    key, for a missing or malformed key and any other model.
+    key, for a missing or malformed key and any other model. ``is_nested``: of the config of a
+    language model in that of a multimodal one, from which transformers leaves out what its class
+    has anyway.
     """
     _refuse_unsupported(config, name)
     for key in NESTED:
@@ -110,7 +114,7 @@ def from_hf_config(config: Mapping[str, Any], *, name: str) -> HfModel:
     family = FAMILIES[told]
     _refuse_unusual(config, family, name)
     reader = _KeyReader({**config, "model_type": told}, name)
-    values = reader.shape(family)
+    values = reader.shape(family, is_nested=is_nested)
     alone = [] if told == model_type else [_text_alone(name, told)]
     departures = [
         f"{name}: {key} = {value!r} is not modelled; {text}."
@@ -120,7 +124,8 @@ def from_hf_config(config: Mapping[str, Any], *, name: str) -> HfModel:
     ]  # fmt: skip
     notes = (
         *alone, *_storage(config, name), *(f"{name}: {text}" for text in family.notes),
-        *_pricing(values, name), *reader.scale_angles(values), *departures,
+        *_pricing(values, name), *_assumed(config, family, reader.assumed, name),
+        *reader.scale_angles(values), *departures,
     )  # fmt: skip
     used = {*reader.used, *family.departures, *family.plain, "model_type"}
     ignored = tuple(sorted(key for key in config if key not in used))
@@ -134,15 +139,20 @@ def _text_alone(name: str, told: str) -> str:
 def _language_model(config: Mapping[str, Any], key: str, name: str) -> HfModel:
     """Return the language model that is nested under ``key``; what it does not say of its
     embeddings, the model around it does."""
-    text = dict(config[key])
-    if "tie_word_embeddings" in config:
-        text.setdefault("tie_word_embeddings", config["tie_word_embeddings"])
+    text, tied = dict(config[key]), "tie_word_embeddings"
+    if tied in config:
+        text.setdefault(tied, config[tied])
     try:
-        found = from_hf_config(text, name=name)
+        found = from_hf_config(text, name=name, is_nested=True)
     except InputError as error:
         raise InputError(f"{error} (This is of its {key}.)") from None
     told = layers_type(str(text.get("model_type")))
     alone = [_text_alone(name, told)] if told in FAMILIES else []
+    if tied in config and config[tied] != text[tied]:
+        alone.append(
+            f"{name}: {tied} is {text[tied]} as its {key} says, where the model around it says "
+            f"{config[tied]}."
+        )
     notes = tuple(dict.fromkeys((*alone, *found.notes)))
     return HfModel(spec=found.spec, ignored=found.ignored, notes=notes)
 
@@ -152,6 +162,27 @@ def field_name(name: str) -> str:
     if name not in FIELD_NAMES:
         raise unknown_name("model field", name, FIELD_NAMES)
     return FIELD_NAMES[name]
+
+
+def _assumed(
+    config: Mapping[str, Any], family: Family, sizes: Mapping[str, int], name: str
+) -> list[str]:
+    """Return notes on what the config leaves open: ``sizes``, and what the model ends in."""
+    found = []
+    if left := [f"{one} = {size}" for one, size in sizes.items()]:
+        found.append(f"{name}: {', '.join(left)}, as transformers has where a config says nothing.")
+    if "num_nextn_predict_layers" in family.defaults and "num_nextn_predict_layers" not in config:
+        found.append(
+            f"{name}: one layer predicts a further token, as DeepSeek's own class has it where a "
+            "config says nothing; set num_nextn_predict_layers=0 if none is trained."
+        )
+    ends = config.get("architectures")
+    if isinstance(ends, list) and ends and not CAUSAL.search(str(ends[0])):
+        found.append(
+            f"{name}: architectures = {reprlib.repr(ends[0])}, but a head over the vocabulary and "
+            "its loss are simulated, as of a causal language model."
+        )
+    return found
 
 
 def _pricing(values: Mapping[str, Any], name: str) -> list[str]:
@@ -198,6 +229,7 @@ def _refuse_experts(config: Mapping[str, Any], name: str) -> None:
 
 def _refuse_unusual(config: Mapping[str, Any], family: Family, name: str) -> None:
     """Raise InputError for layers that are not as those of a plain model of the family."""
+    _refuse_dense_layers(config, name)
     for key, (read, meaning) in family.plain.items():
         value = config.get(key, read[0])
         if value not in read:
@@ -205,6 +237,16 @@ def _refuse_unusual(config: Mapping[str, Any], family: Family, name: str) -> Non
                 f"{name}: {key} = {reprlib.repr(value)} means that {meaning}, which is not "
                 f"simulated; only {key} = {read[0]!r} is."
             )
+
+
+def _refuse_dense_layers(config: Mapping[str, Any], name: str) -> None:
+    """Raise InputError where a list names only some of the layers as those with experts."""
+    listed, layers = config.get("moe_layers"), config.get("num_hidden_layers")
+    if isinstance(listed, list) and isinstance(layers, int) and len(listed) < layers:
+        raise InputError(
+            f"{name}: moe_layers = {reprlib.repr(listed)} means that only {len(listed)} of "
+            f"{layers} layers have experts, which is not simulated; only experts in all layers are."
+        )
 
 
 def _storage(config: Mapping[str, Any], name: str) -> list[str]:
@@ -225,8 +267,9 @@ class _KeyReader:
         self.config = config
         self.name = name
         self.used: set[str] = set()
+        self.assumed: dict[str, int] = {}
 
-    def shape(self, family: Family) -> dict[str, Any]:
+    def shape(self, family: Family, *, is_nested: bool) -> dict[str, Any]:
         """Return the arguments of ModelSpec except the name and ``scale_angles``'."""
         values: dict[str, Any] = {}
         for item in fields(ModelSpec):
@@ -244,6 +287,8 @@ class _KeyReader:
                 values[item.name] = self._typed(item.name, found)
             elif item.name in family.defaults:
                 values[item.name] = family.defaults[item.name]
+            elif (size := self._usual(item.name, key, family, is_nested=is_nested)) is not None:
+                values[item.name] = self.assumed[item.name] = size
             elif item.name in REQUIRED:
                 names = " or ".join((item.name, *ALIASES.get(item.name, ())))
                 raise InputError(f"{self.name}: the key {names} is missing; add it.")
@@ -253,6 +298,17 @@ class _KeyReader:
         if self._has_no_window(family, values["num_hidden_layers"]):
             values["sliding_window"] = 0
         return values
+
+    def _usual(
+        self, field_: str, key: str | None, family: Family, *, is_nested: bool
+    ) -> int | None:
+        """Return the size that the family's class has where a config does not name it; None for
+        one that a config must name, and for null, which follows from other sizes."""
+        name = key if key in family.sizes else field_
+        if name in REQUIRED and not is_nested:
+            return None
+        named = {name, *ALIASES.get(name, ())} & {*self.config}
+        return None if named else family.sizes.get(name)
 
     def _has_no_window(self, family: Family, layers: int) -> bool:
         """Return whether no layer uses the sliding window that the config names."""
@@ -312,6 +368,7 @@ class _KeyReader:
         """Fill in the fields that latent attention and its models' shared experts give."""
         self.used.update(("head_dim", "num_key_value_heads", "qk_head_dim"))
         values["num_key_value_heads"] = values["num_attention_heads"]
+        self.assumed.pop("num_key_value_heads", None)
         values["head_dim"] = values["qk_rope_head_dim"] + self._whole("qk_nope_head_dim", family)
         shared = self._whole("n_shared_experts", family)
         values["shared_expert_intermediate_size"] = shared * values["moe_intermediate_size"]

@@ -149,9 +149,7 @@ def test_megatron_lm_runs_two_micro_batches_beside_each_other() -> None:
     )  # fmt: skip
     found = run_verb(asked)
     assert found.best.verdict is not None
-    overlapped = next(
-        one for one in found.best.verdict.contestants if one.strategy == EP_OVERLAP
-    )
+    overlapped = next(one for one in found.best.verdict.contestants if one.strategy == EP_OVERLAP)
     assert overlapped.speedup > 1
     there = {one.framework: one for one in found.frameworks}["Megatron-LM"]
     assert there.plan == overlapped.plan

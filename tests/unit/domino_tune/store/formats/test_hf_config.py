@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -148,6 +148,58 @@ def test_published_sizes(config: dict[str, Any], billions: float) -> None:
 def test_parameters_are_those_of_transformers(config: dict[str, Any], parameters: int) -> None:
     """Counted on the models that transformers 5.23 makes of these configs, on the meta device."""
     assert shape(config).parameters == parameters
+
+
+NAMED: Final = {
+    "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "vocab_size": 128256,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    [
+        ({"model_type": "llama", **NAMED, "num_key_value_heads": 8}, 6_721_638_400),
+        ({"model_type": "phi3", **NAMED, "num_key_value_heads": 8}, 5_614_342_144),
+        ({"model_type": "qwen2", **NAMED, "num_key_value_heads": 8}, 11_050_356_736),
+        ({"model_type": "qwen3", **NAMED}, 11_855_474_688),
+        ({"model_type": "mistral", **NAMED}, 8_030_261_248),
+        ({"model_type": "mixtral", **NAMED}, 47_491_321_856),
+        ({"model_type": "gemma2", **NAMED}, 6_565_662_720),
+        ({"model_type": "gpt_neox", **NAMED}, 9_642_582_016),
+        ({"model_type": "llava", "text_config": {"model_type": "llama", "vocab_size": 32064}},
+         6_738_939_904),
+    ],
+)  # fmt: skip
+def test_what_a_config_leaves_out_is_as_transformers_has_it(
+    config: dict[str, Any], parameters: int
+) -> None:
+    """Counted in the same way. A nested config leaves out all that its class has anyway; a whole
+    one has to name its sizes but for two."""
+    found = from_hf_config(config, name="it")
+    assert found.spec.parameters == parameters
+    assert any("as transformers has where a config says nothing" in one for one in found.notes)
+
+
+def test_no_heads_of_keys_is_as_many_as_of_queries() -> None:
+    spec = shape({"model_type": "mistral", **NAMED, "num_key_value_heads": None})
+    assert spec.num_key_value_heads == 32
+
+
+def test_what_is_no_causal_language_model_is_told() -> None:
+    for ends, is_told in (
+        ("LlamaForSequenceClassification", True), ("MistralModel", True),
+        ("LlamaForCausalLM", False), ("GPT2LMHeadModel", False),
+    ):  # fmt: skip
+        found = from_hf_config({**LLAMA, "architectures": [ends]}, name="it")
+        assert any("head over the vocabulary" in one for one in found.notes) == is_told
+
+
+def test_embeddings_that_the_model_around_ties_otherwise_are_told() -> None:
+    text = {**LLAMA, "tie_word_embeddings": False}
+    for outer in (True, False):
+        config = {"model_type": "llava", "text_config": text, "tie_word_embeddings": outer}
+        notes = from_hf_config(config, name="it").notes
+        assert any("the model around it says True" in one for one in notes) == outer
 
 
 def test_qwen3_is_the_preset() -> None:
@@ -352,8 +404,6 @@ def test_a_nested_language_model_that_is_not_read_is_named() -> None:
         shape({"model_type": "gemma3", "text_config": {**LLAMA, "model_type": "gemma3_text"}})
     with pytest.raises(InputError, match=r"mixture of experts.*\(This is of its text_config\.\)"):
         shape({"model_type": "x", "text_config": {**LLAMA, "model_type": "ernie4_5_moe_text"}})
-    with pytest.raises(InputError, match=r"the key num_hidden_layers or .* is missing; add it"):
-        shape({"model_type": "llava", "text_config": {"model_type": "llama", "vocab_size": 8}})
 
 
 @pytest.mark.parametrize("model_type", ["dbrx", "qwen2_moe", "olmoe"])

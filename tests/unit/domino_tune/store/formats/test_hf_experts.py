@@ -129,10 +129,12 @@ def test_what_is_left_out_is_told() -> None:
 @pytest.mark.parametrize(
     ("config", "changes", "message"),
     [
-        (QWEN3, {"decoder_sparse_step": 2}, r"step = 2 means that only every so manyth layer has"),
+        (QWEN3, {"decoder_sparse_step": 2}, r"step = 2 means that only every nth layer has"),
         (QWEN3, {"mlp_only_layers": [0, 5]}, r"mlp_only_layers = \[0, 5\] means that these layers"),
         (V3, {"moe_layer_freq": 2}, "only moe_layer_freq = 1 is"),
-        (SCOUT["text_config"], {"interleave_moe_layer_step": 2}, "only every so manyth layer"),
+        (V3, {"use_mla": False}, "use_mla = False means that attention is not latent"),
+        (SCOUT["text_config"], {"moe_layers": [1, 3]}, "means that only 2 of [0-9]+ layers have"),
+        (SCOUT["text_config"], {"interleave_moe_layer_step": 2}, "only every nth layer"),
         (V3, {"attention_bias": True}, "without attention_bias"),
         (MIXTRAL, {"num_experts_per_tok": 9}, "above num_experts = 8"),
         (V3, {"qk_nope_head_dim": "128"}, "qk_nope_head_dim: must be a valid integer, got '128'"),
