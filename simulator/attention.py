@@ -49,7 +49,7 @@ def core_attention(t: Templates, row: int) -> list[OpTemplate]:
     write, size = Ref("attn.core_attn", row), s.width_bytes("core_attn", row)
     if s.cluster.cp > 1:
         return [*ops, *context_attention(t, row, inputs, write)]
-    if s.workload.implementation.flash_attention:
+    if s.workload.flash_attention:
         ops.append(t.op("attn.core_attn", row, _attention(t, row), inputs, write, size))
         return ops
     ops += _probabilities(t, row, inputs)
@@ -98,7 +98,7 @@ def core_attention_bwd(t: Templates, row: int) -> list[OpTemplate]:
     grad, inputs = Ref("attn.core_attn", row).grad, _kept_inputs(t, row)
     if s.cluster.cp > 1:
         ops = context_attention_bwd(t, row, grad, inputs, first)
-    elif s.workload.implementation.flash_attention:
+    elif s.workload.flash_attention:
         reads = (grad, *inputs, Ref("attn.core_attn", row))
         signature = _attention(t, row, "backward")
         ops = [t.op("attn.core_attn_bwd", row, signature, reads, first, size)]

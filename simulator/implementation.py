@@ -140,6 +140,11 @@ class Implementation:
         return made
 
     @property
+    def has_fp32_attention(self) -> bool:
+        """Whether its attention in one kernel is PyTorch's, which takes more than 16 bits."""
+        return self.name in ("torch", "domino-tune")
+
+    @property
     def keeps_gathered(self) -> bool:
         """Whether autograd keeps the gathered input of a column-parallel GEMM for its wgrad:
         DTensor gathers before the GEMM (torch/distributed/tensor/parallel/style.py)."""

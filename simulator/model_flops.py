@@ -40,7 +40,7 @@ def _executed(case: Case) -> tuple[float, float]:
     ``--recompute``, and the masked half of the scores where attention is not one kernel.
     """
     work = case.workload
-    fused = work.implementation.flash_attention or case.cluster.cp > 1
+    fused = work.flash_attention or case.cluster.cp > 1
     seen = 1 / 2 if fused else 1.0
     by_keys, by_values = (seen * scores for scores in _scores(case))
     core = by_keys + by_values

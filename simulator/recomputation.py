@@ -101,7 +101,7 @@ class Recomputation:
         """Roles of a core that is recomputed; their values have the same names."""
         if "core_attn" not in self._modules:
             return ()
-        fused = self._shapes.workload.implementation.flash_attention
+        fused = self._shapes.workload.flash_attention
         return ("attn.core_attn",) if fused else SCORES
 
     def _replays(self, block: str) -> list[Replay]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -111,6 +112,12 @@ def check_shardable(model: ModelSpec, workload: Workload, cluster: ClusterSpec) 
         raise InputError(
             f"--recompute-layers = {workload.recompute_layers}, but {model.name} has "
             f"{model.num_hidden_layers} layers; give at most that many."
+        )
+    ends = workload.num_layers_at_start_in_bf16 + workload.num_layers_at_end_in_bf16
+    if ends > model.num_hidden_layers:
+        raise InputError(
+            f"num_layers_at_start_in_bf16 + num_layers_at_end_in_bf16 = {ends}, but {model.name} "
+            f"has {model.num_hidden_layers} layers; give at most that many."
         )
 
 
@@ -247,11 +254,11 @@ def check_context(model: ModelSpec, workload: Workload, cluster: ClusterSpec) ->
             f"rank's query and key-value heads divide by {heads} at most; use {fix}--cp-comm p2p."
         )
     again = workload.recompute == "per-op" or "core_attn" in workload.modules
-    if again or not workload.implementation.flash_attention:
+    if again or not workload.flash_attention:
         raise InputError(
             "Context parallelism is simulated with one attention kernel, whose core nobody "
             "recomputes; use --recompute none or full, and an implementation with "
-            "flash_attention=true."
+            "flash_attention=true, which of TransformerEngine is of --dtype bf16 and fp16."
         )
 
 
@@ -287,12 +294,12 @@ def check_experts(model: ModelSpec, workload: Workload, cluster: ClusterSpec) ->
             "Megatron-LM; leave shared_experts out of recompute_modules, or give --set "
             "moe_shared_expert_overlap=false."
         )
-    if model.num_experts % cluster.ep:
-        shares = [n for n in range(1, model.num_experts + 1) if model.num_experts % n == 0]
+    if workload.moe_shared_expert_overlap and not model.shared_expert_intermediate_size:
         raise InputError(
-            f"num_experts = {model.num_experts} is not divisible by ep = {cluster.ep}; use --ep "
-            f"{', '.join(map(str, shares))}."
+            f"moe_shared_expert_overlap runs a shared expert while tokens are on their way, and "
+            f"{model.name} has none; leave it out."
         )
+    check_expert_ranks(model, cluster.ep, cluster.etp)
     require_divisible(
         "moe_intermediate_size", model.moe_intermediate_size,
         "etp" if cluster.etp else "etp, which is tp unless it is given,", cluster.expert_tp,
@@ -318,6 +325,19 @@ def check_experts(model: ModelSpec, workload: Workload, cluster: ClusterSpec) ->
         )
 
 
+def check_expert_ranks(model: ModelSpec, ep: int, etp: int) -> None:
+    """Raise InputError unless ``ep`` divides the model's experts; without any, for ranks of
+    experts."""
+    if model.num_experts % ep:
+        shares = [n for n in range(1, model.num_experts + 1) if model.num_experts % n == 0]
+        raise InputError(
+            f"num_experts = {model.num_experts} is not divisible by ep = {ep}; use --ep "
+            f"{', '.join(map(str, shares))}."
+        )
+    if not model.num_experts:
+        _refuse_given(model, {f"--ep {ep}": ep > 1, f"--etp {etp}": etp > 0})
+
+
 def _refuse_without_experts(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> None:
     given = {
         f"--ep {cluster.ep}": cluster.ep > 1,
@@ -328,6 +348,10 @@ def _refuse_without_experts(model: ModelSpec, workload: Workload, cluster: Clust
     given |= {
         f"recompute_modules={name}": name in workload.recompute_modules for name in OF_EXPERTS
     }
+    _refuse_given(model, given)
+
+
+def _refuse_given(model: ModelSpec, given: Mapping[str, bool]) -> None:
     found = [text for text, is_given in given.items() if is_given]
     if found:
         raise InputError(

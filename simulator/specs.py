@@ -279,6 +279,14 @@ class Workload:
         return "tf32" if self.dtype == "fp32" and self.implementation.tf32 else self.dtype
 
     @property
+    def flash_attention(self) -> bool:
+        """Whether softmax(QKᵀ)V is one kernel. TransformerEngine has kernels for 16 bits alone
+        (pytorch/attention/dot_product_attention/utils.py: get_attention_backend); PyTorch has one
+        for fp32, too."""
+        how = self.implementation
+        return how.flash_attention and (self.dtype_bytes == 2 or how.has_fp32_attention)
+
+    @property
     def merges_wgrads(self) -> bool:
         """Whether one GEMM may make a weight's gradient from all slices: not where each slice has
         scales of its own."""
@@ -361,7 +369,6 @@ class ClusterSpec:
             raise InputError(
                 f"Experts are divided among the ranks of a stage: etp {self.expert_tp} × ep "
                 f"{self.ep} = {product} must divide tp × cp × dp = {ranks}; use "
-                f"{'--set etp=1, or ' if ranks % self.ep == 0 < self.expert_tp - 1 else ''}"
                 f"{self._fewer_experts(ranks)}."
             )
         if product > self.domain:
@@ -370,9 +377,13 @@ class ClusterSpec:
             require_divisible(self._ranks_per, self.domain, "etp × ep", product)
 
     def _fewer_experts(self, ranks: int) -> str:
-        if ranks % self.expert_tp:
-            return f"an etp that divides {ranks}"
-        return f"an --ep that divides {ranks // self.expert_tp}"
+        """Return how they would be divided; ``ep`` has to divide the number of experts, too."""
+        fewer = f"an --ep that divides {ranks // self.expert_tp} and the number of experts"
+        if ranks % self.ep == 0:
+            most = ranks // self.ep
+            other = f", or {fewer}" if ranks % self.expert_tp == 0 else ""
+            return f"--set etp=1{f' or another divisor of {most}' * (most > 1)}{other}"
+        return fewer if ranks % self.expert_tp == 0 else f"an etp that divides {ranks}"
 
     def _check_groups(self) -> None:
         """Raise InputError unless each group fills a part of a domain, or whole domains."""

@@ -18,6 +18,7 @@ _TOLD: Final = re.compile(rf"({_FLAG.pattern})( (?=[0-9]))?")
 """An option, and the blank before its number."""
 _VALUED: Final = re.compile(rf"({_FLAG.pattern})(?: ([a-z0-9_]+))?")
 """An option, and the word after it."""
+_SET: Final = re.compile(r"--set ([a-z_]+)")
 _END: Final = re.compile(r"[;.] ")
 """The end of what is wrong; hints come after it."""
 _SUBJECT: Final = re.compile(rf"({_FLAG.pattern})|\b([a-z_]+)(?= (?:=|×|'|[0-9]))")
@@ -51,12 +52,14 @@ def type_of(title: str) -> str:
 
 def in_wire_words(text: str) -> str:
     """Return ``text`` with each command-line option replaced by its name in bodies: ``tp = 8`` for
-    ``--tp 8``."""
+    ``--tp 8``, ``etp=1`` for ``--set etp=1``."""
 
     def named(told: re.Match[str]) -> str:
         name = _fields_by_flag().get(told[1])
         return told[0] if name is None else name + " = " * bool(told[2])
 
+    fields = {*_fields_by_flag().values()}
+    text = _SET.sub(lambda told: told[1] if told[1] in fields else told[0], text)
     return _TOLD.sub(named, text)
 
 

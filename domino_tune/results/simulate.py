@@ -376,10 +376,11 @@ class Simulated(Prediction, Shown):
     def _named(self, variant: str) -> str:
         """Return the name of a variant in tables: that of the chosen plan's strategy where the
         verdict recommends another."""
-        leader = self.verdict and self.verdict.leader
-        if variant != CHOSEN or leader is None or leader.plan == self.plan:
+        if variant != CHOSEN or self.verdict is None:
             return NAMES.get(variant, variant)
-        assert self.verdict is not None
+        leader = self.verdict.leader
+        if leader is None or leader.plan == self.plan:
+            return variant
         own = (one.name for one in self.verdict.contestants if one.plan == self.plan)
         return next(own, variant)
 

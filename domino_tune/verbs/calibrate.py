@@ -87,15 +87,19 @@ def _check_rate(run: MeasuredRun) -> None:
         )
 
 
-def merged_samples(runs: Sequence[MeasuredRun]) -> tuple[Sequence[MeasuredRun], tuple[str, ...]]:
+def merged_samples(
+    runs: Sequence[MeasuredRun], *, predicted: bool = False
+) -> tuple[Sequence[MeasuredRun], tuple[str, ...]]:
     """Return runs of layouts that differ, those of one layout put together as their mean, and
-    notes that say which were.
+    notes that say which were. ``predicted``: also those that differ in nothing that counts, whose
+    predicted times are the same.
 
     Raise InputError for samples that contradict each other, and fewer than LEAST_RUNS layouts.
     """
     by_layout: dict[Hashable, list[MeasuredRun]] = {}
     for run in runs:
-        by_layout.setdefault(_layout(run), []).append(run)
+        key = predict(run.case, run.plan).makespan_ns if predicted else _layout(run)
+        by_layout.setdefault(key, []).append(run)
     layouts = list(by_layout.values())
     merged = [_merged(same) for same in layouts]
     if len(merged) < LEAST_RUNS:
@@ -197,7 +201,7 @@ def calibrated(
     ``told`` says where the runs come from. Raise InputError for runs that contradict each other.
     """
     notes = tuple(run.note for run in runs if run.note)
-    runs, merged = merged_samples(runs)
+    runs, merged = merged_samples(runs, predicted=True)
     fitted = fit_runs(runs, ahead)
     _refuse_contradictions(runs, fitted)
     made = replace(profile, name=name, calibration=_calibration(profile, fitted, runs, told))
@@ -366,13 +370,19 @@ def _result(made: Profile, fitted: Fitted, runs: Sequence[MeasuredRun]) -> Calib
         before_error=_mean_error(runs, fitted.before_ms),
         after_error=_mean_error(runs, fitted.after_ms),
         left_out_error=_mean_error(runs, fitted.left_out_ms),
-        warnings=tuple(_warnings(fitted)),
+        warnings=tuple(_warnings(fitted, _mean_error(runs, fitted.left_out_ms))),
     )  # fmt: skip
 
 
-def _warnings(fitted: Fitted) -> list[str]:
-    """Return which factors the profile's own errors hardly explain."""
+def _warnings(fitted: Fitted, left_out_error: float) -> list[str]:
+    """Return which factors the profile's own errors hardly explain, and whether a run says little
+    of another."""
     found = []
+    if left_out_error > MOST_LEFT:
+        found.append(
+            f"A run is {left_out_error:.0%} off as the others predict it, so do not trust this "
+            "profile for other layouts: check options and times, or give more runs."
+        )
     for name, one in fitted.parts.items():
         most = (1 + one.prior) ** FAR
         if not 1 / most <= one.factor <= most:

@@ -231,11 +231,24 @@ def check_may_fit(base: Case, request: LayoutRequest) -> None:
     if found is None:
         raise InputError(
             f"No layout divides {request.gpus} GPUs and {request.global_batch_size} sequences as "
-            "asked: tp, pp and cp must divide the GPUs and the model, dp × --micro-batch-size the "
-            "batch. Leave out fixed flags, or give other numbers."
+            f"asked{_why_none(base, request)}"
         ).at(next((name for name in FIXED if getattr(request, name)), "gpus"))
     if not found:
         raise _nothing_fits(base, request)
+
+
+def _why_none(base: Case, request: LayoutRequest) -> str:
+    """Return what is wrong with the layout that divides the most, or what has to divide what."""
+    for layout in reversed(list(layouts_of(base, request))):
+        try:
+            case = case_of(base, request, layout)
+            case.shapes(unsliced_plans(case)[0])
+        except (InputError, InfeasiblePlanError) as error:
+            return f": with tp {layout.tp}, pp {layout.pp} and dp {layout.dp}, {error}"
+    return (
+        ": tp, pp, cp and ep must divide the GPUs and the model, dp × --micro-batch-size the "
+        "batch. Leave out fixed flags, or give other numbers."
+    )
 
 
 def _some_may_fit(base: Case, request: LayoutRequest, deadline: Deadline) -> bool | None:

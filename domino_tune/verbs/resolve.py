@@ -7,7 +7,7 @@ import math
 import re
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, Final
 
 from domino_tune.base.units import (
     QuantityError,
@@ -30,6 +30,7 @@ from simulator.overlap import EP_OVERLAP, RIVALS
 from simulator.plan import MEGATRON, SlicePlan, check_pairs, row_problem
 from simulator.predict import predict
 from simulator.profile import Profile
+from simulator.sharding import check_expert_ranks
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 from simulator.usable import NO_MARGIN, Margin
 
@@ -64,7 +65,7 @@ def resolve(
     profile = shelf.profile(request.profile or (plan_file.profile.name if plan_file else ""))
     notes: list[str] = []
     model = _model(request, plan_file, shelf, notes)
-    cluster = _cluster(request, plan_file, profile)
+    cluster = _cluster(request, plan_file, profile, model)
     workload = _workload(request, plan_file.workload if plan_file else None, cluster, profile)
     if profile.calibration is not None:
         told = profile.calibration
@@ -72,7 +73,7 @@ def resolve(
             f"Profile {profile.name} is {told.base}, calibrated to {told.runs} measured iterations."
         )
     check_quantization(workload, profile)
-    notes += job_notes(workload, profile)
+    notes += job_notes(workload, cluster, profile, request.sequence_parallel)
     if plan_file and plan_file.profile != ProfileRef.of(profile):
         notes.append(
             f"The plan was made on another profile ({plan_file.profile.name}, "
@@ -101,9 +102,44 @@ def check_quantization(workload: Workload, profile: Profile) -> None:
     )
 
 
-def job_notes(workload: Workload, profile: Profile) -> list[str]:
+def job_notes(
+    workload: Workload, cluster: ClusterSpec, profile: Profile, sequence_parallel: bool | None
+) -> list[str]:
     """Return notes on what the numbers of a job's math rest on."""
-    return [*_math_notes(workload, profile), *_quantization_notes(workload)]
+    return [
+        *_math_notes(workload, profile), *_attention_notes(workload),
+        *_quantization_notes(workload), *_row_notes(workload, cluster, sequence_parallel),
+    ]  # fmt: skip
+
+
+ROWS: Final = {"mxfp8": 32, "nvfp4": 16}
+"""Recipe -> by what the rows of a quantized operand divide in TransformerEngine, if not by 8
+(pytorch/utils.py: assert_dim_for_fp8_exec; tensor/mxfp8_tensor.py: MXFP8Quantizer)."""
+
+
+def _row_notes(
+    workload: Workload, cluster: ClusterSpec, sequence_parallel: bool | None
+) -> list[str]:
+    """Return a note where a rank has a number of tokens that TransformerEngine refuses."""
+    ranks = cluster.cp * (cluster.tp if sequence_parallel is not False else 1)
+    rows, unit = workload.tokens // ranks, ROWS.get(workload.fp8_recipe, 8)
+    if workload.fp8_recipe == "none" or rows % unit == 0:
+        return []
+    return [
+        f"A rank has {rows:,} tokens, which do not divide by {unit} as TransformerEngine wants it "
+        f"for {workload.fp8_recipe}: it would refuse this job."
+    ]
+
+
+def _attention_notes(workload: Workload) -> list[str]:
+    """Return a note on attention that is not one kernel because of its dtype."""
+    how = workload.implementation
+    if workload.flash_attention or not how.flash_attention:
+        return []
+    return [
+        f"Attention in {workload.dtype} keeps its scores in memory with {how.name}: "
+        "TransformerEngine's attention in one kernel is of bf16 and fp16."
+    ]
 
 
 def _quantization_notes(workload: Workload) -> list[str]:
@@ -420,20 +456,25 @@ def _tells(request: WorkloadFields, key: str) -> bool:
     return any(change.startswith(f"{key}=") for change in request.implementation_set)
 
 
-def _cluster(request: WorkloadFields, plan_file: PlanFile | None, profile: Profile) -> ClusterSpec:
+def _cluster(
+    request: WorkloadFields, plan_file: PlanFile | None, profile: Profile, model: ModelSpec
+) -> ClusterSpec:
     old = plan_file.cluster if plan_file else None
     names = ("tp", "dp", "pp", "vpp", "cp", "ep", "etp", "nodes", "profile")
     moved = [name for name in names if getattr(request, name)]
     if old and not moved:
         return _limited(replace(old, cuda_graph=old.cuda_graph or request.cuda_graph), request)
+    ep = request.ep or (old.ep if old else 1)
+    etp = request.etp or (old.etp if old else 0)
+    check_expert_ranks(model, ep, etp)
     cluster = ClusterSpec(
         tp=request.tp or (old.tp if old else 0),
         dp=request.dp or (old.dp if old else 1),
         cp=request.cp or (old.cp if old else 1),
         pp=request.pp or (old.pp if old else 1),
         vpp=request.vpp or (old.vpp if old else 1),
-        ep=request.ep or (old.ep if old else 1),
-        etp=request.etp or (old.etp if old else 0),
+        ep=ep,
+        etp=etp,
         ranks_per_node=2**30,  # one large node, until ``place`` sets the nodes
         cuda_graph=request.cuda_graph or bool(old and old.cuda_graph),
         power_cap_w=old.power_cap_w if old and not request.profile else 0.0,

@@ -85,7 +85,7 @@ def link_latency(case: Case) -> float:
 
 
 def _peak_flops(case: Case) -> float:
-    rates, dtype = case.profile.machine.peaks, case.workload.math
+    rates, dtype = case.profile.machine.peaks, case.workload.linear_math
     if dtype not in rates:
         raise InputError(
             f"Profile {case.profile.name!r} has no peak FLOP/s of {dtype}; give a factor."
@@ -234,11 +234,15 @@ def _split(flag: str, text: str) -> tuple[str, str]:
 
 def changed(case: Case, changes: Mapping[str, str]) -> Case:
     """Return the case with all changes, made in the order of KEYS."""
-    before = job_notes(case.workload, case.profile)
+    before = _job_notes(case)
     for key in sorted(changes, key=list(KEYS).index):
         case = KEYS[key](case, changes[key])
     others = (note for note in case.notes if note not in before)
-    return replace(case, notes=(*others, *job_notes(case.workload, case.profile)))
+    return replace(case, notes=(*others, *_job_notes(case)))
+
+
+def _job_notes(case: Case) -> list[str]:
+    return job_notes(case.workload, case.cluster, case.profile, case.sequence_parallel)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -116,12 +117,14 @@ def _shape(hosts: Sequence[str], hints: Hints) -> tuple[int, int]:
             "The file names no ranks; pass --nodes and --ranks-per-node, e.g. --nodes 1 "
             "--ranks-per-node 8."
         )
-    if hosts and hints.per_node is None and len(hosts) % nodes:
+    on_each = Counter(hosts)
+    if len({*on_each.values()}) > 1:
+        told = ", ".join(f"{host} has {ranks}" for host, ranks in on_each.most_common())
         raise InputError(
-            f"{len(hosts)} ranks do not spread evenly over {nodes} nodes; pass --nodes and "
-            "--ranks-per-node."
+            f"Ranks are not the same number on each node ({brief(told)}), and only groups are read "
+            "that have as many on each; run nccl-tests with the same number on each node."
         )
-    if hosts and nodes * per_node != len(hosts):
+    if (hosts and nodes * per_node != len(hosts)) or nodes != len(on_each) > 1:
         raise InputError(
             f"The file names {len(hosts)} ranks on {len(set(hosts))} nodes, which {nodes}x"
             f"{per_node} are not; correct --nodes and --ranks-per-node, or leave them out."
@@ -177,6 +180,7 @@ def _check(group: MeasuredGroup, place: str, size: int, timing: NcclTiming) -> N
 
 RANK: Final = re.compile(
     r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+\d+\s+)?on\s+(\S+)\s+device"
+    r"(\s+\d+(?:\s+\[[^\]]*\])?)?"
 )
 _STARTING: Final = re.compile(r"Collective test starting:\s*(\S+)")
 _SETTINGS: Final = re.compile(r"#?\s*(?:nThread\s+\d|nccl-tests version|Using devices)")
@@ -208,10 +212,10 @@ class SizeSweep(NamedTuple):
 
 @dataclass(kw_only=True)
 class NcclTable:
-    """Results of one collective on one group. ``ranks``: rank -> (group, host)."""
+    """Results of one collective on one group. ``ranks``: rank -> (group, host, device)."""
 
     program: str | None = None
-    ranks: dict[int, tuple[str, str]] = field(default_factory=dict)
+    ranks: dict[int, tuple[str, str, str]] = field(default_factory=dict)
     columns: tuple[str, ...] = ()
     unit_us: float | None = None
     results: list[Result] = field(default_factory=list)
@@ -235,7 +239,7 @@ class NcclTable:
         Raise InputError if the groups differ in shape.
         """
         groups: dict[str, list[str]] = {}
-        for group, host in self.ranks.values():
+        for group, host, _ in self.ranks.values():
             groups.setdefault(group, []).append(host)
         shapes = {(len(hosts), len(set(hosts))) for hosts in groups.values()}
         if len(shapes) > 1:
@@ -244,6 +248,19 @@ class NcclTable:
                 "without NCCL_TESTS_SPLIT, or with groups of one shape."
             )
         return next(iter(groups.values()), [])
+
+    def check_hosts(self) -> None:
+        """Raise InputError if ranks that name one host have its devices several times over: nodes
+        of one name, such as containers."""
+        groups = {group for group, _, _ in self.ranks.values()}
+        devices = Counter(device for _, _, device in self.ranks.values())
+        hosts = {host for _, host, _ in self.ranks.values()}
+        if len(hosts) == len(groups) == 1 < len(devices) and min(devices.values()) > 1:
+            raise InputError(
+                f"{self.place}: all ranks are on {brief(next(iter(hosts)))}, but each of "
+                f"{len(devices)} devices is there {min(devices.values())} times: are these nodes "
+                "of one name? Pass --nodes and --ranks-per-node."
+            )
 
     def check_stream(self) -> None:
         """Raise InputError if lines are not in the order in which one process prints them: ranks in
@@ -274,7 +291,8 @@ class NcclTable:
         """Raise InputError if the columns redop and root say that ``op`` was not timed."""
         for redop, root in self.kinds:
             reduces = redop not in ("", "none")
-            other = bool(redop) and reduces != (op in REDUCES) and op not in EITHER
+            is_named = bool(redop) or bool(self.columns)  # all versions name a reduction
+            other = is_named and reduces != (op in REDUCES) and op not in EITHER
             if other or (root.isdigit() and (reduces or op not in ROOTED)):
                 raise InputError(
                     f"{self.place}: rows with redop {redop or 'not given'} and root "
@@ -345,7 +363,7 @@ def _note(table: NcclTable, text: str) -> None:
         if number == 0:  # earlier ranks belong to a run that ended before it printed results
             table.ranks = {}
         table.mixed |= number != len(table.ranks)
-        table.ranks[number] = (rank[2] or "", rank[3])
+        table.ranks[number] = (rank[2] or "", rank[3], rank[4] or "")
     elif started := _STARTING.search(text):
         table.program = started[1]
     elif units := [_UNIT_US[cell] for cell in text.split() if cell in _UNIT_US]:

@@ -277,7 +277,7 @@ class _KeyReader:
                 continue
             if item.name in OF_EXPERTS and not family.has_experts:
                 continue
-            key = family.names.get(item.name)
+            key = family.names.get(item.name, "")
             found = self._find(item.name, (key,) if key else ())
             if item.name in family.fixed:
                 values[item.name] = family.fixed[item.name]
@@ -300,7 +300,7 @@ class _KeyReader:
         return values
 
     def _usual(
-        self, field_: str, key: str | None, family: Family, *, is_nested: bool
+        self, field_: str, key: str, family: Family, *, is_nested: bool
     ) -> int | None:
         """Return the size that the family's class has where a config does not name it; None for
         one that a config must name, and for null, which follows from other sizes."""

@@ -237,7 +237,7 @@ def expert_note(arguments: Mapping[str, str], source: str) -> str:
         return ""
     return (
         f"{source}: tokens are taken to be balanced among experts, which this run did not force; "
-        "--moe-imbalance says otherwise."
+        "as a row of --runs it may give moe_imbalance."
     )
 
 

@@ -57,6 +57,11 @@ _CONTENT: Final = re.compile(rf"\b[a-z_]+ \.{{4,}} |{_START.pattern}")
 _ELAPSED: Final = re.compile(
     r"elapsed time per iteration \((ms|s)\): *([0-9]{1,400}(?:\.([0-9]{1,20}))?)"
 )
+OTHER_LOGS: Final = {
+    "torchtitan": re.compile(r"step: *[0-9]+ .*loss: .*\btps: "),
+    "NeMo": re.compile(r"train_step_timing in s: "),
+}
+"""Framework -> what lines of its log have that does not print options."""
 _MS: Final = {"ms": 1.0, "s": 1e3}
 _PADDED: Final = re.compile(r"padded vocab \(size: \d+\).*\(new size: (\d+)\)")
 _MOMENTS: Final = {"float32": "fp32", "bfloat16": "bf16", "uint8": "fp8"}
@@ -80,6 +85,12 @@ def read_megatron_log(text: str, source: str) -> RunRow:
         where = "has no"
         if _elapsed(every):
             where = f"restarted in line {lines[0].number}, and from there on has no"
+        other = next((name for name, line in OTHER_LOGS.items() if line.search(text)), "")
+        if other:
+            raise InputError(
+                f"{source} is a log of {other}, which does not print the job's options; give the "
+                "run as a row of --runs: options of simulate, and measured_ms (docs/using.md)."
+            )
         raise InputError(
             f"{source} {where} line with `elapsed time per iteration (ms):`; give the output of "
             "rank 0 and of the last rank, with --log-interval."
@@ -144,7 +155,8 @@ def _check(arguments: Mapping[str, str], source: str, lines: Sequence[Line]) -> 
     if missing:
         raise InputError(
             f"{source} does not print {', '.join(missing)}; give a log from its beginning, where "
-            "Megatron-LM prints its arguments and the size of its padded vocabulary."
+            "Megatron-LM prints its arguments and the size of its padded vocabulary; or give the "
+            "run as a row of --runs."
         )
     for name, usual in REFUSED.items():
         if arguments.get(name, usual[0]) not in usual:
@@ -345,10 +357,10 @@ _SCOPE: Final = re.compile(r"(?<!\w)[a-z_]+(?!\w)")
 
 
 def _precision(arguments: Mapping[str, str]) -> dict[str, str]:
-    if not _is(arguments, "bf16"):
-        return {"dtype": "fp16" if _is(arguments, "fp16") else "fp32"}
-    in_bf16 = arguments.get("accumulate_allreduce_grads_in_fp32") == "False"
-    return {"dtype": "bf16", "grad_dtype": "bf16" if in_bf16 else "fp32"}
+    """Return the dtype and that of main gradients, of which there are two sizes."""
+    dtype = next((one for one in ("bf16", "fp16") if _is(arguments, one)), "fp32")
+    in_16_bits = arguments.get("accumulate_allreduce_grads_in_fp32") == "False" and dtype != "fp32"
+    return {"dtype": dtype, "grad_dtype": "bf16" if in_16_bits else "fp32"}
 
 
 def _moments(arguments: Mapping[str, str], source: str) -> dict[str, str]:

@@ -88,7 +88,7 @@ def flops_equal_the_baselines(built: Built) -> None:
     scores are in memory, slices of sequences leave out blocks that the mask would hide, and a
     product of experts has whole rows of each: at least one, the nearest to the mean."""
     found, whole = _flops(built.ops), _flops(built.baseline)
-    masked = not built.case.workload.implementation.flash_attention
+    masked = not built.case.workload.flash_attention
     if masked and built.plan.slices_sequences:
         fewer, all_of_them = found.pop("gemm forward"), whole.pop("gemm forward")
         assert fewer < all_of_them

@@ -61,6 +61,26 @@ def case_of(implementation: Implementation, **workload: Any) -> Case:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "fused"),
+    [
+        ("megatron-te", "bf16", True), ("megatron-te", "fp16", True),
+        ("megatron-te", "fp32", False), ("torch", "fp32", True), ("domino-tune", "fp32", True),
+        ("megatron-2022", "bf16", False),
+    ],
+)  # fmt: skip
+def test_transformer_engine_has_attention_in_one_kernel_for_16_bits_alone(
+    name: str, dtype: Dtype, fused: bool
+) -> None:
+    """Else the scores of all heads take memory, and products make them."""
+    work = Workload(
+        seq_length=8, micro_batch_size=2, dtype=dtype, implementation=IMPLEMENTATIONS[name]
+    )
+    model = replace(LLAMA, num_hidden_layers=2, max_position_embeddings=8)
+    roles = {op.role for op in build_schedule(model, work, ClusterSpec(tp=2), SHARDED).ops()}
+    assert ("attn.scores" not in roles) == work.flash_attention == fused
+
+
 def test_every_name_has_one_and_its_label() -> None:
     assert tuple(IMPLEMENTATIONS) == NAMES
     for name, implementation in IMPLEMENTATIONS.items():

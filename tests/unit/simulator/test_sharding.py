@@ -54,6 +54,7 @@ MIXTRAL, V3 = MODELS["mixtral-8x7b"], MODELS["deepseek-v3"]
         ("llama3-8b", {"moe_dispatcher_sms": 32}, {}, "moe_dispatcher_sms=32 is of experts"),
         ("mixtral-8x7b", {"moe_dispatcher_sms": 32}, {"ep": 4}, "got 32 with alltoall. Leave it"),
         ("mixtral-8x7b", {"moe_dispatcher": "deepep"}, {"tp": 1, "ep": 1}, "ep × etp is 1; use"),
+        ("mixtral-8x7b", {"moe_shared_expert_overlap": True}, {}, "mixtral-8x7b has none; leave"),
     ],
 )
 def test_what_does_not_divide_is_explained(
@@ -62,6 +63,21 @@ def test_what_does_not_divide_is_explained(
     cluster = ClusterSpec(**{"tp": 1, "dp": 4, "ranks_per_node": 2**20, **ranks})
     with pytest.raises(InputError, match=said):
         check_experts(MODELS[name], replace(WORK, **work), cluster)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "advice"),
+    [
+        ({"tp": 2, "dp": 3, "ep": 2}, "use --set etp=1 or another divisor of 3, or an --ep that "
+         "divides 3 and the number of experts"),
+        ({"tp": 4, "dp": 8, "ep": 8, "etp": 3}, "use --set etp=1 or another divisor of 4."),
+        ({"tp": 1, "dp": 8, "ep": 3}, "use an --ep that divides 8 and the number of experts."),
+        ({"tp": 4, "dp": 2, "ep": 3, "etp": 3}, "use an etp that divides 8."),
+    ],
+)  # fmt: skip
+def test_how_experts_would_divide(ranks: dict[str, Any], advice: str) -> None:
+    with pytest.raises(InputError, match=f"must divide tp × cp × dp = .*; {advice}"):
+        ClusterSpec(**{"ranks_per_node": 2**20, **ranks})
 
 
 def test_groups_that_divide_are_accepted() -> None:

@@ -143,6 +143,23 @@ def test_a_wrong_value_is_refused(given: dict[str, Any], said: str) -> None:
     assert "--" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "advice", "change"),
+    [
+        ({"tp": 1, "pp": 3, "grad_accumulation": 3}, "pp_layers=11,11,10",
+         {"pp_layers": "11,11,10"}),
+        ({"model": "mixtral-8x7b", "tp": 2, "dp": 3, "ep": 2}, "use etp=1", {"etp": 1}),
+    ],
+)  # fmt: skip
+def test_advice_is_in_words_of_arguments(
+    given: dict[str, Any], advice: str, change: dict[str, Any]
+) -> None:
+    usual = {"model": "llama3-8b", "profile": "h100-dgx", "strategy": "megatron", **ON_TWO}
+    with pytest.raises(InputError, match=advice):
+        simulate(**{**usual, **given})
+    assert simulate(**{**usual, **given, **change}).iteration_ms
+
+
 def test_an_unknown_argument_is_refused_with_the_nearest() -> None:
     with pytest.raises(TypeError, match=r"tune\(\): Unknown argument 'seq_len'. Did you mean 'seq"):
         tune(seq_len=2048)

@@ -53,6 +53,27 @@ def test_transformer_engine_multiplies_in_tf32(profile: str, peak: float) -> Non
     assert full.confidence == "low"
 
 
+def test_attention_of_scores_in_memory_is_said() -> None:
+    words = "Attention in fp32 keeps its scores in memory with megatron-te"
+    for dtype, implementation, is_told in (
+        ("fp32", "megatron-te", True), ("bf16", "megatron-te", False), ("fp32", "torch", False),
+    ):  # fmt: skip
+        found = answer(dtype=dtype, implementation=implementation)
+        assert any(words in note for note in found.warnings) == is_told
+
+
+@pytest.mark.parametrize(
+    ("recipe", "tokens", "is_told"),
+    [("delayed", "4088", True), ("delayed", "4096", False), ("mxfp8", "4128", True)],
+)
+def test_tokens_that_transformer_engine_refuses_are_told(
+    recipe: str, tokens: str, is_told: bool
+) -> None:
+    """Of 4 ranks each has 1,022, 1,024 and 1,032 of one sequence."""
+    found = answer(profile="b200-sxm", fp8_recipe=recipe, seq_length=tokens, micro_batch_size="1")
+    assert any("it would refuse this job" in note for note in found.warnings) == is_told
+
+
 @pytest.mark.parametrize(
     ("implementation", "tf32"),
     [("megatron-te", True), ("megatron-2022", True), ("torch", False), ("domino-tune", False)],

@@ -192,6 +192,10 @@ def test_long_sequences_are_shared() -> None:
         ({"grad_accumulation": 2}, "Unknown field 'grad_accumulation'"),
         ({"dp": 4, "global_batch_size": 6}, "No layout divides 4 GPUs and 6 sequences as asked"),
         ({"tp": 3}, "No layout divides 4 GPUs"),
+        (
+            {"recompute": "per-op", "implementation": "torch", "sequence_parallel": False},
+            r"as asked: with tp 4, .*--recompute per-op .*sequence-parallel",
+        ),
     ],
 )
 def test_what_does_not_go_with_layouts_is_refused(fields: dict[str, Any], message: str) -> None:

@@ -170,6 +170,21 @@ def test_runs_that_differ_stay_apart() -> None:
     assert merged_samples(runs) == (runs, ())
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cp_comm": "a2a"}, {"pp_schedule": "gpipe"}, {"overlap_p2p": "true"},
+        {"overlap_grad_reduce": "false"}, {"overrides": "norm_eps=1e-6"},
+    ],
+)  # fmt: skip
+def test_runs_that_differ_in_nothing_that_counts_are_one(change: dict[str, str]) -> None:
+    """Options of context parallelism, pipelines and replicas that there are none of."""
+    runs = [run_of(EIGHT, 1180.0), run_of({**EIGHT, **change}, 1200.0)]
+    assert len(merged_samples(runs)[0]) == 2
+    with pytest.raises(InputError, match="All runs are of one layout: mine, mine"):
+        merged_samples(runs, predicted=True)
+
+
 def test_one_layout_alone_is_refused() -> None:
     runs = [replace(run_of(EIGHT, 1180.0), label=f"run {number}") for number in range(6)]
     with pytest.raises(InputError, match=r"one layout: run 0, run 1, run 2, run 3 and 2 more\."):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,6 +62,9 @@ def test_values_with_units_are_set_against_the_profiles_own(run: Runner) -> None
     other = changed(case, {"gpu_flops": "1978.8TFLOPS", "memory_bandwidth": "1675GB/s"})
     assert other.factors.gpu_flops == pytest.approx(2)
     assert other.factors.memory_bandwidth == pytest.approx(0.5)
+    quantized = replace(case, workload=replace(case.workload, fp8_recipe="tensorwise"))
+    other = changed(quantized, {"gpu_flops": "1978.8TFLOPS"})
+    assert other.factors.gpu_flops == pytest.approx(1, rel=1e-3), "of its FP8, as in MFU"
     assert case.factors == resolve(SimulateRequest(
         model=run.tiny, profile="h100-dgx", tp=2, seq_length=256, micro_batch_size=2
     )).factors  # fmt: skip

@@ -74,6 +74,26 @@ def document(wrong: float | None = 0.0) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def test_json_of_several_groups_is_of_one() -> None:
+    """With NCCL_TESTS_SPLIT each group times the collective by itself."""
+    found = document()
+    devices = [
+        {"rank": rank, "hostname": f"node{rank % 2}", "group": rank % 2} for rank in range(16)
+    ]
+    found["config"]["devices"] = devices
+    rows = read_table(json.dumps(found).encode(), "nccl-tests-json").rows
+    assert {(row.nodes, row.per_node) for row in rows} == {(1, 8)}
+    devices[0]["group"] = 1
+    with pytest.raises(InputError, match="groups have several shapes"):
+        read_table(json.dumps(found).encode(), "nccl-tests-json")
+
+
+def test_json_with_values_out_of_bounds_is_refused() -> None:
+    found = {**document(), "out_of_bounds": {"count": 3}}
+    with pytest.raises(InputError, match="values out of bounds"):
+        read_table(json.dumps(found).encode(), "nccl-tests-json")
+
+
 def test_text_and_json_give_the_same_rows() -> None:
     from_text = read_table(text().encode(), "nccl-tests").rows
     from_json = read_table(json.dumps(document()).encode(), "nccl-tests-json").rows
@@ -132,7 +152,7 @@ def test_a_bus_bandwidth_that_does_not_follow_is_refused() -> None:
     [
         ("nccl-tests", b"", "does not say which collective"),
         ("nccl-tests", text().split("#  Rank")[0].encode(), "--nodes 1 --ranks-per-node 8"),
-        ("nccl-tests", text(ranks=9, hosts=2).encode(), "pass --nodes and --ranks-per-node"),
+        ("nccl-tests", text(ranks=9, hosts=2).encode(), "not the same number on each node"),
         ("cta-all-reduce-csv", b"freq_mhz,bytes\n1980,64\n", "at least one of cta1 … cta99"),
         ("nccl-tests", text()[:-140].encode(), "13 columns"),
         ("nccl-tests", text().replace("float", "float x", 1).encode(), "not a line of nccl-tests"),

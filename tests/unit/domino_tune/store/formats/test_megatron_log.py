@@ -187,6 +187,24 @@ def test_a_pipeline_without_virtual_stages() -> None:
     assert (case.cluster.pp, case.cluster.vpp, case.workload.overlap_p2p) == (2, 1, False)
 
 
+@pytest.mark.parametrize(
+    ("line", "framework"),
+    [
+        (
+            "[rank0]:2025-03-01 10:00:00,1 - root - INFO - step: 10  loss:  8.2  memory: 40.1GiB"
+            "(50.1%)  tps: 5,120  tflops: 250.1  mfu: 25.3%", "torchtitan",
+        ),
+        (
+            "Training epoch 0, iteration 9/99 | lr: 1e-05 | global_step: 9 | train_step_timing in "
+            "s: 6.2", "NeMo",
+        ),
+    ],
+)  # fmt: skip
+def test_logs_without_options_are_named(line: str, framework: str) -> None:
+    with pytest.raises(InputError, match=rf"a log of {framework}, .* give the run as a row of"):
+        read_megatron_log(f"{line}\n{line}\n", "run.log")
+
+
 @pytest.mark.parametrize("printed", ["['a2a']", "a2a"])
 def test_context_parallel_ranks(printed: str) -> None:
     case = case_of(log({**LLAMA, "context_parallel_size": 2, "cp_comm_type": printed}))
@@ -235,6 +253,10 @@ def test_what_replicas_share(told: dict[str, Any], shared: str) -> None:
     [
         ({"accumulate_allreduce_grads_in_fp32": False}, ("bf16", "bf16")),
         ({"bf16": False, "fp16": True}, ("fp16", "fp32")),
+        (
+            {"bf16": False, "fp16": True, "accumulate_allreduce_grads_in_fp32": False},
+            ("fp16", "bf16"),
+        ),
         ({"bf16": False}, ("fp32", "fp32")),
     ],
 )
