@@ -254,11 +254,16 @@ def check_context(model: ModelSpec, workload: Workload, cluster: ClusterSpec) ->
             f"rank's query and key-value heads divide by {heads} at most; use {fix}--cp-comm p2p."
         )
     again = workload.recompute == "per-op" or "core_attn" in workload.modules
-    if again or not workload.flash_attention:
+    if again or not workload.implementation.flash_attention:
         raise InputError(
             "Context parallelism is simulated with one attention kernel, whose core nobody "
             "recomputes; use --recompute none or full, and an implementation with "
-            "flash_attention=true, which of TransformerEngine is of --dtype bf16 and fp16."
+            "flash_attention=true."
+        )
+    if not workload.flash_attention:
+        raise InputError(
+            "Context parallelism is simulated with one attention kernel, which TransformerEngine "
+            f"has for 16 bits alone, got --dtype {workload.dtype}; use --dtype bf16, or --cp 1."
         )
 
 

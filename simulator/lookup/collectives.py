@@ -300,16 +300,19 @@ class CollectiveTable:
     def _from_wires(self, c: Collective) -> CollectiveLaw | None:
         """Return the law of several nodes without timings: the slower of node links and NICs.
 
-        Each rank has its own NIC, and each doubling of the nodes adds a NIC latency. A ring over n
-        nodes sends 2(n − 1)/n of the tensor through the group's NICs in a node (all-reduce; half of
-        that for a gather or scatter). In an all-to-all each rank sends (n − 1)/n of its tensor.
+        Each rank has its own NIC, and each doubling of the nodes adds a NIC latency. Over n nodes
+        an all-reduce, which sums in a node first, sends 2(n − 1)/n of the tensor through the
+        group's NICs in a node, and an all-to-all (n − 1)/n of each rank's. Gathers and scatters
+        are rings of all ranks, which NCCL has no other way for (graph/tuning.cc): r ranks pass on
+        (r − 1)/r of the tensor.
         """
         if self._nic_gb_s is None or self._nic_latency_us is None or c.nodes == 1:
             return None
         inside = self._law(c._replace(nodes=1))
         passes = 2.0 if c.op == "all_reduce" else 1.0
         nics = 1 if c.op == "all_to_all" else c.per_node
-        wire_bytes = passes * (c.nodes - 1) / c.nodes * c.size_bytes / nics
+        parts = c.nodes if c.op in ("all_reduce", "all_to_all") else c.ranks
+        wire_bytes = passes * (parts - 1) / parts * c.size_bytes / nics
         wire_us = wire_bytes / (self._nic_gb_s * 1e3)
         latency = inside.latency_us + self._nic_latency_us * math.log2(c.nodes)
         return CollectiveLaw(

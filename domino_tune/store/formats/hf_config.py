@@ -299,9 +299,7 @@ class _KeyReader:
             values["sliding_window"] = 0
         return values
 
-    def _usual(
-        self, field_: str, key: str, family: Family, *, is_nested: bool
-    ) -> int | None:
+    def _usual(self, field_: str, key: str, family: Family, *, is_nested: bool) -> int | None:
         """Return the size that the family's class has where a config does not name it; None for
         one that a config must name, and for null, which follows from other sizes."""
         name = key if key in family.sizes else field_
