@@ -239,7 +239,7 @@ def with_experts(
         workload,
         moe_dispatcher=rng.choice(MOE_DISPATCHERS if ep > 1 else MOE_DISPATCHERS[:2]),
         moe_imbalance=rng.choice((1.0, 1.5)) if ep > 1 else 1.0,
-        moe_shared_expert_overlap=rng.random() < 0.5,
+        moe_shared_expert_overlap=rng.random() < 0.5 and model.shared_expert_intermediate_size > 0,
     )
     return model, workload, replace(cluster, ep=ep, etp=etp)
 
@@ -253,8 +253,10 @@ def random_quantization(model: ModelSpec, workload: Workload) -> dict[str, Any]:
     recipe = rng.choice(("delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4"))
     found: dict[str, Any] = {"fp8_recipe": recipe, "fp8_param_gather": rng.random() < 0.5}
     if recipe != "delayed" and rng.random() < 0.5:
-        found["num_layers_at_start_in_bf16"] = rng.choice((0, 1))
-        found["num_layers_at_end_in_bf16"] = rng.choice((0, 1, 2))
+        first = rng.choice((0, 1))
+        found["num_layers_at_start_in_bf16"] = first
+        last = min(rng.choice((0, 1, 2)), model.num_hidden_layers - first)
+        found["num_layers_at_end_in_bf16"] = last
     return found
 
 

@@ -52,9 +52,14 @@ def test_plan_options(run: Runner) -> None:
 
 
 def test_table_names_all_three_variants(run: Runner) -> None:
+    """The plan that was asked for has the name of its strategy where another is recommended."""
     done = run("simulate", *run.workload)
-    for word in ("baseline", "megatron", "chosen", "greedy", "bound", "no_comm", "Confidence"):
+    assert done.out.startswith("Use userbuffers")
+    for word in ("baseline", "megatron", "Domino", "greedy", "bound", "no_comm", "Confidence"):
         assert word in done.out
+    assert "chosen" not in done.out
+    best = run("simulate", *run.workload, "--strategy", "fused")
+    assert "\n chosen " in best.out
 
 
 def test_trace_and_report_are_written(run: Runner) -> None:
