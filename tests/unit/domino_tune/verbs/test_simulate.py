@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -58,8 +59,14 @@ def test_table_names_all_three_variants(run: Runner) -> None:
     for word in ("baseline", "megatron", "Domino", "greedy", "bound", "no_comm", "Confidence"):
         assert word in done.out
     assert "chosen" not in done.out
-    best = run("simulate", *run.workload, "--strategy", "fused")
-    assert "\n chosen " in best.out
+
+
+def test_the_row_of_the_plan_is_named_where_no_verdict_recommends_another(run: Runner) -> None:
+    request = SimulateRequest(
+        model=run.tiny, profile="h100-dgx", tp=2, seq_length=256, micro_batch_size=2
+    )
+    found = replace(run_verb(request), verdict=None)
+    assert [row[0] for row in found.tables()[0].rows] == ["baseline", "no SP", "chosen", "bound"]
 
 
 def test_trace_and_report_are_written(run: Runner) -> None:
