@@ -126,7 +126,7 @@ def read_json(data: bytes, most_keys: int = MOST_KEYS) -> Any:
 def _check(value: Any) -> None:
     faults: list[Fault] = []
     for place, found in _walk(value):
-        if len(place) > DEEPEST:
+        if len(place) >= DEEPEST and isinstance(found, dict | list):
             raise _too_deep(place[:DEEPEST])
         reason = _reason(found)
         if reason:

@@ -24,9 +24,12 @@ from domino_tune.measure.importers.nccl_tables import (
 from domino_tune.measure.importers.tables import count, microseconds, records
 from domino_tune.store.formats.launcher_marks import Line, unknown_mark, unmarked
 from simulator.errors import InputError
+from simulator.profile import Machine
 
 _HEADER = re.compile(r"#.*\bop: (\w+).*?ranks=(\d+) nodes=(\d+)")
 _TABLE = ("size_bytes", "time_us_outofplace", "time_us_inplace")
+_GPU = re.compile(r"\b(?:G?[BH]|[ALV])[0-9]{2,3}\b|\bMI[0-9]{3}")
+"""Kinds of GPUs, as their names have them: H100, GB200, MI300."""
 _MOST_RANKS = 1 << 20
 _MOST_HEADER = 500  # characters; the search takes their square
 _CONTENT = re.compile(rf"{RANK.pattern}|# nThread |# +(?:size|bytes) +(?:count|N) ")
@@ -49,7 +52,8 @@ def _read_text(data: bytes, hints: Hints) -> Found:
         rows += rows_of(group, table.results, hints)
         labels[group.label] += 1
     rows.sort(key=lambda row: int(row[0].removeprefix("line ")))
-    return rows, _tables_note(tables, used, labels)
+    notes = (_tables_note(tables, used, labels), _gpu_note(used, hints.machine))
+    return rows, "; ".join(filter(None, notes))
 
 
 def _is_other(table: NcclTable) -> bool:
@@ -82,6 +86,16 @@ def _tables_note(
     )
     left = ", ".join(dict.fromkeys(str(table.program) for table in tables if table not in used))
     return f"{len(tables)} tables: {told}" + (f"; left out: {left}" if left else "")
+
+
+def _gpu_note(used: Sequence[NcclTable], machine: Machine | None) -> str:
+    """Return whose GPUs timed the tables, where they are of another kind than the machine's."""
+    names = sorted({name for table in used for name in table.gpus})
+    ours = _GPU.findall(machine.gpu) if machine else []
+    if not names or not ours or all(set(_GPU.findall(name)) <= {*ours} for name in names):
+        return ""
+    assert machine is not None
+    return f"timed on {brief(', '.join(names))}, where the profile is of {machine.gpu}"
 
 
 def _refuse_unknown_mark(lines: Sequence[Line]) -> None:

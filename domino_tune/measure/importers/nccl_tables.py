@@ -180,7 +180,7 @@ def _check(group: MeasuredGroup, place: str, size: int, timing: NcclTiming) -> N
 
 RANK: Final = re.compile(
     r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+\d+\s+)?on\s+(\S+)\s+device"
-    r"(\s+\d+(?:\s+\[[^\]]*\])?)?"
+    r"(\s+\d+(?:\s+\[[^\]]*\])?)?(?: +(\S.*))?"
 )
 _STARTING: Final = re.compile(r"Collective test starting:\s*(\S+)")
 _SETTINGS: Final = re.compile(r"#?\s*(?:nThread\s+\d|nccl-tests version|Using devices)")
@@ -216,6 +216,7 @@ class NcclTable:
 
     program: str | None = None
     ranks: dict[int, tuple[str, str, str]] = field(default_factory=dict)
+    gpus: set[str] = field(default_factory=set)
     columns: tuple[str, ...] = ()
     unit_us: float | None = None
     results: list[Result] = field(default_factory=list)
@@ -364,6 +365,7 @@ def _note(table: NcclTable, text: str) -> None:
             table.ranks = {}
         table.mixed |= number != len(table.ranks)
         table.ranks[number] = (rank[2] or "", rank[3], rank[4] or "")
+        table.gpus |= {rank[5].strip()} if rank[5] else set()
     elif started := _STARTING.search(text):
         table.program = started[1]
     elif units := [_UNIT_US[cell] for cell in text.split() if cell in _UNIT_US]:

@@ -51,8 +51,11 @@ def test_a_plan_has_fewer_values_than_a_body_may() -> None:
 
 
 def test_nesting_up_to_the_limit_is_read() -> None:
-    text = b"[" * DEEPEST + b"]" * DEEPEST
-    assert json.dumps(read_json(text)).encode() == text
+    for within in (b"", b'"x\\n"'):
+        text = b"[" * DEEPEST + within + b"]" * DEEPEST
+        assert json.dumps(read_json(text)).encode() == text
+        with pytest.raises(ProblemError, match=f"at most {DEEPEST} deep"):
+            read_json(b"[" + text + b"]")
 
 
 def test_a_mark_and_pairs_of_surrogates_are_read() -> None:

@@ -92,6 +92,11 @@ def test_an_answer_leaves_its_question(run: Runner, tmp_path: Path) -> None:
     assert run("simulate", "--job", str(path)).out == first.out
 
 
+def test_names_in_a_job_file_are_as_they_were_given(tmp_path: Path) -> None:
+    write_job(tmp_path / "job.yaml", "simulate", SimulateRequest(model="modèle.json"))
+    assert "model: modèle.json" in (tmp_path / "job.yaml").read_text("utf-8")
+
+
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
 def test_every_field_without_an_option_is_set(verb: Verb) -> None:
     for name in verb.request.model_fields:

@@ -353,6 +353,13 @@ class TestFinalists:
         ratios = {0: BASELINE_RATIO, 1: self.ratio(-0.1), 2: self.ratio(-0.105)}
         assert finalists(ratios) == [2, 1]
 
+    def test_what_overlaps_from_afar_and_what_is_near_but_sure_is_not(self) -> None:
+        far, near = self.ratio(-0.06, error=0.05), self.ratio(-0.08, error=0.0001)
+        best = self.ratio(-0.1, error=0.004)
+        assert far.overlaps(best)
+        assert not near.overlaps(best)
+        assert finalists({0: BASELINE_RATIO, 1: best, 2: far, 3: near}) == []
+
     def test_a_clear_winner_is_not(self) -> None:
         ratios = {0: BASELINE_RATIO, 1: self.ratio(-0.1), 2: self.ratio(-0.2)}
         assert finalists(ratios) == []

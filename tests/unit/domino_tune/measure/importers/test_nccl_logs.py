@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 import pytest
 
 from domino_tune.measure.importers import NO_HINTS, Hints, ImportedRows, read_table
+from domino_tune.store.profiles import load_profile
 from simulator.errors import InputError
 from simulator.ops import busbw_factor
 
@@ -214,6 +215,17 @@ def test_ranks_that_contradict_the_options_are_told() -> None:
         read(same_name)
     with pytest.raises(InputError, match="names 16 ranks on 2 nodes, which 1x16 are not"):
         read(printed(Job(nodes=2)), Hints(nodes=1, per_node=16))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_told"),
+    [("NVIDIA H100 80GB HBM3", False), ("NVIDIA A100-SXM4-80GB", True), ("Radeon", False)],
+)
+def test_gpus_of_another_kind_are_told(name: str, is_told: bool) -> None:
+    machine = load_profile("h100-dgx").machine
+    text = printed(Job(rank=Job().rank.replace("H100", name)))
+    found = read(text, Hints(machine=machine))
+    assert (f"timed on '{name}', where the profile is of {machine.gpu}" in found.note) == is_told
 
 
 @pytest.mark.parametrize(
