@@ -46,9 +46,13 @@ def unsliced_plans(case: Case) -> tuple[SlicePlan, ...]:
     return tuple(replace(MEGATRON, sequence_parallel=mode) for mode in case.modes)
 
 
-def weights_fit(case: Case) -> bool:
-    """Return whether weights, gradients and optimizer state alone leave a GPU room."""
-    return sum(static_memory(case, unsliced_plans(case)[0])) <= case.memory.sure_bytes
+def weights_fit(case: Case, divided_by: int = 1) -> bool:
+    """Return whether weights, gradients and optimizer state alone leave a GPU room; with all of
+    them on one GPU, if they are ``divided_by`` GPUs."""
+    if divided_by > 1:
+        case = replace(case, cluster=replace(case.cluster, dp=1))
+    held = sum(static_memory(case, unsliced_plans(case)[0]))
+    return held <= divided_by * case.memory.sure_bytes
 
 
 def really_fits(case: Case, plans: Sequence[SlicePlan]) -> bool:

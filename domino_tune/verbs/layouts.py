@@ -307,6 +307,8 @@ def _smallest_change(base: Case, request: LayoutRequest) -> dict[str, object]:
         with suppress(InputError, OutOfTimeError):
             asked = request.but(**change)
             cluster = replace(base.cluster, dp=asked.gpus or gpus, ranks_per_domain=0)
+            if not weights_fit(base, divided_by=cluster.dp):
+                continue
             case = replace(base, cluster=place(cluster, base.profile, request.nodes))
             if _some_fits(case, asked, deadline):
                 return change

@@ -206,6 +206,9 @@ def test_what_does_not_go_with_layouts_is_refused(fields: dict[str, Any], messag
 def test_a_model_that_fits_nowhere() -> None:
     with pytest.raises(InfeasiblePlanError, match="the smallest change that fits: --gpus 64"):
         tune_layouts(SMALL.but(model="gpt3-175b", overrides=()))
+    asked = SMALL.but(model="llama3-70b", overrides=(), profile="h100-dgx", seq_length=8192)
+    with pytest.raises(InfeasiblePlanError, match="the smallest change that fits: --gpus 32"):
+        tune_layouts(asked.but(global_batch_size=16))
 
 
 def test_the_command_prints_layouts_and_writes_the_best_plan(run: Runner, tmp_path: Path) -> None:
