@@ -191,7 +191,9 @@ def expert_fields(arguments: Mapping[str, str], source: str) -> dict[str, str]:
             raise not_simulated(source, "num_experts", arguments["num_experts"])
         if arguments.get("moe_grouped_gemm", "True") != "True":
             raise not_simulated(source, "moe_grouped_gemm", arguments["moe_grouped_gemm"])
-        usual = {"moe_ffn_hidden_size": arguments["ffn_hidden_size"], "moe_router_topk": "2"}
+        if "moe_router_topk" not in arguments:  # SwitchMLP: one expert a token, one after another
+            raise not_simulated(source, "num_experts", f"{arguments['num_experts']} (top 1)")
+        usual = {"moe_ffn_hidden_size": arguments["ffn_hidden_size"]}
         found |= _given({**usual, **_told(arguments, EXPERTS)}, EXPERTS)
         found["first_k_dense_replace"] = str(_first_dense(arguments, source))
     if arguments.get("multi_latent_attention") == "True":
@@ -225,7 +227,8 @@ def expert_options(arguments: Mapping[str, str], source: str) -> dict[str, str]:
     ):  # fmt: skip
         if arguments.get(name, "None") != "None":
             found[option] = arguments[name]
-    if arguments.get("moe_shared_expert_overlap") == "True":
+    shared = arguments.get("moe_shared_expert_intermediate_size", "None") not in _NONE
+    if shared and arguments.get("moe_shared_expert_overlap") == "True":
         found["moe_shared_expert_overlap"] = "true"
     return found
 

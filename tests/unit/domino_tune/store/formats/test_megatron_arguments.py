@@ -199,6 +199,7 @@ SELECTIVE: Final = {"recompute_granularity": "selective"}
         ({"kitchen_recipe_number": 3}, "kitchen_recipe_number = 3"),
         ({"fp4_param_gather": True}, "fp4_param_gather = True"),
         ({"num_experts": "[64]"}, "num_experts = [64]"),
+        ({"num_experts": "8"}, "num_experts = 8 (top 1)"),
         ({"optimizer": "dist_muon"}, "optimizer = dist_muon"),
         ({"num_distributed_optimizer_instances": 2}, "num_distributed_optimizer_instances = 2"),
         ({"use_torch_fsdp2": True, "torch_fsdp2_reshard_after_forward": False}, "_forward = False"),

@@ -74,6 +74,18 @@ def test_megatron_is_told_of_experts() -> None:
     assert shared["expert_tensor_parallel_size"] == 2
 
 
+@pytest.mark.parametrize(("width", "beside"), [(None, False), (2048, True)])
+def test_a_shared_expert_is_beside_tokens_where_there_is_one(
+    width: int | None, beside: bool
+) -> None:
+    """Megatron-LM ignores the argument where there is none."""
+    told = {
+        **MIXTRAL_LOG, "moe_shared_expert_overlap": True,
+        "moe_shared_expert_intermediate_size": width,
+    }  # fmt: skip
+    assert case_of(told).workload.moe_shared_expert_overlap == beside
+
+
 def test_megatron_is_told_of_deepseek() -> None:
     told = told_to_megatron(V3)
     assert told["moe_layer_freq"] == "([0]*3+[1]*58)"
