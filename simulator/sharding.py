@@ -113,12 +113,6 @@ def check_shardable(model: ModelSpec, workload: Workload, cluster: ClusterSpec) 
             f"--recompute-layers = {workload.recompute_layers}, but {model.name} has "
             f"{model.num_hidden_layers} layers; give at most that many."
         )
-    ends = workload.num_layers_at_start_in_bf16 + workload.num_layers_at_end_in_bf16
-    if ends > model.num_hidden_layers:
-        raise InputError(
-            f"num_layers_at_start_in_bf16 + num_layers_at_end_in_bf16 = {ends}, but {model.name} "
-            f"has {model.num_hidden_layers} layers; give at most that many."
-        )
 
 
 def _tp_hint(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> str:
@@ -262,8 +256,9 @@ def check_context(model: ModelSpec, workload: Workload, cluster: ClusterSpec) ->
         )
     if not workload.flash_attention:
         raise InputError(
-            "Context parallelism is simulated with one attention kernel, which TransformerEngine "
-            f"has for 16 bits alone, got --dtype {workload.dtype}; use --dtype bf16, or --cp 1."
+            "Context parallelism is simulated with one attention kernel, which "
+            f"{workload.implementation.name} has for 16 bits alone, got --dtype {workload.dtype}; "
+            "use --dtype bf16, or --cp 1."
         )
 
 

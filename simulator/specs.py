@@ -383,7 +383,11 @@ class ClusterSpec:
             most = ranks // self.ep
             other = f", or {fewer}" if ranks % self.expert_tp == 0 else ""
             return f"--set etp=1{f' or another divisor of {most}' * (most > 1)}{other}"
-        return fewer if ranks % self.expert_tp == 0 else f"an etp that divides {ranks}"
+        if ranks % self.expert_tp == 0:
+            return fewer
+        return (
+            f"an etp and an --ep that divides the number of experts, whose product divides {ranks}"
+        )
 
     def _check_groups(self) -> None:
         """Raise InputError unless each group fills a part of a domain, or whole domains."""

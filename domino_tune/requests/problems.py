@@ -18,10 +18,10 @@ _TOLD: Final = re.compile(rf"({_FLAG.pattern})( (?=[0-9]))?")
 """An option, and the blank before its number."""
 _VALUED: Final = re.compile(rf"({_FLAG.pattern})(?: ([a-z0-9_]+))?")
 """An option, and the word after it."""
-_SET: Final = re.compile(r"--set ([a-z_]+)")
+_SET: Final = re.compile(r"--set ([a-z0-9_]+)")
 _END: Final = re.compile(r"[;.] ")
 """The end of what is wrong; hints come after it."""
-_SUBJECT: Final = re.compile(rf"({_FLAG.pattern})|\b([a-z_]+)(?= (?:=|×|'|[0-9]))")
+_SUBJECT: Final = re.compile(rf"({_FLAG.pattern})|\b([a-z][a-z0-9_]*)(?= (?:=|×|'|[0-9]))")
 """An option, or a word with a value."""
 
 

@@ -47,8 +47,8 @@ def unsliced_plans(case: Case) -> tuple[SlicePlan, ...]:
 
 
 def weights_fit(case: Case, divided_by: int = 1) -> bool:
-    """Return whether weights, gradients and optimizer state alone leave a GPU room; with all of
-    them on one GPU, if they are ``divided_by`` GPUs."""
+    """Return whether weights, gradients and optimizer state alone leave a GPU room. ``divided_by``:
+    of how many GPUs, among which they would be divided evenly; 1 is as the case divides them."""
     if divided_by > 1:
         case = replace(case, cluster=replace(case.cluster, dp=1))
     held = sum(static_memory(case, unsliced_plans(case)[0]))

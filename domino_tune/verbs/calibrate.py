@@ -101,14 +101,15 @@ def merged_samples(
         key = predict(run.case, run.plan).makespan_ns if predicted else _layout(run)
         by_layout.setdefault(key, []).append(run)
     layouts = list(by_layout.values())
-    merged = [_merged(same) for same in layouts]
+    same_words = "are predicted to take the same time" if predicted else "are of one layout"
+    merged = [_merged(same, same_words) for same in layouts]
     if len(merged) < LEAST_RUNS:
         raise InputError(
-            f"All runs are of one layout: {_labels(layouts[0])}. Give {LEAST_RUNS} or more of "
+            f"All runs {same_words}: {_labels(layouts[0])}. Give {LEAST_RUNS} or more of "
             "layouts that differ."
         )
     notes = tuple(
-        f"{_labels(same)} are of one layout, so they count as {len(same)} samples of one run, "
+        f"{_labels(same)} {same_words}, so they count as {len(same)} samples of one run, "
         f"{one.measured_ms:,.6g} ms."
         for one, same in zip(merged, layouts, strict=True)
         if len(same) > 1
@@ -122,13 +123,13 @@ def _layout(run: MeasuredRun) -> Hashable:
     return case.model, case.workload, case.cluster, case.sequence_parallel, run.plan
 
 
-def _merged(same: Sequence[MeasuredRun]) -> MeasuredRun:
+def _merged(same: Sequence[MeasuredRun], same_words: str) -> MeasuredRun:
     if len(same) == 1:
         return same[0]
     times = [run.measured_ms for run in same]
     if max(times) - min(times) > MOST_APART * mean(times):
         raise InputError(
-            f"{_labels(same)} are of one layout and contradict each other: {min(times):,.6g} to "
+            f"{_labels(same)} {same_words} and contradict each other: {min(times):,.6g} to "
             f"{max(times):,.6g} ms. Check their options and times, or leave one out."
         )
     rounding_ms = max(run.rounding_ms for run in same)
@@ -147,6 +148,8 @@ USUAL: Final = "megatron"
 """Strategy of a run that does not name one."""
 MOST_LEFT: Final = 0.25
 """Largest relative error of a run; a larger one means that the runs contradict each other."""
+MOST_LEFT_OUT: Final = 0.25
+"""Mean relative error of runs as the others predict them, from which on there is a warning."""
 FAR: Final = 3.0
 """Number of prior widths by which a factor seldom moves."""
 
@@ -201,11 +204,12 @@ def calibrated(
     ``told`` says where the runs come from. Raise InputError for runs that contradict each other.
     """
     notes = tuple(run.note for run in runs if run.note)
-    runs, merged = merged_samples(runs, predicted=True)
+    runs, merged = merged_samples(runs)
+    runs, more = merged_samples(runs, predicted=True)
     fitted = fit_runs(runs, ahead)
     _refuse_contradictions(runs, fitted)
     made = replace(profile, name=name, calibration=_calibration(profile, fitted, runs, told))
-    return made, replace(_result(made, fitted, runs), notes=notes + merged)
+    return made, replace(_result(made, fitted, runs), notes=notes + merged + more)
 
 
 def _path(profile: Profile, name: str) -> Path:
@@ -378,10 +382,10 @@ def _warnings(fitted: Fitted, left_out_error: float) -> list[str]:
     """Return which factors the profile's own errors hardly explain, and whether a run says little
     of another."""
     found = []
-    if left_out_error > MOST_LEFT:
+    if left_out_error > MOST_LEFT_OUT:
         found.append(
-            f"A run is {left_out_error:.0%} off as the others predict it, so do not trust this "
-            "profile for other layouts: check options and times, or give more runs."
+            f"On average, runs are {left_out_error:.0%} off when the others predict them, so do "
+            "not trust this profile for other layouts: check options and times, or give more runs."
         )
     for name, one in fitted.parts.items():
         most = (1 + one.prior) ** FAR

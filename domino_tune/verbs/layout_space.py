@@ -64,6 +64,13 @@ class Layout(NamedTuple):
     ep: int = 1
     etp: int = 0
 
+    @property
+    def words(self) -> str:
+        """The sizes that divide something: ``tp 8, pp 2``."""
+        sizes = {name: getattr(self, name) for name in ("tp", "cp", "pp", "dp", "ep")}
+        divided = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+        return ", ".join(divided) or "one GPU"
+
     def micros(self, batch: int) -> int:
         """Return the micro-batches of one iteration of ``batch`` sequences."""
         return batch // self.dp // self.micro_batch_size

@@ -12,6 +12,7 @@ from typing import Final
 from domino_tune.base.cores import Ahead, Beside, copies, in_turn, later, on_all_cores
 from domino_tune.base.progress import Progress, no_progress
 from domino_tune.requests import LayoutRequest
+from domino_tune.requests.problems import fields_named
 from domino_tune.results.layouts import LayoutResult, LayoutsResult
 from domino_tune.results.simulate import SimulateResult
 from domino_tune.results.tune import RunsThere
@@ -238,13 +239,15 @@ def check_may_fit(base: Case, request: LayoutRequest) -> None:
 
 
 def _why_none(base: Case, request: LayoutRequest) -> str:
-    """Return what is wrong with the layout that divides the most, or what has to divide what."""
+    """Return what is wrong with a field of the request in a layout that divides much, or what has
+    to divide what."""
     for layout in reversed(list(layouts_of(base, request))):
         try:
             case = case_of(base, request, layout)
             case.shapes(unsliced_plans(case)[0])
         except (InputError, InfeasiblePlanError) as error:
-            return f": with tp {layout.tp}, pp {layout.pp} and dp {layout.dp}, {error}"
+            if not request.given().keys().isdisjoint(fields_named(str(error))):
+                return f": with {layout.words}, {error}"
     return (
         ": tp, pp, cp and ep must divide the GPUs and the model, dp × --micro-batch-size the "
         "batch. Leave out fixed flags, or give other numbers."

@@ -72,7 +72,7 @@ def resolve(
         notes.append(
             f"Profile {profile.name} is {told.base}, calibrated to {told.runs} measured iterations."
         )
-    check_quantization(workload, profile)
+    check_quantization(model, workload, profile)
     notes += job_notes(workload, cluster, profile, request.sequence_parallel)
     if plan_file and plan_file.profile != ProfileRef.of(profile):
         notes.append(
@@ -89,9 +89,16 @@ def resolve(
     return replace(case, notes=(*notes, *_changed_values(plan_file, case))) if plan_file else case
 
 
-def check_quantization(workload: Workload, profile: Profile) -> None:
-    """Raise InputError for a recipe that the profile's GPU does not have."""
+def check_quantization(model: ModelSpec, workload: Workload, profile: Profile) -> None:
+    """Raise InputError for a recipe that the profile's GPU does not have, and for more layers in
+    BF16 than there are."""
     peaks = profile.machine.peaks
+    ends = workload.num_layers_at_start_in_bf16 + workload.num_layers_at_end_in_bf16
+    if ends > model.num_hidden_layers:
+        raise InputError(
+            f"num_layers_at_start_in_bf16 + num_layers_at_end_in_bf16 = {ends}, but {model.name} "
+            f"has {model.num_hidden_layers} layers; give at most that many."
+        )
     if workload.linear_math in peaks or workload.fp8_recipe == "none":
         return
     known = [recipe for recipe, math in MATH_OF.items() if math in peaks]
@@ -121,13 +128,18 @@ def _row_notes(
     workload: Workload, cluster: ClusterSpec, sequence_parallel: bool | None
 ) -> list[str]:
     """Return a note where a rank has a number of tokens that TransformerEngine refuses."""
-    ranks = cluster.cp * (cluster.tp if sequence_parallel is not False else 1)
-    rows, unit = workload.tokens // ranks, ROWS.get(workload.fp8_recipe, 8)
-    if workload.fp8_recipe == "none" or rows % unit == 0:
+    if workload.fp8_recipe == "none" or not workload.implementation.name.startswith("megatron"):
         return []
+    length = workload.seq_length // cluster.cp
+    shards = sequence_parallel is not False and length % cluster.tp == 0
+    rows = length * workload.micro_batch_size // (cluster.tp if shards else 1)
+    unit = ROWS.get(workload.fp8_recipe, 8)
+    if rows % unit == 0:
+        return []
+    how = "with" if shards else "without"
     return [
-        f"A rank has {rows:,} tokens, which do not divide by {unit} as TransformerEngine wants it "
-        f"for {workload.fp8_recipe}: it would refuse this job."
+        f"A rank has {rows:,} tokens {how} sequence parallelism, which do not divide by {unit} as "
+        f"TransformerEngine wants it for {workload.fp8_recipe}: it would refuse this job."
     ]
 
 
@@ -137,8 +149,8 @@ def _attention_notes(workload: Workload) -> list[str]:
     if workload.flash_attention or not how.flash_attention:
         return []
     return [
-        f"Attention in {workload.dtype} keeps its scores in memory with {how.name}: "
-        "TransformerEngine's attention in one kernel is of bf16 and fp16."
+        f"Attention in {workload.dtype} keeps its scores in memory with {how.name}: its attention "
+        "in one kernel is of bf16 and fp16 alone."
     ]
 
 

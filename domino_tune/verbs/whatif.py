@@ -161,7 +161,7 @@ def _fp8_recipe(case: Case, text: str) -> Case:
             "num_layers_at_end_in_bf16": 0,
         }  # fmt: skip
     workload = replace(case.workload, **changes)
-    check_quantization(workload, case.profile)
+    check_quantization(case.model, workload, case.profile)
     return replace(case, workload=workload)
 
 

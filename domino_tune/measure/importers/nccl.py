@@ -28,7 +28,7 @@ from simulator.profile import Machine
 
 _HEADER = re.compile(r"#.*\bop: (\w+).*?ranks=(\d+) nodes=(\d+)")
 _TABLE = ("size_bytes", "time_us_outofplace", "time_us_inplace")
-_GPU = re.compile(r"\b(?:G?[BH]|[ALV])[0-9]{2,3}\b|\bMI[0-9]{3}")
+_GPU = re.compile(r"\b(?:G?[BH]|[ALTV])[0-9]{1,3}[A-Z]?\b|\bRTX [A-Z]?[0-9]+|\bMI[0-9]{3}[A-Z]?\b")
 """Kinds of GPUs, as their names have them: H100, GB200, MI300."""
 _MOST_RANKS = 1 << 20
 _MOST_HEADER = 500  # characters; the search takes their square
@@ -118,7 +118,7 @@ def _read_json(data: bytes, hints: Hints) -> Found:
         if not 1 <= each * len(hosts) <= _MOST_RANKS:
             raise InputError(f"The file names {each} ranks on each of {len(hosts)} devices.")
         group = group_of(str(arguments[0]), [host for host in hosts for _ in range(each)], hints)
-        if document.get("out_of_bounds", {}).get("count"):
+        if (document.get("out_of_bounds") or {}).get("count"):
             raise InputError(
                 "out_of_bounds: values out of bounds, so the times are not usable. Fix the machine "
                 "and run it again."
@@ -175,6 +175,8 @@ def _read_table(data: bytes, hints: Hints) -> Found:
         )
     name, *numbers = next(iter(headers), (None, "0", "1"))
     ranks, nodes = (int(one) for one in numbers)
+    if headers and nodes and ranks % nodes:
+        raise InputError(f"The header names {ranks} ranks on {nodes} nodes, not as many on each.")
     if headers and not 1 <= nodes <= ranks <= _MOST_RANKS:
         raise InputError(
             f"The header names {brief(numbers[0])} ranks on {brief(numbers[1])} nodes."

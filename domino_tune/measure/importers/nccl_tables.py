@@ -117,14 +117,16 @@ def _shape(hosts: Sequence[str], hints: Hints) -> tuple[int, int]:
             "The file names no ranks; pass --nodes and --ranks-per-node, e.g. --nodes 1 "
             "--ranks-per-node 8."
         )
-    on_each = Counter(hosts)
-    if len({*on_each.values()}) > 1:
+    on_each, given = Counter(hosts), hints.nodes is not None and hints.per_node is not None
+    if not given and len({*on_each.values()}) > 1:
         told = ", ".join(f"{host} has {ranks}" for host, ranks in on_each.most_common())
         raise InputError(
             f"Ranks are not the same number on each node ({brief(told)}), and only groups are read "
-            "that have as many on each; run nccl-tests with the same number on each node."
+            "that have as many on each; run nccl-tests with the same number on each node, or pass "
+            "--nodes and --ranks-per-node if hosts are named in another way."
         )
-    if (hosts and nodes * per_node != len(hosts)) or nodes != len(on_each) > 1:
+    names = len(on_each)  # nodes of one name, or several names a node: pods, NVLink domains
+    if hosts and (nodes * per_node != len(hosts) or (names > 1 and names % nodes)):
         raise InputError(
             f"The file names {len(hosts)} ranks on {len(set(hosts))} nodes, which {nodes}x"
             f"{per_node} are not; correct --nodes and --ranks-per-node, or leave them out."
@@ -259,8 +261,8 @@ class NcclTable:
         if len(hosts) == len(groups) == 1 < len(devices) and min(devices.values()) > 1:
             raise InputError(
                 f"{self.place}: all ranks are on {brief(next(iter(hosts)))}, but each of "
-                f"{len(devices)} devices is there {min(devices.values())} times: are these nodes "
-                "of one name? Pass --nodes and --ranks-per-node."
+                f"{len(devices)} devices is there {min(devices.values())} times: nodes of one "
+                "name, or several ranks a GPU? Pass --nodes and --ranks-per-node."
             )
 
     def check_stream(self) -> None:
@@ -292,8 +294,7 @@ class NcclTable:
         """Raise InputError if the columns redop and root say that ``op`` was not timed."""
         for redop, root in self.kinds:
             reduces = redop not in ("", "none")
-            is_named = bool(redop) or bool(self.columns)  # all versions name a reduction
-            other = is_named and reduces != (op in REDUCES) and op not in EITHER
+            other = reduces != (op in REDUCES) and op not in EITHER
             if other or (root.isdigit() and (reduces or op not in ROOTED)):
                 raise InputError(
                     f"{self.place}: rows with redop {redop or 'not given'} and root "

@@ -129,7 +129,13 @@ def from_hf_config(config: Mapping[str, Any], *, name: str, is_nested: bool = Fa
     )  # fmt: skip
     used = {*reader.used, *family.departures, *family.plain, "model_type"}
     ignored = tuple(sorted(key for key in config if key not in used))
-    return HfModel(spec=ModelSpec(name=name, **values), ignored=ignored, notes=notes)
+    try:
+        spec = ModelSpec(name=name, **values)
+    except InputError as error:
+        left = ", ".join(f"{one} = {size}" for one, size in reader.assumed.items())
+        more = f" ({left} is what transformers has where a config says nothing; add it.)"
+        raise InputError(f"{error}{more if left else ''}") from None
+    return HfModel(spec=spec, ignored=ignored, notes=notes)
 
 
 def _text_alone(name: str, told: str) -> str:
@@ -140,6 +146,8 @@ def _language_model(config: Mapping[str, Any], key: str, name: str) -> HfModel:
     """Return the language model that is nested under ``key``; what it does not say of its
     embeddings, the model around it does."""
     text, tied = dict(config[key]), "tie_word_embeddings"
+    if "architectures" in config:
+        text.setdefault("architectures", config["architectures"])
     if tied in config:
         text.setdefault(tied, config[tied])
     try:
@@ -229,7 +237,8 @@ def _refuse_experts(config: Mapping[str, Any], name: str) -> None:
 
 def _refuse_unusual(config: Mapping[str, Any], family: Family, name: str) -> None:
     """Raise InputError for layers that are not as those of a plain model of the family."""
-    _refuse_dense_layers(config, name)
+    if family.has_experts:
+        _refuse_dense_layers(config, name)
     for key, (read, meaning) in family.plain.items():
         value = config.get(key, read[0])
         if value not in read:

@@ -49,8 +49,7 @@ class Family:
 def _sizes(
     layers: int, hidden: int, heads: int, vocab: int, intermediate: int = 0, kv_heads: int = 0
 ) -> dict[str, int]:
-    """Return sizes by field, without an intermediate size of four times the hidden one, and without
-    as many heads of keys as of queries."""
+    """Return sizes by field; 0 leaves a size out, which then follows from the others."""
     found = {
         "num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads,
         "vocab_size": vocab, "intermediate_size": intermediate, "num_key_value_heads": kv_heads,

@@ -240,7 +240,7 @@ def expert_note(arguments: Mapping[str, str], source: str) -> str:
         return ""
     return (
         f"{source}: tokens are taken to be balanced among experts, which this run did not force; "
-        "as a row of --runs it may give moe_imbalance."
+        "if they were not, give the run as a row of --runs with moe_imbalance."
     )
 
 

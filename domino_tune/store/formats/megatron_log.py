@@ -58,8 +58,8 @@ _ELAPSED: Final = re.compile(
     r"elapsed time per iteration \((ms|s)\): *([0-9]{1,400}(?:\.([0-9]{1,20}))?)"
 )
 OTHER_LOGS: Final = {
-    "torchtitan": re.compile(r"step: *[0-9]+ .*loss: .*\btps: "),
-    "NeMo": re.compile(r"train_step_timing in s: "),
+    "torchtitan": re.compile(r"\bstep: *[0-9]+ {1,9}loss: "),
+    "NeMo": re.compile(r"train_step_timing in s[:=]"),
 }
 """Framework -> what lines of its log have that does not print options."""
 _MS: Final = {"ms": 1.0, "s": 1e3}
@@ -85,7 +85,8 @@ def read_megatron_log(text: str, source: str) -> RunRow:
         where = "has no"
         if _elapsed(every):
             where = f"restarted in line {lines[0].number}, and from there on has no"
-        other = next((name for name, line in OTHER_LOGS.items() if line.search(text)), "")
+        said = "\n".join(line.text for line in every)
+        other = next((name for name, line in OTHER_LOGS.items() if line.search(said)), "")
         if other:
             raise InputError(
                 f"{source} is a log of {other}, which does not print the job's options; give the "
@@ -357,7 +358,8 @@ _SCOPE: Final = re.compile(r"(?<!\w)[a-z_]+(?!\w)")
 
 
 def _precision(arguments: Mapping[str, str]) -> dict[str, str]:
-    """Return the dtype and that of main gradients, of which there are two sizes."""
+    """Return the dtype and that of main gradients; those of fp16 in 16 bits are told as bf16, which
+    has the same size."""
     dtype = next((one for one in ("bf16", "fp16") if _is(arguments, one)), "fp32")
     in_16_bits = arguments.get("accumulate_allreduce_grads_in_fp32") == "False" and dtype != "fp32"
     return {"dtype": dtype, "grad_dtype": "bf16" if in_16_bits else "fp32"}
@@ -386,6 +388,8 @@ def _quantization(arguments: Mapping[str, str], source: str) -> dict[str, str]:
         recipe = arguments.get(f"{width}_recipe", usual)
         if recipe not in FP8_RECIPES:
             raise not_simulated(source, f"{width}_recipe", recipe)
+        if arguments.get("fp8_wgrad") == "False":
+            raise not_simulated(source, "fp8_wgrad", "False")
         found: dict[str, str] = {"fp8_recipe": recipe}
         if _is(arguments, "first_last_layers_bf16"):
             for end in ("start", "end"):

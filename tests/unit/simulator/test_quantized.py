@@ -219,12 +219,6 @@ def test_a_stack_of_layers_that_all_stay_in_bf16_is_one_without_a_recipe() -> No
     assert Bounds(whole).lower_bound_ns(SP) == Bounds(plain).lower_bound_ns(SP)
 
 
-def test_no_more_layers_stay_in_bf16_than_there_are() -> None:
-    ends = {"num_layers_at_start_in_bf16": 3, "num_layers_at_end_in_bf16": 2}
-    with pytest.raises(InputError, match=r"at_end_in_bf16 = 5, but .* has 4 layers; give at most"):
-        case_of("tensorwise", **ends)
-
-
 @pytest.mark.parametrize("ends", [(4, 0), (3, 0), (0, 4), (0, 3), (4, 4)])
 @pytest.mark.parametrize("vpp", [1, 2])
 def test_bounds_hold_where_whole_stages_stay_in_bf16(ends: tuple[int, int], vpp: int) -> None:

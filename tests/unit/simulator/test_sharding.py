@@ -72,7 +72,8 @@ def test_what_does_not_divide_is_explained(
          "divides 3 and the number of experts"),
         ({"tp": 4, "dp": 8, "ep": 8, "etp": 3}, "use --set etp=1 or another divisor of 4."),
         ({"tp": 1, "dp": 8, "ep": 3}, "use an --ep that divides 8 and the number of experts."),
-        ({"tp": 4, "dp": 2, "ep": 3, "etp": 3}, "use an etp that divides 8."),
+        ({"tp": 4, "dp": 2, "ep": 3, "etp": 3}, "use an etp and an --ep that divides the number of "
+         "experts, whose product divides 8."),
     ],
 )  # fmt: skip
 def test_how_experts_would_divide(ranks: dict[str, Any], advice: str) -> None:

@@ -10,9 +10,10 @@ import pytest
 from domino_tune.requests import SimulateRequest
 from domino_tune.requests.options import request_from_text
 from domino_tune.results.simulate import SimulateResult
+from domino_tune.store.plans import load_plan, save_plan
 from domino_tune.store.profiles import load_profile, save_profile
 from domino_tune.verbs.resolve import Chosen, plan_of, resolve
-from domino_tune.verbs.simulate import simulate_plan
+from domino_tune.verbs.simulate import simulate, simulate_plan
 from simulator.errors import InputError
 from simulator.ops import Attention, Gemm
 
@@ -63,15 +64,41 @@ def test_attention_of_scores_in_memory_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "tokens", "is_told"),
-    [("delayed", "4088", True), ("delayed", "4096", False), ("mxfp8", "4128", True)],
-)
+    ("recipe", "tokens", "implementation", "is_told"),
+    [
+        ("delayed", "4088", "megatron-te", True), ("delayed", "4096", "megatron-te", False),
+        ("mxfp8", "4128", "megatron-te", True), ("nvfp4", "4128", "megatron-te", True),
+        ("nvfp4", "4160", "megatron-te", False), ("delayed", "4088", "torch", False),
+        ("delayed", "4008", "megatron-te", True), ("delayed", "4002", "megatron-te", True),
+    ],
+)  # fmt: skip
 def test_tokens_that_transformer_engine_refuses_are_told(
-    recipe: str, tokens: str, is_told: bool
+    recipe: str, tokens: str, implementation: str, is_told: bool
 ) -> None:
-    """Of 4 ranks each has 1,022, 1,024 and 1,032 of one sequence."""
-    found = answer(profile="b200-sxm", fp8_recipe=recipe, seq_length=tokens, micro_batch_size="1")
-    assert any("it would refuse this job" in note for note in found.warnings) == is_told
+    """Of 4 ranks each has a quarter of one sequence, if that divides."""
+    found = answer(
+        profile="b200-sxm", fp8_recipe=recipe, seq_length=tokens, micro_batch_size="1",
+        implementation=implementation,
+    )  # fmt: skip
+    told = [note for note in found.warnings if "it would refuse this job" in note]
+    assert bool(told) == is_told
+    if tokens == "4002":
+        assert told[0].startswith("A rank has 4,002 tokens without sequence parallelism")
+
+
+def test_no_more_layers_stay_in_bf16_than_there_are(tmp_path: Path) -> None:
+    """Models of a few layers, which stand for all, have as many as they have."""
+    ends = {"num_layers_at_start_in_bf16": "2", "num_layers_at_end_in_bf16": "8"}
+    with pytest.raises(InputError, match=r"at_end_in_bf16 = 10, but .* has 4 layers; give at most"):
+        answer(fp8_recipe="tensorwise", profile="h100-dgx", **ends)
+    asked = {
+        **ASKED, **ends, "profile": "h100-dgx", "fp8_recipe": "tensorwise", "strategy": "domino",
+        "overrides": "num_hidden_layers=12",
+    }  # fmt: skip
+    found = simulate(request_from_text(SimulateRequest, asked))
+    assert found.verdict is not None
+    save_plan(found.plan_file, tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json") == found.plan_file
 
 
 @pytest.mark.parametrize(

@@ -181,8 +181,11 @@ def test_runs_that_differ_in_nothing_that_counts_are_one(change: dict[str, str])
     """Options of context parallelism, pipelines and replicas that there are none of."""
     runs = [run_of(EIGHT, 1180.0), run_of({**EIGHT, **change}, 1200.0)]
     assert len(merged_samples(runs)[0]) == 2
-    with pytest.raises(InputError, match="All runs are of one layout: mine, mine"):
+    with pytest.raises(InputError, match="All runs are predicted to take the same time: mine, m"):
         merged_samples(runs, predicted=True)
+    found, notes = merged_samples([*runs, OTHER], predicted=True)
+    assert [run.measured_ms for run in found] == [1190.0, 1300.0]
+    assert notes[0].startswith("mine, mine are predicted to take the same time, so they count as 2")
 
 
 def test_one_layout_alone_is_refused() -> None:

@@ -213,8 +213,26 @@ def test_ranks_that_contradict_the_options_are_told() -> None:
     assert keys(read(same_name, Hints(nodes=2)))[0][1:3] == (2, 8)
     with pytest.raises(InputError, match=r"each of 8 devices is there 2 times: .* Pass --nodes"):
         read(same_name)
-    with pytest.raises(InputError, match="names 16 ranks on 2 nodes, which 1x16 are not"):
-        read(printed(Job(nodes=2)), Hints(nodes=1, per_node=16))
+    with pytest.raises(InputError, match="names 16 ranks on 2 nodes, which 4x4 are not"):
+        read(printed(Job(nodes=2)), Hints(nodes=4, per_node=4))
+
+
+def test_several_names_may_be_a_node() -> None:
+    """Two hosts of one NVLink domain; pods of two GPUs."""
+    for nodes, per_node in ((2, 4), (8, 2)):
+        text = printed(Job("all_gather_perf", 1, nodes * per_node))
+        for rank in range(nodes * per_node):
+            line = next(one for one in text.splitlines() if f"Rank {rank:2} " in one)
+            text = text.replace(line, line.replace("node-0", f"pod-{rank // per_node}"))
+        whole = read(text, Hints(nodes=1, per_node=nodes * per_node))
+        assert keys(whole)[0][1:3] == (1, nodes * per_node)
+
+
+@pytest.mark.parametrize("device", ["device 0 [0x0a] H100", "device {device:2} [0x0a] H100"])
+def test_a_device_of_each_ranks_own_is_read(device: str) -> None:
+    """With one GPU a task, all are device 0 of their process."""
+    rank = "Rank {rank:2} Group  0 Pid {pid} on node-{node} " + device
+    assert keys(read(printed(Job(rank=rank))))[0][1:3] == (1, 8)
 
 
 @pytest.mark.parametrize(
@@ -238,6 +256,7 @@ def test_nodes_with_unlike_numbers_of_ranks_are_refused(moved: int, told: str) -
         text = text.replace(line, line.replace("node-1", "node-0"))
     with pytest.raises(InputError, match=f"not the same number on each node .*{told}"):
         read(text)
+    assert keys(read(text, Hints(nodes=2, per_node=8)))[0][1:3] == (2, 8)
 
 
 @pytest.mark.parametrize("op", ["all_reduce_perf", "all_gather_perf", "broadcast_perf"])

@@ -180,6 +180,12 @@ def test_what_a_config_leaves_out_is_as_transformers_has_it(
     assert any("as transformers has where a config says nothing" in one for one in found.notes)
 
 
+def test_a_size_that_was_left_out_is_named_where_it_does_not_fit() -> None:
+    config = {"model_type": "qwen2", **NAMED, "num_attention_heads": 16}
+    with pytest.raises(InputError, match=r"num_key_value_heads = 32, .* what transformers has"):
+        shape(config)
+
+
 def test_no_heads_of_keys_is_as_many_as_of_queries() -> None:
     spec = shape({"model_type": "mistral", **NAMED, "num_key_value_heads": None})
     assert spec.num_key_value_heads == 32

@@ -198,6 +198,11 @@ def test_a_pipeline_without_virtual_stages() -> None:
             "Training epoch 0, iteration 9/99 | lr: 1e-05 | global_step: 9 | train_step_timing in "
             "s: 6.2", "NeMo",
         ),
+        ("Epoch 0: 9%| 9/99 [v_num=1, train_step_timing in s=24.00]", "NeMo"),
+        (
+            "\x1b[31mstep: 10  \x1b[32mloss:  8.2  \x1b[38;2;180;60;0mgrad_norm: 1.1  \x1b[34m"
+            "tps: 5,120\x1b[39m", "torchtitan",
+        ),
     ],
 )  # fmt: skip
 def test_logs_without_options_are_named(line: str, framework: str) -> None:
