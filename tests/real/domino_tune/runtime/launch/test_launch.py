@@ -249,6 +249,17 @@ def test_nccl_with_an_old_torch_is_said(tmp_path: Path, version: str, fits: bool
     assert fits or "need torch 2.8 or newer, got 2.7.1+cu128" in done.stderr
 
 
+def test_why_torch_cannot_be_imported_is_said(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open')")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(REPOSITORY)))}
+    done = subprocess.run(
+        [sys.executable, "-c", ASKED], env=env, capture_output=True, text=True, check=False
+    )
+    assert "use --backend gloo. Traceback" in done.stderr
+    assert done.stderr.rstrip().endswith("ImportError: libcudart.so.12: cannot open")
+    assert "CalledProcessError" not in done.stderr
+
+
 def test_versions_of_torch_that_are_too_old_are_refused() -> None:
     for version in ("1.13.1", "2.7.1+cu128"):
         with pytest.raises(InputError, match=r"2\.8 or newer, got .*pip install 'torch>=2\.8'"):
