@@ -24,10 +24,10 @@ from domino_tune.search.problem import Record, choose_best, go_on
 from domino_tune.search.simulated import CasePlans
 from domino_tune.store.plans import PlanFile
 from domino_tune.store.shelf import DISK, Shelf
+from domino_tune.verbs.job_notes import job_notes
 from domino_tune.verbs.resolve import (
     Chosen,
     check_quantization,
-    job_notes,
     place,
     plan_of,
     read_plan_file,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from domino_tune.measure.importers.imported import Found, Hints, Importer, brief, lines_of, text_of
@@ -16,7 +16,9 @@ from domino_tune.measure.importers.nccl_tables import (
     MeasuredGroup,
     NcclTable,
     NcclTiming,
+    check_bounds,
     group_of,
+    hosts_of,
     program_name,
     rows_of,
     tables_of,
@@ -113,16 +115,13 @@ def _read_json(data: bytes, hints: Hints) -> Found:
     try:
         document = json.loads(text_of(data))
         arguments, config = document["args"], document["config"]
-        hosts = _json_hosts(config["devices"])
+        ranks = ((device.get("group"), device["hostname"]) for device in config["devices"])
+        hosts = hosts_of(ranks, "devices: the groups")
         each = int(config["nthreads"]) * int(config["ngpus"])
         if not 1 <= each * len(hosts) <= _MOST_RANKS:
             raise InputError(f"The file names {each} ranks on each of {len(hosts)} devices.")
         group = group_of(str(arguments[0]), [host for host in hosts for _ in range(each)], hints)
-        if (document.get("out_of_bounds") or {}).get("count"):
-            raise InputError(
-                "out_of_bounds: values out of bounds, so the times are not usable. Fix the machine "
-                "and run it again."
-            )
+        check_bounds("out_of_bounds", (document.get("out_of_bounds") or {}).get("count", 0))
         found = [
             (
                 f"results[{index}]",
@@ -138,17 +137,6 @@ def _read_json(data: bytes, hints: Hints) -> Found:
     except RecursionError:
         raise InputError("Not a complete nccl-tests JSON file: nested too deeply.") from None
     return rows_of(group, found, hints), ""
-
-
-def _json_hosts(devices: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the host of each device of a group; several groups need to have one shape."""
-    groups: dict[Any, list[str]] = {}
-    for device in devices:
-        groups.setdefault(device.get("group"), []).append(device["hostname"])
-    if len({(len(hosts), len({*hosts})) for hosts in groups.values()}) > 1:
-        raise InputError("devices: the groups have several shapes; run nccl-tests without "
-                         "NCCL_TESTS_SPLIT, or with groups of one shape.")  # fmt: skip
-    return next(iter(groups.values()), [])
 
 
 def _json_timing(value: Any) -> NcclTiming | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Final, NamedTuple
@@ -205,6 +205,29 @@ ROOTED: Final = ("broadcast",)
 MOST_COLUMNS: Final = 40
 
 
+def hosts_of(ranks: Iterable[tuple[Hashable, str]], groups_there: str) -> list[str]:
+    """Return the host of each rank of the first group, of groups and hosts of all ranks. Raise
+    InputError, which begins with ``groups_there``, if the groups differ in shape."""
+    groups: dict[Hashable, list[str]] = {}
+    for group, host in ranks:
+        groups.setdefault(group, []).append(host)
+    if len({(len(hosts), len(set(hosts))) for hosts in groups.values()}) > 1:
+        raise InputError(
+            f"{groups_there} have several shapes; run nccl-tests without "
+            "NCCL_TESTS_SPLIT, or with groups of one shape."
+        )
+    return next(iter(groups.values()), [])
+
+
+def check_bounds(place: str, count: int | str) -> None:
+    """Raise InputError where nccl-tests counted values out of bounds."""
+    if int(count):
+        raise InputError(
+            f"{place}: {count} values out of bounds, so the times are not usable. Fix the machine "
+            "and run it again."
+        )
+
+
 class SizeSweep(NamedTuple):
     """Rising sizes with the same type, redop and root (``kind``)."""
 
@@ -241,16 +264,8 @@ class NcclTable:
 
         Raise InputError if the groups differ in shape.
         """
-        groups: dict[str, list[str]] = {}
-        for group, host, _ in self.ranks.values():
-            groups.setdefault(group, []).append(host)
-        shapes = {(len(hosts), len(set(hosts))) for hosts in groups.values()}
-        if len(shapes) > 1:
-            raise InputError(
-                f"{self.place}: the groups of this table have several shapes; run nccl-tests "
-                "without NCCL_TESTS_SPLIT, or with groups of one shape."
-            )
-        return next(iter(groups.values()), [])
+        ranks = ((group, host) for group, host, _ in self.ranks.values())
+        return hosts_of(ranks, f"{self.place}: the groups of this table")
 
     def check_hosts(self) -> None:
         """Raise InputError if ranks that name one host have its devices several times over: nodes
@@ -330,7 +345,7 @@ def _tables(lines: Sequence[Line]) -> Iterator[NcclTable]:
         if header:
             table.columns = header
         elif wrong := _OUT_OF_BOUNDS.match(text):
-            _check_bounds(line, wrong)
+            check_bounds(f"line {line.number}", wrong[1][:9])
             table.ended = True
         elif text.startswith("#"):
             _note(table, text)
@@ -371,14 +386,6 @@ def _note(table: NcclTable, text: str) -> None:
         table.program = started[1]
     elif units := [_UNIT_US[cell] for cell in text.split() if cell in _UNIT_US]:
         table.unit_us = units[0]
-
-
-def _check_bounds(line: Line, wrong: re.Match[str]) -> None:
-    if int(wrong[1][:9]):
-        raise InputError(
-            f"line {line.number}: {wrong[1][:9]} values out of bounds, so the times are not "
-            "usable. Fix the machine and run it again."
-        )
 
 
 def _is_result(table: NcclTable, text: str) -> bool:
