@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shutil
 import signal
 import sys
 import tempfile
@@ -28,7 +29,7 @@ from lab.mutants.faults import (
     area_of,
     sample,
     sources,
-    unit_tests,
+    traced_tests,
 )
 from lab.mutants.trees import Fate, Tree
 from lab.verdict import at_least, at_most, check_table, markdown_section, missed, table
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Path(folder).chmod(0o711)  # PostgreSQL may run as another user
         needed: dict[str, float] = {}
         trees = [Tree(REPOSITORY, Path(folder) / str(job), needed) for job in range(options.jobs)]
-        trace(trees)
+        trace(trees, options.trace or Path(folder) / "trace")
         outcomes = played(trees, faults, texts, options.cpu_s, options.minutes)
         broken = trees[0].broken()
     checks, is_met = judged(outcomes, options.seed, broken)
@@ -87,18 +88,26 @@ def _parser() -> argparse.ArgumentParser:
         ("--minutes", math.inf, "begin no fault after this time"),
     ):  # fmt: skip
         add(name, type=type(default), default=default, metavar="N", help=f"{what} (%(default)s)")
+    add("--trace", type=Path, metavar="FOLDER",
+        help="keep here which tests run which lines; what is here is taken as it is")  # fmt: skip
     add("--out", type=Path, metavar="FILE", help="write the tables to this file as Markdown, too")
     return parser
 
 
-def trace(trees: list[Tree]) -> None:
-    """Let trees know which tests of the unit ring run which lines; each traces its share."""
-    files = unit_tests(trees[0].root)
-    print_line(f"Tracing the tests of {len(files)} files ...", sys.stderr)
-    with ThreadPoolExecutor(len(trees)) as pool:
-        shares = [files[number :: len(trees)] for number in range(len(trees))]
-        list(pool.map(lambda tree, share: tree.trace(share), trees, shares))
-    covering = Covering.of(tree.root for tree in trees)
+def trace(trees: list[Tree], into: Path) -> None:
+    """Let trees know which tests run which lines: where ``into`` does not tell, each traces its
+    share."""
+    if not into.exists():
+        files = traced_tests(trees[0].root)
+        part = into.with_name(f"{into.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        print_line(f"Tracing the tests of {len(files)} files ...", sys.stderr)
+        with ThreadPoolExecutor(len(trees)) as pool:
+            shares = [files[number :: len(trees)] for number in range(len(trees))]
+            places = [part / str(number) for number in range(len(trees))]
+            list(pool.map(lambda tree, *share: tree.trace(*share), trees, shares, places))
+        part.rename(into)
+    covering = Covering.of(sorted(into.iterdir()))
     for tree in trees:
         tree.covering = covering
 

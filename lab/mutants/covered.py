@@ -1,13 +1,15 @@
-"""Which tests of the unit ring run a line of code: found with coverage.py, each test a context. As
-a plugin of pytest this names the contexts, and writes what each test took."""
+"""Which tests run a line of code: found with coverage.py. Each test is a context; what is run by
+processes that it starts has the test's file for its context, since tests of a file share servers.
+As a plugin of pytest this names the contexts, and writes what each test took."""
 
 from __future__ import annotations
 
 import ast
 import json
+import os
 import time
 from collections import defaultdict
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -17,7 +19,16 @@ import pytest
 
 DATA: Final = ".coverage"
 SECONDS: Final = ".seconds.json"
-SETTINGS: Final = "[run]\nrelative_files = True\nsource = {folders}\n"
+OF_CHILDREN: Final = "TEST_FILE"
+SETTINGS: Final = f"""
+[run]
+context = ${{{{{OF_CHILDREN}-}}}}
+data_file = {{data}}
+parallel = True
+patch = _exit
+relative_files = True
+source = {{folders}}
+"""
 MOST_S: Final = 30.0
 """Tests that take this long together are tried before those that are near by their imports."""
 
@@ -26,6 +37,7 @@ MOST_S: Final = 30.0
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Name the context after a test, its fixtures included; note what it takes."""
     running = coverage.Coverage.current()
+    os.environ[OF_CHILDREN] = item.nodeid.partition("::")[0]
     begun_s = time.perf_counter()
     if running:
         running.switch_context(item.nodeid)
@@ -60,35 +72,44 @@ def statement_lines(source: str, line: int) -> range:
 
 @dataclass
 class Covering:
-    """Tests by the lines that they run. Without any ``roots``, trees whose tests were traced, no
-    line has tests."""
+    """Tests by the lines that they run. Without any ``folders`` of what was traced, no line has
+    tests."""
 
     _tests: dict[str, dict[int, set[str]]] = field(default_factory=dict)
     _seconds: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, roots: Iterable[Path]) -> Covering:
-        """Return what the tests that were traced in trees at ``roots`` have run."""
+    def of(cls, folders: Iterable[Path]) -> Covering:
+        """Return what the tests have run whose traces are in ``folders``."""
         found = cls()
-        for root in roots:
-            found._seconds.update(json.loads((root / SECONDS).read_text("utf-8")))
-            data = coverage.CoverageData(str(root / DATA))
-            data.read()
-            for path in data.measured_files():
-                lines = found._tests.setdefault(path, defaultdict(set))
-                for line, contexts in data.contexts_by_lineno(path).items():
-                    lines[line].update(filter(None, contexts))
+        for folder in folders:
+            found._seconds.update(json.loads((folder / SECONDS).read_text("utf-8")))
+            for file in sorted(folder.glob(f"{DATA}.*")):
+                data = coverage.CoverageData(str(file))
+                data.read()
+                for path in data.measured_files():
+                    lines = found._tests.setdefault(path, defaultdict(set))
+                    for line, contexts in data.contexts_by_lineno(path).items():
+                        lines[line].update(filter(None, contexts))
         return found
 
     def tests(self, path: str, source: str, line: int) -> list[str]:
         """Return tests that run the statement at a line, the fastest first, as many as take
         MOST_S together. What runs at an import belongs to no test."""
-        lines = self._tests.get(path, {})
-        found = {test for one in statement_lines(source, line) for test in lines.get(one, ())}
+        found = self._contexts(path, source, line) & {*self._seconds}
         chosen, left_s = [], MOST_S
-        for test in sorted(found, key=lambda test: (self._seconds.get(test, MOST_S), test)):
-            left_s -= self._seconds.get(test, MOST_S)
+        for test in sorted(found, key=lambda test: (self._seconds[test], test)):
+            left_s -= self._seconds[test]
             if left_s < 0:
                 break
             chosen.append(test)
         return chosen
+
+    def first(self, files: Sequence[str], path: str, source: str, line: int) -> list[str]:
+        """Return ``files`` of tests, first those of which a test or what it starts runs a line."""
+        running = {one.partition("::")[0] for one in self._contexts(path, source, line)}
+        return sorted(files, key=lambda file: file not in running)
+
+    def _contexts(self, path: str, source: str, line: int) -> set[str]:
+        lines = self._tests.get(path, {})
+        return {test for one in statement_lines(source, line) for test in lines.get(one, ())}

@@ -74,6 +74,11 @@ def unit_tests(root: Path) -> list[str]:
     return _tests(root, root / "tests/unit")
 
 
+def traced_tests(root: Path) -> list[str]:
+    """Return the unit ring's and all areas' test files under ``root``, each once."""
+    return sorted({*unit_tests(root), *(file for area in TESTS for file in area_tests(root, area))})
+
+
 def ordered_tests(root: Path, path: str) -> tuple[list[str], list[str]]:
     """Return the tests that should notice a file's faults: those that have its name or import it,
     perhaps through the tests' own modules, then the others of its area. The nearest of each come

@@ -29,6 +29,11 @@ POLL_S: Final = 0.2
 BRIEF: Final = ("-v", "-x", "--tb=no", "-p", "no:cacheprovider")
 ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 OK_OR_NO_TESTS: Final = (0, 5)
+ASKED: Final = "COVERAGE_PROCESS_START"
+TRACED: Final = (
+    f"import os; os.environ.get('{ASKED}') and __import__('coverage').process_startup()\n"
+)
+"""In a .pth file: each Python is traced where the environment asks for it."""
 ENDS: Final = "PASSED|FAILED|ERROR|SKIPPED|XFAIL|Fatal Python error"
 BEGUN: Final = re.compile(rf"^(\S+\.py::.+?) *(?:(?:{ENDS})\b.*)?$", re.M)
 """A line of `pytest -v`: a test, and its result where it has one, or how it crashed."""
@@ -60,22 +65,26 @@ class Tree:
         packages = next((root / ".venv/lib").glob("python*/site-packages"))
         # A path in a .pth file is searched for modules, but not for .pth files: an editable
         # install of another tree is not seen.
-        (packages / "tree.pth").write_text(f"{root}\n{sysconfig.get_path('purelib')}\n")
+        paths = f"{root}\n{sysconfig.get_path('purelib')}\n"
+        (packages / "tree.pth").write_text(paths + TRACED)
 
-    def trace(self, tests: Sequence[str]) -> None:
-        """Run ``tests`` without any fault, and write which lines they run and what they take."""
+    def trace(self, tests: Sequence[str], into: Path) -> None:
+        """Run ``tests`` without any fault, and write which lines they run and what they take to
+        the folder ``into``."""
+        into.mkdir(parents=True)
         settings = self.root / ".coveragerc"
-        settings.write_text(SETTINGS.format(folders=",".join(MUTATED)), "utf-8")
-        traced = "coverage", "run", f"--rcfile={settings}", f"--data-file={self.root / DATA}", "-m"
+        folders = ",".join(MUTATED)
+        settings.write_text(SETTINGS.format(data=into / DATA, folders=folders), "utf-8")
+        environment = self._environment() | {ASKED: str(settings)}
         self._clear()
         done = subprocess.run(
-            [self.python, "-m", *traced, "pytest", "-q", *BRIEF[2:], "-p", "lab.mutants.covered",
-             *tests],
-            cwd=self.root, env=self._environment(), stdin=subprocess.DEVNULL,
+            [self.python, "-m", "pytest", "-q", *BRIEF[2:], "-p", "lab.mutants.covered", *tests],
+            cwd=self.root, env=environment, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
         )  # fmt: skip
         if not (self.root / SECONDS).exists():
             raise RuntimeError(f"The tests cannot be traced:\n{done.stdout}")
+        shutil.move(self.root / SECONDS, into)
 
     def judge(self, fault: Fault, most_cpu_s: float) -> tuple[Fate, str]:
         """Return whether the tests of the fault's area notice it, and which one does. One does that
@@ -84,7 +93,11 @@ class Tree:
         left_s, area, flaky = most_cpu_s, area_of(fault.path), set[str]()
         source = (self.root / fault.path).read_text("utf-8")
         covering = self.covering.tests(fault.path, source, fault.line)
-        for tests in (covering, *ordered_tests(self.root, fault.path)):
+        others = (
+            self.covering.first(files, fault.path, source, fault.line)
+            for files in ordered_tests(self.root, fault.path)
+        )
+        for tests in (covering, *others):
             while (run := self._run_with(fault, area, tests, left_s, flaky)).how != "passed":
                 left_s -= run.cpu_s
                 if run.how == "limit" or run.last in {*flaky, *self.broken()}:

@@ -1,7 +1,7 @@
 """Golden predictions: answers of all verbs, to be equal to the byte after a change of the core.
 
     python -m tests.support.golden            print what differs from the file in results/
-    python -m tests.support.golden --write    write the file anew
+    python -m tests.support.golden --write    write them into the file
 
 Each case is drawn from a seed. Of its answer the file holds the numbers that tell most, and the
 digest of its whole JSON. Refusals are answers too.
@@ -31,7 +31,17 @@ LONGEST: Final = {
     "llama3-70b": 8192,
 }  # fmt: skip
 """Model -> tokens of its longest sequence here."""
-COUNTS: Final = {"simulate": 222, "whatif": 40, "tune": 24, "layout": 10, "scale": 4}
+FEW: Final = ("num_hidden_layers=8",)
+RECIPES: Final[dict[str, tuple[str, ...]]] = {
+    "llama3-8b": (), "qwen3-8b": (), "qwen3-30b-a3b": FEW, "mixtral-8x7b": FEW, "deepseek-v3": FEW,
+    "gpt-oss-20b": FEW, "llama4-scout": FEW,
+}  # fmt: skip
+"""Model -> what is changed of it; nothing of those without experts."""
+RECIPE: Final = "recipe"
+"""Simulated jobs in FP8 and with experts."""
+COUNTS: Final = {
+    "simulate": 222, "whatif": 40, "tune": 24, "layout": 10, "scale": 4, RECIPE: 60
+}  # fmt: skip
 SEEDS: Final = {"layout": "tune_layouts", "scale": "tune_scale"}
 """Words of seeds that are not the verb's: its name when the cases were drawn."""
 LATER: Final[dict[str, object]] = {
@@ -59,19 +69,19 @@ NUMBERS: Final = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare, or write. Return 1 where an answer differs."""
     parser = argparse.ArgumentParser(prog="python -m tests.support.golden", description=__doc__)
-    parser.add_argument("--write", action="store_true", help="write the file anew")
-    parser.add_argument("--only", metavar="VERB", choices=COUNTS, help="the cases of one verb")
+    parser.add_argument("--write", action="store_true", help="write them into the file")
+    parser.add_argument("--only", metavar="VERB", choices=COUNTS, help="a verb's cases, or recipe")
     options = parser.parse_args(argv)
     found = {}
     for name, verb, arguments in cases():
-        if options.only in (None, verb):
+        if options.only in (None, name.partition("-")[0]):
             asked = json.loads(json.dumps({"verb": verb, **arguments}))
             found[name] = {"ask": asked, **answer(verb, arguments)}
             print(name, file=sys.stderr, flush=True)
-    if options.write:
-        FILE.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-        return 0
     known = json.loads(FILE.read_text("utf-8"))
+    if options.write:
+        FILE.write_text(json.dumps(known | found, indent=1) + "\n", "utf-8")
+        return 0
     differ = [name for name, one in found.items() if known.get(name) != one]
     for name in differ:
         print_line(f"{name}: {known.get(name)}\n  now: {found[name]}")
@@ -81,13 +91,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield name, verb and arguments of each case."""
-    for verb, count in COUNTS.items():
+    for group, count in COUNTS.items():
         for number in range(count):
-            yield (
-                f"{verb}-{number}",
-                verb,
-                drawn(verb, random.Random(f"{SEEDS.get(verb, verb)} {number}")),
-            )
+            rng = random.Random(f"{SEEDS.get(group, group)} {number}")
+            if group == RECIPE:
+                yield f"{group}-{number}", "simulate", _recipe(rng)
+            else:
+                yield f"{group}-{number}", group, drawn(group, rng)
 
 
 def answer(verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -171,6 +181,36 @@ def _plan(rng: random.Random, batch: int) -> dict[str, Any]:
     if rows == 2 and rng.random() < 0.3:
         return {"row_slices": 2, "order": rng.choice(("inter", "intra", "paper"))}
     return plan | {"col_slices": rng.choice((1, 2, 4))}
+
+
+def _recipe(rng: random.Random) -> dict[str, Any]:
+    model, profile = rng.choice(list(RECIPES)), rng.choice(("h100-dgx", "b200-sxm"))
+    recipes = ("none", "delayed", "tensorwise", "mxfp8" if profile == "b200-sxm" else "blockwise")
+    job: dict[str, Any] = {
+        "model": model, "profile": profile, "seq_length": rng.choice((2048, 4096)),
+        "tp": rng.choice((1, 2, 4)), "micro_batch_size": rng.choice((1, 2, 4)),
+        "fp8_recipe": rng.choice(recipes),
+    }  # fmt: skip
+    if job["fp8_recipe"] != "none":
+        job["fp8_param_gather"] = rng.random() < 0.3
+    if RECIPES[model]:
+        job |= {
+            "dp": 8, "ep": rng.choice((2, 4, 8)), "etp": rng.choice((1, job["tp"])),
+            "moe_dispatcher": rng.choice(("alltoall", "allgather", "deepep", "hybridep")),
+            "moe_imbalance": rng.choice(("1", "1", "1.5")), "overrides": RECIPES[model],
+        }  # fmt: skip
+    else:
+        job |= {"dp": 8, "data_parallel": rng.choice(("distributed-optimizer", "fsdp"))}
+    job |= rng.choice(({}, {"grad_accumulation": 4}, {"pp": 2, "grad_accumulation": 8}))
+    job |= rng.choice((
+        {}, {}, {"recompute": "selective"}, {"recompute": "full"}, {"cuda_graph": True},
+        {"sequence_parallel": False},
+    ))  # fmt: skip
+    hidden = "ep-overlap" if RECIPES[model] and "grad_accumulation" in job else "megatron"
+    return job | rng.choice((
+        {"row_slices": min(2, job["micro_batch_size"])}, {"strategy": hidden}, {"col_slices": 2},
+        {"row_slices": 1},
+    ))  # fmt: skip
 
 
 if __name__ == "__main__":

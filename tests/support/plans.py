@@ -44,13 +44,16 @@ def plan_file(
     model: ModelSpec = LLAMA,
     workload: Workload = WORKLOAD,
     cluster: ClusterSpec = CLUSTER,
+    machine: Profile | None = None,
 ) -> PlanFile:
-    """Return a plan file for the bundled H100 profile, with made-up predictions."""
+    """Return a plan file for a profile, the bundled one of an H100 where none is given, with
+    made-up predictions."""
+    machine = machine or profile()
     case = Case(
-        model=model, workload=replace(workload, dtype="bf16"), cluster=cluster, profile=profile()
+        model=model, workload=replace(workload, dtype="bf16"), cluster=cluster, profile=machine
     )
     return PlanFile(
-        model=model, workload=workload, cluster=cluster, profile=ProfileRef.of(profile()),
+        model=model, workload=workload, cluster=cluster, profile=ProfileRef.of(machine),
         plan=plan, order=order_of(case, plan),
         predicted=Predicted(
             iteration_ms=1234.56, baseline_ms=1345.67, no_comm_ms=1000.0, peak_memory_gib=40.0

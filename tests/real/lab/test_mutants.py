@@ -235,8 +235,9 @@ def test_tests_that_run_a_line_come_first(repository: Path, tmp_path: Path) -> N
         )
     (tests / "test_c.py").write_text("import simulator.pairs\ndef test_c(): pass\n")
     tree = Tree(repository, tmp_path / "copy", {})
-    tree.trace([f"tests/unit/simulator/test_{name}.py" for name in ("a", "b", "c", "pairs")])
-    covering = Covering.of([tree.root])
+    files = [f"tests/unit/simulator/test_{name}.py" for name in ("a", "b", "c", "pairs")]
+    tree.trace(files, tmp_path / "trace" / "0")
+    covering = Covering.of([tmp_path / "trace" / "0"])
     for line, tests_of_it in (
         ("    return value * 2", 3), ("        start = start + value", 1), ("    left: int", 0),
     ):  # fmt: skip
@@ -246,6 +247,27 @@ def test_tests_that_run_a_line_come_first(repository: Path, tmp_path: Path) -> N
     (tree.root / "tests/unit/simulator/test_pairs.py").write_text("def test(): 1 / 0\n")
     changed = changes()["return value * 2", "return value * 3"]
     assert tree.judge(changed, 60)[1].endswith(("::test_a", "::test_b"))
+
+
+def test_what_processes_run_that_tests_start_belongs_to_the_tests_file(
+    repository: Path, tmp_path: Path
+) -> None:
+    """Also where they end at once, as ranks do."""
+    tests = repository / "tests/unit/simulator"
+    for name, ending in (("a", ""), ("b", "; import os; os._exit(0)")):
+        program = f"import simulator.pairs; simulator.pairs.unseen(1){ending}"
+        (tests / f"test_{name}.py").write_text(
+            f"import subprocess, sys\ndef test():\n"
+            f"    subprocess.run([sys.executable, '-c', {program!r}], check=True)\n"
+        )
+    tree = Tree(repository, tmp_path / "copy", {})
+    files = [f"tests/unit/simulator/test_{name}.py" for name in ("a", "b", "pairs")]
+    tree.trace(files, tmp_path / "trace")
+    number = next(at for at, text in enumerate(MODULE.splitlines(), 1) if "value * 2" in text)
+    where = "simulator/pairs.py", MODULE, number
+    covering = Covering.of([tmp_path / "trace"])
+    assert covering.tests(*where) == ["tests/unit/simulator/test_pairs.py::test_total"]
+    assert covering.first(["tests/unit/c.py", *files], *where) == [*files, "tests/unit/c.py"]
 
 
 def test_statements() -> None:
