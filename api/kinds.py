@@ -152,7 +152,7 @@ def new_validation(body: Any, jobs: JobDesk, owner: str) -> NewJob:
         raise ConflictError(f"The job is a {job.kind}; what is measured is the plan of a tune.")
     if job.state != "done":
         raise ConflictError(f"The tune is {job.state}: there is no plan that could be measured.")
-    tuned = json.loads(jobs.result(job.id))["simulation"]
+    tuned = json.loads(jobs.result(job.id))["best"]
     plain = body.result.model_dump(mode="json")
     _check(plain, tuned)
     result = {"plans": [_compared(one, tuned) for one in plain["plans"]], "measured": plain}

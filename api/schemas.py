@@ -28,7 +28,7 @@ from domino_tune.results.layouts import Layouts, ScaleResult
 from domino_tune.results.measured import ValidateResult
 from domino_tune.results.profile import CalibrateResult
 from domino_tune.results.simulate import Prediction, SimulateResult
-from domino_tune.results.tune import BEST, SPEEDUPS, GridCell, TrialResult
+from domino_tune.results.tune import WORTH
 from domino_tune.results.tune import TuneResult as TuneAnswer
 from domino_tune.results.whatif import WhatIf
 from domino_tune.service.work import StopReason
@@ -36,7 +36,6 @@ from domino_tune.store.formats.run_table import LEAST_MS, LONGEST_NOTE, MOST_MS
 from domino_tune.store.plans import Predicted, ProfileRef
 from domino_tune.store.profiles import ProfileSummary
 from domino_tune.verbs.calibrate import LEAST_RUNS
-from simulator.plan import SlicePlan
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 # Bodies ----------------------------------------------------------------------------------------
@@ -171,30 +170,19 @@ WhatIfResultShown = _answer(
     base=(WhatIfPointShown, ...),
     points=(list[WhatIfPointShown], ...),  # type: ignore[valid-type]
 )
-BestPlan = _answer(
-    "BestPlan",
-    "The plan to use, its numbers, and the batch that it is for.",
-    plan=(shown(SlicePlan), ...),
-    **shown_fields(SimulateResult, BEST),
-    micro_batch_size=(int, ...),
-    grad_accumulation=(int, ...),
-)
 TuneResultShown = _answer(
     "TuneResult",
     TuneAnswer.__doc__,
-    best=(BestPlan, ...),
-    **shown_fields(SimulateResult, SPEEDUPS),
-    **shown_fields(TuneAnswer, but=("best", "grid", "trials", "seconds")),
-    simulation=(SimulateResultShown, ...),
-    grid=(list[shown(GridCell)], ...),  # type: ignore[misc]
-    trials=(list[shown(TrialResult)], ...),  # type: ignore[misc]
+    best=(SimulateResultShown, ...),
+    **shown_fields(SimulateResult, WORTH),
+    **shown_fields(TuneAnswer, but=("best", "seconds")),
 )
 ScaleResultShown = shown(ScaleResult, but=("seconds",))
 LayoutsResultShown = _answer(
     "LayoutsResult",
     Layouts.__doc__,
+    best=(SimulateResultShown, ...),
     **shown_fields(Layouts, but=("best", "seconds")),
-    simulation=(SimulateResultShown, ...),
 )
 CalibrateResultShown = shown(CalibrateResult, but=("path",))
 PlanFileShown = _answer(

@@ -19,14 +19,14 @@ const change = (one, other, timed) => {
 };
 
 const layoutOf = job => job.kind === 'layout' ? layoutWords(job.result.layouts[0])
-  : layoutWords({ ...job.result.simulation.cluster, ...job.result.simulation.workload });
+  : layoutWords({ ...job.result.best.cluster, ...job.result.best.workload });
 
 // What the reports say of their plans, in the words that they begin with.
 const facts = [['Asked', job => asked(job.request ?? {})], ['Layout', layoutOf], ['Plan', (_, head) => head.querySelector('.reason').textContent],
   ['Verdict', (_, head) => head.querySelector('.verdict')?.textContent ?? '–']];
 
 const sentence = ([one, other]) => {
-  const rate = job => job.result.simulation.tokens_per_second_per_gpu, by = rate(other) / rate(one) - 1;
+  const rate = job => job.result.best.tokens_per_second_per_gpu, by = rate(other) / rate(one) - 1;
   if (Math.abs(by) < TIE) return `The two tie: they train within ${percent(TIE)} of each other, which predictions do not tell apart.`;
   return `The ${by > 0 ? 'second' : 'first'} trains ${percent(Math.abs(by > 0 ? by : 1 / (1 + by) - 1))} more tokens a second on each GPU.`;
 };
@@ -39,7 +39,7 @@ export const comparison = async (names, signal) => {
   });
   const jobs = await Promise.all(paths.map(path => get(path, { signal })));
   if (jobs.some(job => !job.result)) return h('p', { class: 'error', role: 'alert' }, 'Only jobs that are done can be compared.');
-  const [one, other] = jobs.map(job => job.result.simulation);
+  const [one, other] = jobs.map(job => job.result.best);
   const heads = jobs.map((job, index) => link(`#/${job.kind}/${job.id}`, job.label || ['First', 'Second'][index]));
   const reports = await Promise.all(paths.map(path => reportOf(path, signal)));
   return h('div', { class: 'comparison' }, h('p', { class: 'lead verdict' }, sentence(jobs)),

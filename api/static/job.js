@@ -29,7 +29,7 @@ const STOPPED = { user: 'Stopped and kept: other plans may be faster.',
 
 // A plan or a layout that was found: the report's sections, with what can be done with them. Lanes are drawn when shown.
 const planned = async (job, asking) => {
-  const { path, signal, fail, begin } = asking, { result } = job, sim = result.simulation;
+  const { path, signal, fail, begin } = asking, { result } = job, sim = result.best;
   const report = await reportOf(path, signal);
   let file = null;
   const plan = () => (file ??= getText(`${path}/files/plan`, { signal }).catch(problem => { file = null; throw problem; }));

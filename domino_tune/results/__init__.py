@@ -27,6 +27,12 @@ def made_of(kind: type[Made], value: Any, **more: Any) -> Made:
     return kind(**{name: getattr(value, name) for name in names}, **more)
 
 
+def fields_json(value: Any) -> dict[str, Any]:
+    """Return a dataclass as JSON: its fields, in their order, but those that are ``HIDDEN``."""
+    shown = (item for item in fields(value) if item.metadata.get("json", True))
+    return {item.name: to_json(getattr(value, item.name)) for item in shown}
+
+
 def to_json(value: Any) -> Any:
     """Return ``value`` as JSON: results by ``to_json``, dataclasses as objects, tuples as lists."""
     if isinstance(value, SlicePlan):
@@ -34,8 +40,7 @@ def to_json(value: Any) -> Any:
     if hasattr(value, "to_json"):
         return value.to_json()
     if hasattr(value, "__dataclass_fields__"):
-        shown = (item for item in fields(value) if item.metadata.get("json", True))
-        return {item.name: to_json(getattr(value, item.name)) for item in shown}
+        return fields_json(value)
     if isinstance(value, dict):
         return {key: to_json(item) for key, item in value.items()}
     if isinstance(value, tuple | list):

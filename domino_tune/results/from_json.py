@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING
-from typing import Any, Final, get_type_hints
+from typing import Any, Final
 
+from domino_tune.results import to_json
 from domino_tune.results.layouts import Layouts, ScaleResult
 from domino_tune.results.profile import CalibrateResult
 from domino_tune.results.simulate import Simulated
-from domino_tune.results.tune import Tuned
+from domino_tune.results.tune import WORTH, Tuned
 from domino_tune.results.whatif import WhatIf
 from domino_tune.store.parsing import parse
 from simulator.errors import InputError
 
-READABLE: Final = {
+READABLE: Final[dict[str, tuple[type, str]]] = {
     "tune": (Tuned, "tune result"),
     "layout": (Layouts, "result of layouts"),
     "scale": (ScaleResult, "result of a scale"),
@@ -32,9 +32,10 @@ def result_from_json(verb: str, value: Any, *, seconds: float) -> Any:
     """Return the result that a ``READABLE`` verb prints with ``--json``, less its seconds, which a
     server leaves out.
 
-    ``seconds`` is how long the caller waited. Raise InputError for anything else, and where the
-    summary is not that of the simulation.
+    ``seconds`` is how long the caller waited. Raise InputError for anything else, and where it
+    contradicts itself.
     """
+    result: Any
     result, source = READABLE[verb]
     content = parse(dict[str, Any], value, source=source, error=InputError)
     if result is CalibrateResult:
@@ -51,22 +52,13 @@ def result_from_json(verb: str, value: Any, *, seconds: float) -> Any:
         if not whole:
             raise InputError("A what-if lacks a prediction, or what is changed at a point.")
         return found
-    if result is ScaleResult:
-        return parse(result, {**content, "seconds": seconds}, source=source, error=InputError)
-    parsed = {
-        name: parse(kind, content.get(name), source=name, error=InputError)
-        for name, kind in get_type_hints(result, include_extras=True).items()
-        if name not in ("best", "seconds")
-    }
-    best = simulated_from_json(content.get("simulation"))
-    found = result(best=best, seconds=seconds, **parsed)
-    again = found.to_json()
-    del again["seconds"]
-    keys = {**again, **content}
-    differing = [key for key in keys if again.get(key, MISSING) != content.get(key, MISSING)]
+    given = {name: held for name, held in content.items() if name not in WORTH}
+    answer = parse(result, {**given, "seconds": seconds}, source=source, error=InputError)
+    again = {name: held for name, held in to_json(answer).items() if name != "seconds"}
+    differing = [key for key in again | content if again.get(key, ()) != content.get(key, ())]
     if differing:
         raise InputError(f"A {source} contradicts itself in: {', '.join(differing)}.")
-    return found
+    return answer
 
 
 def _point(value: Any) -> dict[str, Any]:

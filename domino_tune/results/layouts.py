@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from domino_tune.base.tables import Table
-from domino_tune.results import LabelledPlan, to_json
+from domino_tune.results import LabelledPlan
 from domino_tune.results.shown import Shown, factor, frame, money, ms, named, plan_words, share
 from domino_tune.results.simulate import Simulated, SimulateResult
 from domino_tune.results.tune import RunsThere, frameworks_table, stopped_words
@@ -122,12 +122,6 @@ class Layouts(Shown):
         """Return one row a layout, fastest first."""
         rows = [{**asdict(one), "plan": one.plan.label} for one in self.layouts]
         return frame(rows, [item.name for item in fields(LayoutResult)])
-
-    def to_json(self) -> Any:
-        """Return the layouts first, and the simulation of the best one last."""
-        names = [item.name for item in fields(self) if item.name != "best"]
-        answer = {name: to_json(getattr(self, name)) for name in ("layouts", *names)}
-        return {**answer, "simulation": to_json(self.best)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from domino_tune.base.tables import Table
-from domino_tune.results import HIDDEN, to_json
+from domino_tune.results import HIDDEN
 from domino_tune.results.shown import NONE, Shown, factor, frame, memory, ms, percent
 from domino_tune.results.simulate import Interval, workload_line
 from domino_tune.results.tune import TuneResult
@@ -54,10 +54,11 @@ class MeasuredTuneResult(TuneResult):
     """``best`` simulates the plan that measured fastest.
 
     ``optimality`` is ``best_found``, or ``all_measured`` where every plan of the space was run.
-    ``measured``: all plans in the order of their runs, the baseline first; ``chosen`` and
-    ``baseline`` are two of them. ``stopped`` is trials, small gain or all measured. ``new_runs``:
-    plans that this call ran; the others were in ``evidence``. ``comparisons``: launches that ran
-    measured plans again, side by side; ``evaluations`` does not count them.
+    ``measured``: all plans in the order of their runs, the baseline first. ``chosen``, the best,
+    and ``baseline`` are two of them; all other times are simulated. ``stopped`` is trials, small
+    gain or all measured. ``new_runs``: plans that this call ran; the others were in ``evidence``.
+    ``comparisons``: launches that ran measured plans again, side by side; ``evaluations`` does not
+    count them.
     """
 
     chosen: MeasuredPlan
@@ -101,32 +102,6 @@ class MeasuredTuneResult(TuneResult):
 
     def _ranked(self) -> list[MeasuredPlan]:
         return sorted(self.measured, key=lambda one: (one.speedup is None, -(one.speedup or 0)))
-
-    def to_json(self) -> Any:
-        """Return what was measured, then the fields of `tune`.
-
-        A time is simulated where its name does not contain ``measured``.
-        """
-        mine = {item.name for item in fields(self)} - {item.name for item in fields(TuneResult)}
-        answer = {name: value for name, value in super().to_json().items() if name not in mine}
-        best = {
-            **answer.pop("best"),
-            "measured_ms": to_json(self.chosen.measured_ms),
-            "measured_interval_ms": to_json(self.chosen.measured_interval_ms),
-            "measured_speedup": to_json(self.chosen.speedup),
-            "measured_speedup_interval": to_json(self.chosen.speedup_interval),
-        }
-        rest = {
-            name: to_json(getattr(self, name)) for name in sorted(mine - {"chosen", "baseline"})
-        }
-        return {
-            "objective": "measure",
-            "best": best,
-            "measured_baseline_ms": to_json(self.baseline.measured_ms),
-            "measured_baseline_interval_ms": to_json(self.baseline.measured_interval_ms),
-            **rest,
-            **answer,
-        }
 
 
 def _frame_row(one: MeasuredPlan, chosen: bool) -> dict[str, Any]:

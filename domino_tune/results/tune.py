@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from domino_tune.base.tables import Table
-from domino_tune.results import LabelledPlan, to_json
+from domino_tune.results import LabelledPlan, fields_json
 from domino_tune.results.shown import Shown, frame, ms
 from domino_tune.results.simulate import Simulated, SimulateResult
 
@@ -56,15 +56,9 @@ def frameworks_table(frameworks: Sequence[RunsThere]) -> Table:
 # Result of tune -----------------------------------------------------------------------------------
 # The best plan, the trials, the grid of cuts, and the effect of contention.
 
-SPEEDUPS: Final = (
-    "baseline_ms", "no_comm_ms", "speedup", "baseline_no_sp_ms", "speedup_no_sp",
-)  # fmt: skip
-"""Fields of the best plan's simulation that JSON repeats next to it."""
-BEST: Final = (
-    "iteration_ms", "fits", "fits_chance", "peak_memory_gib", "memory_gib",
-    "tokens_per_second_per_gpu", "tflops_per_gpu", "mfu", *SPEEDUPS,
-)  # fmt: skip
-"""Fields that JSON gives for the best plan itself, as ``simulate`` does."""
+WORTH: Final = ("baseline_ms", "no_comm_ms", "speedup")
+"""What the best plan is worth: numbers of its simulation that JSON repeats beside it, which scripts
+ask first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,12 +135,12 @@ class Tuned(Shown):
     evaluations: int
     pruned: int
     infeasible: dict[str, int]
-    trials: tuple[TrialResult, ...]
-    grid: tuple[GridCell, ...]
     contention: ContentionSensitivity | None
     seconds: float
     stopped_by: str | None = None
     frameworks: tuple[RunsThere, ...] = ()
+    grid: tuple[GridCell, ...]
+    trials: tuple[TrialResult, ...]
 
     def tables(self) -> Sequence[Table]:
         """Return the best plan, what frameworks run, the grid of cuts, and the closest rivals."""
@@ -168,28 +162,10 @@ class Tuned(Shown):
         return frame(rows)
 
     def to_json(self) -> Any:
-        """Return the JSON form, with the best plan first and the trials, which are long, last."""
-        best = self.best
-        answer = {
-            "best": {
-                "plan": to_json(best.plan),
-                **{name: to_json(getattr(best, name)) for name in BEST},
-                "micro_batch_size": best.workload.micro_batch_size,
-                "grad_accumulation": best.workload.grad_accumulation,
-            },
-            **{name: to_json(getattr(best, name)) for name in SPEEDUPS},
-            **{
-                item.name: to_json(getattr(self, item.name))
-                for item in fields(self)
-                if item.name not in ("best", "trials", "grid")
-            },
-        }
-        return {
-            **answer,
-            "simulation": to_json(best),
-            "grid": to_json(self.grid),
-            "trials": to_json(self.trials),
-        }
+        """Return the fields, and what the best plan is worth beside it."""
+        told = fields_json(self)
+        best = told.pop("best")
+        return {"best": best, **{name: best[name] for name in WORTH}, **told}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,6 +51,8 @@ from domino_tune.verbs.whatif import ask, best_plan, best_so_far
 from simulator.case import Case
 from simulator.dtypes import MS_PER_NS
 from simulator.errors import DominoTuneError, InputError
+from simulator.plan import SlicePlan
+from simulator.specs import Workload
 
 # The files of a search ----------------------------------------------------------------------------
 # Its plans, its page, and its timelines.
@@ -148,7 +150,7 @@ def _left(cases: Sequence[CasePlans], records: Sequence[Record]) -> int | None:
 
 
 def _best_plan(cases: Sequence[CasePlans], records: Sequence[Record]) -> dict[str, Any] | None:
-    """Return the best plan as the result will state it; None if no plan was evaluated yet."""
+    """Return the best plan in brief; None if no plan was evaluated yet."""
     found = [
         (trial, plans.case.workload)
         for plans, record in zip(cases, records, strict=True)
@@ -158,9 +160,13 @@ def _best_plan(cases: Sequence[CasePlans], records: Sequence[Record]) -> dict[st
         return None
     best = choose_best(trial for trial, _ in found)
     workload = next(its for trial, its in found if trial is best)
+    return _brief(best.plan, best.iteration_ns * MS_PER_NS, workload)
+
+
+def _brief(plan: SlicePlan, iteration_ms: float, workload: Workload) -> dict[str, Any]:
     return {
-        "plan": to_json(best.plan),
-        "iteration_ms": to_json(best.iteration_ns * MS_PER_NS),
+        "plan": to_json(plan),
+        "iteration_ms": to_json(iteration_ms),
         "micro_batch_size": workload.micro_batch_size,
         "grad_accumulation": workload.grad_accumulation,
     }
@@ -300,7 +306,12 @@ def _found(
     """Return the outcome of a search after ``done`` evaluations: its answer and its files."""
     answer = to_json(result)
     del answer["seconds"]  # of this run, not of the task
-    best = answer["best"] if isinstance(result, TuneResult) else answer["layouts"][0]
+    if isinstance(result, TuneResult):
+        found = result.best
+        best = _brief(found.plan, found.iteration_ms, found.workload)
+        best["baseline_ms"] = to_json(found.baseline_ms)
+    else:
+        best = answer["layouts"][0]
     stopped_by: Any = result.stopped_by
     total = None if stopped_by else done
     return Outcome(

@@ -134,7 +134,7 @@ class Customers:
 
     def report_measurement(self, job: AcknowledgedJob) -> None:
         """Report a measurement of a tune that is done."""
-        simulated = self._request("GET", job.path).json()["result"]["simulation"]
+        simulated = self._request("GET", job.path).json()["result"]["best"]
         key = f"{job.path.rpartition('/')[2]}-{len(job.measurements)}"
         of = job.path.rpartition("/")[2]
         body = {"kind": "validate", "of": of, "result": measurement(simulated)}

@@ -139,7 +139,7 @@ def test_a_long_one_is_stopped_and_another_deleted(client: httpx.Client) -> None
 
 def test_a_validation_stands_beside_its_tune(client: httpx.Client) -> None:
     tune = finished(client, "tune")
-    said = {"of": tune["id"], "result": measured(tune["result"]["simulation"])}
+    said = {"of": tune["id"], "result": measured(tune["result"]["best"])}
     found = good(client.post("/v1/jobs", json=job(said, "validate")))
     assert (found["state"], found["request"]["of"]) == ("done", tune["id"])
     mine = next(one for one in found["result"]["plans"] if one["tuned"])

@@ -106,7 +106,7 @@ def test_every_verb_takes_the_profile(
         )[0]
     )  # fmt: skip
     assert tuned["optimality"] == optimality
-    shares = tuned["simulation"]["confidence_shares"]
+    shares = tuned["best"]["confidence_shares"]
     # Every look-up is of a measured row; only what contention adds is a law's.
     assert set(shares) <= {"measured", "fitted"}
     assert shares["measured"] > 0

@@ -113,8 +113,8 @@ def test_on_the_command_line(
     answer = json.loads(done.out)
     assert answer["objective"] == "measure"
     assert answer["best"]["plan"]["label"] == result.chosen.plan.label
-    assert answer["best"]["measured_ms"] == to_json(result.chosen.measured_ms)
-    assert answer["measured_baseline_ms"] == to_json(result.baseline.measured_ms)
+    assert answer["chosen"]["measured_ms"] == to_json(result.chosen.measured_ms)
+    assert answer["baseline"]["measured_ms"] == to_json(result.baseline.measured_ms)
     assert len(answer["measured"]) == answer["evaluations"] == 3
     assert load_plan(path).plan == result.chosen.plan
 

@@ -112,7 +112,7 @@ def test_something_else_altogether(bad: Any) -> None:
 
 def test_a_plan_that_cannot_be_is_named(local: TuneResult) -> None:
     bad = sent(local)
-    bad["simulation"]["plan"]["order"] = "backwards"
-    message = r"^simulation: plan\.order: must be 'greedy', .* or 'paper', got 'backwards'"
+    bad["best"]["plan"]["order"] = "backwards"
+    message = r"^tune result: best\.plan\.order: must be 'greedy', .* or 'paper', got 'backwards'"
     with pytest.raises(InputError, match=message):
         result_from_json("tune", bad, seconds=1.0)

@@ -228,7 +228,7 @@ def test_the_command_prints_layouts_and_writes_the_best_plan(run: Runner, tmp_pa
     assert all(name in one for one in shown["layouts"] for name in names)
     assert (shown["optimality"], len(shown["layouts"])) == ("proven", shown["candidates"])
     assert shown["evaluations"] > 0
-    written, compared = load_plan(str(plan)), shown["simulation"]["verdict"]["contestants"]
+    written, compared = load_plan(str(plan)), shown["best"]["verdict"]["contestants"]
     assert written.cluster.world_size == 4
     leader = max((one for one in compared if one["fits"]), key=lambda one: one["chance"])
     assert written.plan.strategy == leader["strategy"]

@@ -74,7 +74,7 @@ def test_micro_batch_is_tuned_with_the_global_batch_kept(run: Runner) -> None:
         "--trials", "2",
     )  # fmt: skip
     assert {trial["micro_batch_size"] for trial in result["trials"]} == {1, 2, 4}
-    best = result["best"]
+    best = result["best"]["workload"]
     assert best["micro_batch_size"] * best["grad_accumulation"] == 4
 
 
