@@ -18,7 +18,7 @@ from typing import Final, Literal, NamedTuple
 import psutil
 
 from lab.mutants.covered import DATA, SECONDS, SETTINGS, Covering
-from lab.mutants.faults import ALL_CASES, MUTATED, Fault, area_of, ordered_tests
+from lab.mutants.faults import ALL_CASES, MUTATED, TOLD, Fault, area_of, ordered_tests
 
 NOT_COPIED: Final = shutil.ignore_patterns(".*", "out", "__pycache__", "*.egg-info")
 STUCK_CPU_S: Final = 200
@@ -91,13 +91,7 @@ class Tree:
         fails with the fault, again alone, or is stuck with it, and passes without it. A fault
         survives when all have passed, and is unjudged when the CPU time runs out before."""
         left_s, area, flaky = most_cpu_s, area_of(fault.path), set[str]()
-        source = (self.root / fault.path).read_text("utf-8")
-        covering = self.covering.tests(fault.path, source, fault.line)
-        others = (
-            self.covering.first(files, fault.path, source, fault.line)
-            for files in ordered_tests(self.root, fault.path)
-        )
-        for tests in (covering, *others):
+        for tests in self._tests(fault):
             while (run := self._run_with(fault, area, tests, left_s, flaky)).how != "passed":
                 left_s -= run.cpu_s
                 if run.how == "limit" or run.last in {*flaky, *self.broken()}:
@@ -111,6 +105,17 @@ class Tree:
                     flaky.add(run.last)
             left_s -= run.cpu_s
         return "survived", ""
+
+    def _tests(self, fault: Fault) -> Iterator[list[str]]:
+        """Yield tests that run a fault's line; then files of tests, the nearest of the unit ring,
+        its others, and so of the real ring, where tests take longer."""
+        where = fault.path, (self.root / fault.path).read_text("utf-8"), fault.line
+        yield self.covering.tests(*where)
+        near_and_far = ordered_tests(self.root, fault.path)
+        for ring in TOLD["rings"]:
+            for files in near_and_far:
+                of_ring = [file for file in files if file.startswith(f"tests/{ring}/")]
+                yield self.covering.first(of_ring, *where)
 
     def broken(self) -> list[str]:
         """Return the tests that fail without any fault, which are left out."""

@@ -6,28 +6,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from statistics import mean
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from domino_tune.base.cores import on_all_cores
+from domino_tune.base.cores import in_turn, on_all_cores
 from domino_tune.requests import SimulateRequest
 from domino_tune.search.calibration import (
     CONSTANT_SHARE,
     LAUNCH_ERROR,
     LEAST_ERROR,
     NOISE,
+    NOISE_RUNS,
     Fitted,
     MeasuredRun,
+    _best,
+    _Problem,
     fit_runs,
     predicted_ms,
 )
 from domino_tune.store.profiles import load_profile
 from domino_tune.verbs.resolve import plan_of, resolve
-from simulator.draws import MOST_FACTOR, PARTS, Draw
+from simulator.draws import MOST_FACTOR, PARTS, Draw, family_of
 from simulator.dtypes import MS_PER_NS
-from simulator.predict import predict
+from simulator.predict import played, predict
 from simulator.profile import Profile
 
 LAYOUTS: Final[tuple[dict[str, Any], ...]] = (
@@ -188,6 +192,70 @@ def test_factors_are_fitted_again_only_where_the_noise_has_changed(
     once = [fit_runs(told) for told in (alone, off)]
     assert usual[0] == once[0]
     assert usual[1] != once[1]
+
+
+@pytest.mark.parametrize("rounding_ms", [0.0, 0.05, 5.0])
+def test_noise_of_one_run_by_hand(rounding_ms: float) -> None:
+    """The prior counts NOISE_RUNS times, the run once less the share that the unknowns explain.
+    What rounding explains is no noise."""
+    run = replace(runs()[0], rounding_ms=rounding_ms)
+    problem = _Problem([run], in_turn)
+    x = np.zeros(len(problem.names) + 1)
+    told = float((problem.jacobian(x)[0] ** 2).sum())
+    off = np.log(problem.times_ms(x)[0] / run.measured_ms)
+    unexplained = max(0.0, off**2 - (rounding_ms / run.measured_ms) ** 2 / 3)
+    problem.learn_noise(x)
+    squares = NOISE_RUNS * NOISE**2 + unexplained
+    assert problem.noise**2 == pytest.approx(squares / (NOISE_RUNS + 1 / (1 + told)))
+
+
+def test_a_parts_prior_is_its_ops_errors_by_their_times() -> None:
+    run = runs()[0]
+    found = fit_runs([run])
+    alone = played(run.case, run.plan)
+    for part, families in PARTS.items():
+        spent = unsure = 0.0
+        for op in alone.schedule.ops():
+            if family_of(op.signature) in families:
+                estimate = alone.cost.estimate(op.signature)
+                spent += estimate.duration_us
+                unsure += estimate.duration_us * estimate.error
+        assert (part in found.parts) == bool(spent)
+        if spent:
+            prior = max(LEAST_ERROR, unsure / spent)
+            assert found.parts[part].prior == pytest.approx(prior, rel=1e-9), part
+
+
+def test_a_fit_is_as_it_was() -> None:
+    """What is assumed of noise, constants and hosts is in these numbers."""
+    known = {
+        "gemm": (1.0375, 0.0418), "attention": (1.004, 0.099), "pointwise": (1.1909, 0.061),
+        "collective": (1.0074, 0.045), "collective_between_nodes": (1.2533, 0.0436),
+    }  # fmt: skip
+    found = {name: (one.factor, one.error) for name, one in fitted().parts.items()}
+    assert found == {name: pytest.approx(numbers, rel=5e-3) for name, numbers in known.items()}
+    times_ms = fitted().constant_ms, fitted().constant_prior_ms, fitted().constant_error_ms
+    assert times_ms == pytest.approx((0.15194, 0.18781, 0.0899), rel=5e-3)
+    assert fitted().noise == pytest.approx(0.013942, rel=5e-3)
+
+
+def test_of_several_hosts_the_likeliest_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that would end worse is passed over; those after it are tried."""
+    costs = {0.0: 1.0, 4.0: 0.1, 8.0: 0.5, 12.0: 0.7}
+    likely, tried = {4.0: 1.0, 8.0: 0.9, 12.0: 0.4}, list[float]()
+
+    class Hosts:
+        def likely_cost(self, x: NDArray[np.float64]) -> float:
+            return likely[x[0]]
+
+    def squares(_: object, start: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+        tried.append(start[0])
+        return start, costs[start[0]]
+
+    monkeypatch.setattr("domino_tune.search.calibration._least_squares", squares)
+    found = _best(cast("_Problem", Hosts()), [np.array([one]) for one in costs])
+    assert found[0] == 8.0
+    assert tried == [0.0, 8.0, 12.0]
 
 
 def test_more_cores_give_the_same_answer() -> None:

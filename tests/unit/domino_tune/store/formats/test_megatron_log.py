@@ -427,6 +427,8 @@ def test_iterations_that_warm_up_are_told() -> None:
 
 
 def test_a_start_without_iterations_is_named() -> None:
-    again = "\n".join(log(GPT).split("\n")[1 : -len(TIMES)])
-    with pytest.raises(InputError, match=r"restarted in line \d+, and from there on has no line"):
+    whole = log(GPT).split("\n")
+    again = "\n".join(whole[1 : -len(TIMES)])
+    restart = f"restarted in line {len(whole) + 1}, and from there on has no line"
+    with pytest.raises(InputError, match=restart):
         read_megatron_log(f"{log(GPT)}\n{again}", "run.log")
