@@ -318,7 +318,7 @@ def _update(t: Templates, source: tuple[Ref, ...]) -> list[OpTemplate]:
     ops.append(t.op("step.adam", -1, adam, source, Ref("step.done"), 0))
     if scaled:  # once for the largest number, once to write
         narrower = s.pointwise("copy", 2 * whole * parameters, kept * parameters)
-        reads = (*ops[0].writes, *ops[-1].writes)
+        reads = (*source, *ops[-1].writes)
         ops.append(t.op("step.scale_moments", -1, narrower, reads, Ref("step.scaled"), 0))
     if apart:
         copies = s.pointwise("copy", MAIN_BYTES * parameters, s.element * parameters)

@@ -22,6 +22,7 @@ from domino_tune.runtime.lanes.lane import (
     all_reduce,
     into_one,
     perform,
+    pretend,
     reduce_scatter,
     settle,
 )
@@ -54,6 +55,17 @@ def test_one_tensor_has_the_layout_of_its_parts(tmp_path: Path) -> None:
         assert len(found) == 4
         for parts, at_once in found:
             assert torch.equal(parts, at_once)
+
+
+def test_collectives_that_do_not_run_leave_what_equal_ranks_would_give() -> None:
+    part = torch.arange(12.0).view(4, 3)
+    for make, rows in ((all_gather, [part, part]), (reduce_scatter, [part[:2]])):
+        call = make(part.clone(), 2)
+        pretend(call)
+        assert torch.equal(call.target, torch.cat(rows))
+    call = all_reduce(part.clone())
+    pretend(call)
+    assert torch.equal(call.target, part)
 
 
 # An orderly end -----------------------------------------------------------------------------------
