@@ -111,7 +111,6 @@ def test_on_the_command_line(
     done = run(*words(request_, "--json", "--out", str(path)))
     assert done.code == 0, done.err
     answer = json.loads(done.out)
-    assert answer["objective"] == "measure"
     assert answer["best"]["plan"]["label"] == result.chosen.plan.label
     assert answer["chosen"]["measured_ms"] == to_json(result.chosen.measured_ms)
     assert answer["baseline"]["measured_ms"] == to_json(result.baseline.measured_ms)
