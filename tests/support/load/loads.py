@@ -157,7 +157,7 @@ async def turns(visitor: Visitor, service: Service, duration: Duration) -> list[
 
     async def ask() -> None:
         for number in count():
-            await visits.new_simulation(visitor, number % 100, time.monotonic())
+            await visits.new_simulation(visitor, number, time.monotonic())
             if time.monotonic() > end_s:
                 return
 

@@ -142,8 +142,9 @@ def what_if(number: int) -> dict[str, Any]:
 
 
 def another(number: int) -> dict[str, Any]:
-    """Return a simulation of the 13B model. Each ``number`` to 100 has another sequence."""
-    return {**GPT3_13B, "seq_length": 1024 - 8 * number}
+    """Return a simulation of the 13B model. Each ``number`` has another batch."""
+    sequences, shorter = 16 + number // 100, number % 100
+    return {**GPT3_13B, "micro_batch_size": sequences, "seq_length": 1024 - 8 * shorter}
 
 
 def large(number: int) -> dict[str, Any]:

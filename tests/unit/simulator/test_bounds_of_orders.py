@@ -31,9 +31,9 @@ PLANS = (
 
 
 @pytest.mark.sampled(count=3)
-@pytest.mark.parametrize("block", range(0, 120, 15))
+@pytest.mark.parametrize("block", range(0, 120, 10))
 def test_bounds_of_orders_hold(block: int) -> None:
-    for seed in range(block, block + 15):
+    for seed in range(block, block + 10):
         check_space_bounds(seed)
 
 

@@ -70,6 +70,7 @@ def case_on(machine: str, rng: random.Random) -> Case:
     )  # fmt: skip
 
 
+@pytest.mark.sampled(count=2)
 @pytest.mark.parametrize("machine", MACHINES)
 def test_bounds_of_rivals_are_not_above_their_times_and_near_them(machine: str) -> None:
     shares = []

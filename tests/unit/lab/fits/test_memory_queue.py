@@ -1,4 +1,4 @@
-"""The law of how long collectives wait for memory, and its fit to our H200's records."""
+"""The law of how long collectives wait for memory, fitted to times that it makes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,11 @@ from itertools import product
 
 import pytest
 
-from domino_tune.store.profiles import load_profile
-from lab.fits.common import Sources
-from lab.fits.contention import Streamed, fit_memory, streamed_cells
-from lab.fits.measured import attained_gb_s, h200_ops
+from lab.fits.contention import Streamed, fit_memory
 from simulator.contention import MemoryQueue
 from simulator.errors import InputError
-from tests.conftest import REPOSITORY
 
 LAW = MemoryQueue(attained_gb_s=4000, busiest=0.95, wait=0.03, by_cta=0.05, error=0.0)
-SOURCES = Sources(REPOSITORY / "data", REPOSITORY / "measurements")
 
 
 def cells(factor: float = 1.01) -> list[Streamed]:
@@ -40,10 +35,3 @@ def test_an_op_of_its_own_kind_shows_in_what_is_left_out() -> None:
 def test_one_op_is_too_few() -> None:
     with pytest.raises(InputError, match="at least two ops"):
         fit_memory(cells()[:4], 4000)
-
-
-def test_the_bundled_law_is_that_of_the_records() -> None:
-    attained = attained_gb_s(h200_ops(SOURCES))
-    law = fit_memory(streamed_cells(SOURCES.ours("contention")), attained)[0]
-    assert load_profile("h200-sxm").section("contention").fit.memory == law
-    assert law.error < 0.05
