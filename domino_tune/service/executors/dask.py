@@ -121,6 +121,10 @@ class DaskExecutor:
             return _result(call)
         finally:
             with suppress(Exception):
+                if not call.done():  # its worker would wait for a variable that is not there
+                    variable.set("end")
+                    call.exception(timeout=CLOSE_S)
+            with suppress(Exception):
                 variable.delete()
                 client.unsubscribe_topic(name)
                 call.release()
