@@ -189,18 +189,18 @@ def _recipe(rng: random.Random) -> dict[str, Any]:
     job: dict[str, Any] = {
         "model": model, "profile": profile, "seq_length": rng.choice((2048, 4096)),
         "tp": rng.choice((1, 2, 4)), "micro_batch_size": rng.choice((1, 2, 4)),
-        "fp8_recipe": rng.choice(recipes),
+        "fp8_recipe": rng.choice(recipes), "dp": 8,
     }  # fmt: skip
     if job["fp8_recipe"] != "none":
         job["fp8_param_gather"] = rng.random() < 0.3
     if RECIPES[model]:
         job |= {
-            "dp": 8, "ep": rng.choice((2, 4, 8)), "etp": rng.choice((1, job["tp"])),
+            "ep": rng.choice((2, 4, 8)), "etp": rng.choice((1, job["tp"])),
             "moe_dispatcher": rng.choice(("alltoall", "allgather", "deepep", "hybridep")),
             "moe_imbalance": rng.choice(("1", "1", "1.5")), "overrides": RECIPES[model],
         }  # fmt: skip
     else:
-        job |= {"dp": 8, "data_parallel": rng.choice(("distributed-optimizer", "fsdp"))}
+        job["data_parallel"] = rng.choice(("distributed-optimizer", "fsdp"))
     job |= rng.choice(({}, {"grad_accumulation": 4}, {"pp": 2, "grad_accumulation": 8}))
     job |= rng.choice((
         {}, {}, {"recompute": "selective"}, {"recompute": "full"}, {"cuda_graph": True},

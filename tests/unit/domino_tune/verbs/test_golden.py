@@ -11,7 +11,7 @@ import pytest
 from domino_tune.requests import SimulateRequest
 from domino_tune.verbs.resolve import Chosen, plan_of, resolve
 from domino_tune.verbs.simulate import simulate_plan
-from tests.support.golden import FILE, RECIPE, cases
+from tests.support.golden import FILE, NUMBERS, RECIPE, cases
 
 KNOWN = json.loads(FILE.read_text("utf-8"))
 SIMULATED = [case for case in cases() if case[1] == "simulate"]
@@ -27,15 +27,9 @@ CHOSEN = [
 )
 def test_a_prediction_is_as_it_was(name: str, arguments: dict[str, Any]) -> None:
     """Where it changes as it should: `python -m tests.support.golden --write`."""
-    known = {what: of_it for what, of_it in KNOWN[name].items() if what not in ("ask", "digest")}
-    assert numbers(arguments) == pytest.approx(known, rel=1e-6, abs=1e-6)  # rounded so
-
-
-def numbers(arguments: dict[str, Any]) -> dict[str, Any]:
-    request = SimulateRequest(**arguments)
+    request, known = SimulateRequest(**arguments), KNOWN[name]
     case = resolve(request)
     found = simulate_plan(case, Chosen.of(case, plan_of(request, None, case), None))
-    return {
-        "iteration_ms": found.iteration_ms, "speedup": found.speedup, "mfu": found.mfu,
-        "peak_memory_gib": found.peak_memory_gib, "clock_mhz": found.clock_mhz,
-    }  # fmt: skip
+    told = {what: getattr(found, what) for what in NUMBERS if what in known}
+    known = {what: known[what] for what in told}
+    assert told == pytest.approx(known, rel=1e-6, abs=1e-6)  # rounded so
