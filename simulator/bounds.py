@@ -49,7 +49,7 @@ import numpy as np
 
 from simulator.build import Builder
 from simulator.case import Case, Chunk
-from simulator.curves import FAMILIES, PASSES, Pass, slices_of
+from simulator.curves import FAMILIES, PASSES, Pass, Prices, slices_of
 from simulator.dtypes import S_PER_NS
 from simulator.greedy import order_of
 from simulator.kernels import lives, windows
@@ -59,7 +59,7 @@ from simulator.ops import Gemm, Signature
 from simulator.overlap import EP_OVERLAP
 from simulator.pipeline.program import hosts_lead
 from simulator.plan import SlicePlan
-from simulator.ranks import Layers, PassCurves, Rank, joined, joins_edges, waits_for_gathers
+from simulator.ranks import Layers, PassCurves, Rank, Shared, joined, joins_edges, waits_for_gathers
 from simulator.recipes import edge_key, mode_of
 from simulator.schedule import TP, Repeat
 from simulator.shapes import Shapes
@@ -160,8 +160,8 @@ class Bounds:
 
     def __init__(self, case: Case, layers: Layers | None = None) -> None:
         self.case, self._law = case, case.power
-        self._layers = layers or Layers()
-        self.prices = self._layers.prices(case)
+        self._layers = layers or Layers(Shared(Prices.of(case)))
+        self.prices = self._layers.prices
         self._busiest = self._place(case.busiest_rank)
         self._critical = [self._place(number) for number in case.critical_ranks]
         self._micros = case.workload.grad_accumulation
@@ -422,7 +422,7 @@ class Bounds:
         what, columns = (Bounds, mhz.tobytes()), len(mhz) + 1
         most = rows_of(self.case.cost, what, listing.table, self._most, columns)
         rows = most.of(listing.numbers)[ops[listing.listed, lives.O_SIGNATURE]]
-        exposed_ns, law = np.empty(len(mhz)), self.busiest.slow([plan], which)[0]
+        exposed_ns, law = np.empty(len(mhz)), self.busiest.slow([plan])[0]
         call("exposed_at", found, count, rows[:, 0].copy(), rows[:, 1:].copy(), law, exposed_ns)
         return exposed_ns
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 import numpy as np
 
 from simulator.case import Case
-from simulator.contention import SCALE
+from simulator.contention import SCALE, ContentionFamily
 from simulator.cost import CostModel, moved_by
 from simulator.dtypes import S_PER_NS
 from simulator.issue_order import (
@@ -56,7 +56,6 @@ CUT_FRAGMENTS: Final = frozenset(
 )
 WAITED: Final = frozenset({"norm", "residual_bwd"})
 """Fragments whose gathers come before anything else of their block."""
-NORM_AGAIN: Final = f"norm{AGAIN}"
 
 
 def kept(
@@ -164,15 +163,14 @@ class Work(NamedTuple):
         return total
 
 
-Works = dict[tuple[int, bool], Work]
-"""Sums of recipes, which stay, by their id, and whether layers are recomputed whole."""
+Works = dict[int, Work]
+"""Sums of recipes, which stay, by their id."""
 Blocks = dict[tuple[object, ...], Work]
 """Sums of a block's pass, by ``Recipes.block_key``."""
 
 
-def added_up(recipe: Recipe, prices: Prices, *, again: bool = False) -> Work:
-    """Return the sums of a recipe. ``again``: layers are recomputed whole, so that a block begins
-    with the gather of a norm that is played again."""
+def added_up(recipe: Recipe, prices: Prices) -> Work:
+    """Return the sums of a recipe."""
     launch = prices.cost.launch
     inline, ahead = launch.mode == "inline", launch.mode == "async"
     rows, launch_ns, hides = np.zeros((CUT + 1, len(prices.mhz))), 0.0, False
@@ -183,7 +181,7 @@ def added_up(recipe: Recipe, prices: Prices, *, again: bool = False) -> Work:
         launch_ns += times * price.launch_ns * ahead
         if not computes:
             rows[COMM] += spent_ns
-            if fragment in WAITED or (again and fragment == NORM_AGAIN):
+            if fragment in WAITED:
                 rows[GATHER] += spent_ns
             continue
         if inline:
@@ -241,21 +239,30 @@ class LayerPasses(NamedTuple):
         return found
 
 
+def _both_of(forward: LayerPass, backward: LayerPass) -> LayerPass:
+    """Return backward of a layer that is recomputed whole: any compute may hide its collectives."""
+    rows, waited_ns = forward.rows + backward.rows, None
+    if forward.waited_ns is not None and backward.waited_ns is not None:
+        waited_ns = forward.waited_ns + backward.waited_ns
+    return LayerPass(rows, rows[:COUNT], forward.launch_ns + backward.launch_ns, waited_ns)
+
+
 class LayerCurves:
     """Passes of layers of one kind, for all plans of one micro-batch and its ranks; each made
     once. ``recipes``: those of a uniform stack; ``works``: sums that are known already, and
-    ``attention``, those of its block; ``kept``: the same layers without recomputation, whose passes
-    forward they have."""
+    ``attention``, those of its block; ``kept``: for layers that are recomputed whole, the same ones
+    without recomputation, both of whose passes are played in backward."""
 
     def __init__(
         self, recipes: Recipes, prices: Prices, works: Works, attention: Blocks,
         kept: LayerCurves | None = None,
     ) -> None:  # fmt: skip
         self.recipes, self.prices, self.case = recipes, prices, recipes.case
-        self._kept = kept
+        self.kept = kept
         self._has_experts = self.case.model.num_experts > 0
         self._works = works
         self._fragments: dict[int, Work] = {}
+        self._families: dict[SlicePlan, frozenset[ContentionFamily]] = {}
         self._blocks: dict[str, Blocks] = {"attn": attention, "mlp": {}}
         self._passes: dict[tuple[object, ...], LayerPass] = {}
         self._several: dict[tuple[Pass, tuple[SlicePlan, ...]], LayerPasses] = {}
@@ -278,8 +285,8 @@ class LayerCurves:
 
     def one(self, plan: SlicePlan, which: Pass) -> LayerPass:
         """Return the pass of a plan."""
-        if self._kept and which == "forward":
-            return self._kept.one(plan, which)
+        if self.kept and which == "forward":
+            return self.kept.one(plan, which)
         pieces = slices_of(self.case, plan, which)
         merges = which == "backward" and plan.merge_wgrad
         key = which, mode_of(plan), plan.row_slices, pieces, merges
@@ -289,6 +296,8 @@ class LayerCurves:
         return found
 
     def _made(self, plan: SlicePlan, which: Pass, pieces: tuple[int, ...]) -> LayerPass:
+        if self.kept:
+            return _both_of(*(self.kept.one(plan, one) for one in PASSES))
         attn, mlp = self._both(plan, which)
         rows = attn.rows + mlp.rows
         hiding_ns = rows[:COUNT]
@@ -303,6 +312,23 @@ class LayerCurves:
             hiding_ns = sum((work.rows[:COUNT] for work in works), np.zeros_like(hiding_ns))
         waited_ns = self._waited_ns(plan, which) if self._has_windows(plan) else None
         return LayerPass(rows[:SUMS], hiding_ns, attn.launch_ns + mlp.launch_ns, waited_ns)
+
+    def families(self, plan: SlicePlan) -> frozenset[ContentionFamily]:
+        """Return the contention families of the collectives of an MLP's passes that count."""
+        if self.kept:
+            return self.kept.families(plan)
+        if plan not in self._families:
+            family = self.prices.cost.family
+            self._families[plan] = frozenset(
+                family(way)
+                for which in PASSES
+                for sliced in self.recipes.block(plan, "mlp", fragments_of(self.case, which))
+                for recipe, _ in sliced.recipes
+                for part in recipe.parts
+                if not part.computes
+                for way in part.ways
+            )
+        return self._families[plan]
 
     def _both(self, plan: SlicePlan, which: Pass) -> tuple[Work, Work]:
         fragments = fragments_of(self.case, which)
@@ -338,11 +364,9 @@ class LayerCurves:
         return found
 
     def _work(self, recipe: Recipe) -> Work:
-        again = self.case.workload.recompute == "full"
-        key = id(recipe), again and any(part.fragment == NORM_AGAIN for part in recipe.parts)
-        found = self._works.get(key)
+        found = self._works.get(id(recipe))
         if found is None:
-            found = self._works[key] = added_up(recipe, self.prices, again=key[1])
+            found = self._works[id(recipe)] = added_up(recipe, self.prices)
         return found
 
     # Windows ------------------------------------------------------------------------------------
@@ -409,10 +433,12 @@ def saved_ns(alone_ns: Floats, comm_ns: Floats, slow: Floats) -> Floats:
 
 
 def fragments_of(case: Case, which: Pass) -> BlockFragments:
-    """Return the fragments of a pass."""
+    """Return the fragments of a pass; of layers that are recomputed whole those of its own."""
     if which == "forward":
         return FORWARD_FRAGMENTS
-    return backward_fragments(case.workload.recompute, case.workload.modules)
+    work = case.workload
+    kind = "none" if work.recompute == "full" else work.recompute
+    return backward_fragments(kind, work.modules)
 
 
 def slices_of(case: Case, plan: SlicePlan, which: Pass) -> tuple[int, ...]:

@@ -69,7 +69,7 @@ class Estimates:
         """Return the times of both passes of a layer, and of backward alone."""
         launch_ns, spent = 0.0, []
         for which in PASSES:
-            one, slow = curves.one(plan, which), rank.slow([plan], which)[0]
+            one, slow = curves.one(plan, which), rank.slow([plan])[0]
             hiding = one.hiding_ns[:, clock]
             compute_ns, comm_ns = one.rows[:COUNT, clock].sum(), one.rows[COMM, clock]
             usual_ns = compute_ns + comm_ns - _hidden_ns(hiding, comm_ns, slow)
@@ -108,7 +108,8 @@ class Estimates:
     ) -> _Block:
         prices, spent = curves.prices, Counter[str]()
         gather_ns = last_ns = 0.0
-        fragments = curves.recipes.block(plan, block, fragments_of(curves.case, which))
+        recipes = (curves.kept or curves).recipes  # what is played again, nothing is exposed by
+        fragments = recipes.block(plan, block, fragments_of(curves.case, which))
         for recipe, played in chain.from_iterable(one.recipes for one in fragments):
             for fragment, ways, computes, replayed, each in recipe.parts:
                 price, times = prices[ways, replayed], played * each

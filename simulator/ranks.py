@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Sequence, Set
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,12 +23,10 @@ from simulator.curves import (
     Work,
     Works,
     added_up,
-    fragments_of,
     kept,
-    slices_of,
 )
 from simulator.plan import SlicePlan
-from simulator.recipes import Recipe, Recipes, edge_key, mode_of
+from simulator.recipes import FragmentRecipes, Recipe, Recipes, edge_key, mode_of
 from simulator.stack import LayerKind, is_uniform, kinds, own_kind
 
 if TYPE_CHECKING:
@@ -36,23 +35,26 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 
-AttentionBlocks = dict[tuple[LayerKind, int, bool], Blocks]
-"""Sums of attention by kind of layer, micro-batch, and whether there are several."""
+class Shared:
+    """What bounds of all layouts of a job share: prices of the machine, recipes and sums of
+    fragments, and sums of attention by how it is divided, kind of layer, micro-batch, and whether
+    there are several."""
+
+    def __init__(self, prices: Prices) -> None:
+        self.prices = prices
+        self.fragments = FragmentRecipes()
+        self.works: Works = {}
+        self.attention = defaultdict[tuple[object, ...], Blocks](dict)
 
 
 class Layers:
     """What bounds of cases share that differ in nothing but the numbers of layers of each kind,
     micro-batches and their size, stages and replicas: curves of each kind of layer, and of each
-    kind of rank. ``prices``: of their machine, which others may share, too; ``attention``: what
-    is known of attention, which others share that divide only experts in another way."""
+    kind of rank. ``shared``: what they share with others of their job."""
 
-    def __init__(
-        self, prices: Prices | None = None, attention: AttentionBlocks | None = None
-    ) -> None:
-        self._prices = prices
-        self._attention = {} if attention is None else attention
+    def __init__(self, shared: Shared) -> None:
+        self.prices, self._shared = shared.prices, shared
         self._like: Recipes | None = None
-        self._works: Works = {}
         self._kinds: dict[tuple[LayerKind, int, bool], LayerCurves] = {}
         self._ranks: dict[tuple[object, ...], Rank] = {}
         self.slow: dict[tuple[object, ...], list[float]] = {}
@@ -60,12 +62,6 @@ class Layers:
         self.passes: dict[tuple[object, ...], PassCurves] = {}
         self.least: dict[tuple[object, ...], PassCurves] = {}
         self.last_sums: dict[tuple[object, ...], Floats] = {}
-
-    def prices(self, case: Case) -> Prices:
-        """Return the prices of the machine."""
-        if self._prices is None:
-            self._prices = Prices.of(case)
-        return self._prices
 
     def kind(self, kind: LayerKind, case: Case) -> LayerCurves:
         """Return the curves of a kind of layer."""
@@ -76,23 +72,23 @@ class Layers:
             recipes = self.recipes(case if uniform else case.of(kind))
             again = kind.recompute == "full"
             kept = self.kind(kind._replace(recompute="none"), case) if again else None
-            self._kinds[key] = LayerCurves(
-                recipes, self.prices(case), self._works, self._attention.setdefault(key, {}), kept
-            )
+            shared, cluster = self._shared, case.cluster
+            attention = shared.attention[cluster.tp, cluster.cp, cluster.domain, *key]
+            self._kinds[key] = LayerCurves(recipes, self.prices, shared.works, attention, kept)
         return self._kinds[key]
 
     def recipes(self, case: Case) -> Recipes:
         """Return the recipes of a rank, or of a stack of one kind."""
-        found = Recipes(case, self._like)
+        found = Recipes(case, self._shared.fragments, self._like)
         self._like = self._like or found
         return found
 
-    def work(self, recipe: Recipe, prices: Prices) -> Work:
+    def work(self, recipe: Recipe) -> Work:
         """Return the sums of an edge's recipe."""
-        key = id(recipe), False
-        if key not in self._works:
-            self._works[key] = added_up(recipe, prices)
-        return self._works[key]
+        works = self._shared.works
+        if id(recipe) not in works:
+            works[id(recipe)] = added_up(recipe, self.prices)
+        return works[id(recipe)]
 
     def rank(self, case: Case, rank: int | None) -> Rank:
         """Return a rank of a case; None: the only one of a case without a pipeline."""
@@ -155,7 +151,7 @@ class Rank:
 
     def __init__(self, case: Case, layers: Layers) -> None:
         self.case, self.layers = case, layers
-        self.prices = layers.prices(case)
+        self.prices = layers.prices
         self.counts = kinds(case.model, case.workload)
         self.stack = tuple(self.counts)
         self._recipes = layers.recipes(case)
@@ -164,8 +160,9 @@ class Rank:
         self._layers_alone: dict[tuple[SlicePlan, ...], tuple[Floats, Floats]] = {}
         self._most_edges: dict[tuple[SlicePlan, ...], Floats] = {}
         ends = (case.chunk.embedding, case.chunk.head) if case.chunk else (True, True)
-        self._layers_alike = case.workload.micro_batch_size, self.stack
-        self._alike = case.workload.micro_batch_size, tuple(self.counts.items()), ends
+        batch = case.workload.micro_batch_size
+        self._stack_alike = batch, frozenset(kind[1:] for kind in self.stack)
+        self._alike = batch, tuple(self.counts.items()), ends
 
     def edges(self, plan: SlicePlan) -> EdgeCurves:
         """Return the compute outside the layers."""
@@ -173,9 +170,7 @@ class Rank:
         found = self._edges.get(key)
         if found is None:
             first, later = map(self._least, self._recipes.micros(plan))
-            clears, sums, update = (
-                self.layers.work(one, self.prices) for one in self._recipes.once(plan)
-            )
+            clears, sums, update = (self.layers.work(one) for one in self._recipes.once(plan))
             found = self._edges[key] = EdgeCurves(
                 clears.compute_ns + first.compute_ns, clears.rows[DRAWN] + first.rows[DRAWN],
                 later.compute_ns, later.rows[DRAWN],
@@ -201,7 +196,7 @@ class Rank:
     ) -> PassCurves:
         """Return a pass of each plan whose order exposes collectives of ``exposed_ns``."""
         case, clocks = self.case, len(self.prices.mhz)
-        slow = self.slow(plans, which)
+        slow = self.slow(plans)
         edges_ns = np.zeros((len(plans), COUNT, clocks))
         joining = [number for number, plan in enumerate(plans) if joins_edges(plan)]
         if joining:
@@ -220,7 +215,7 @@ class Rank:
 
     def _least(self, ways: Sequence[Recipe]) -> Work:
         """Return the least work of several ways to do the same."""
-        works = [self.layers.work(one, self.prices) for one in ways]
+        works = [self.layers.work(one) for one in ways]
         if len(works) == 1:
             return works[0]
         return works[0]._replace(rows=np.minimum.reduce([one.rows for one in works]))
@@ -233,7 +228,7 @@ class Rank:
             for key, plan in zip(keys, plans, strict=True):
                 if key not in rows:
                     ways = chain(*self._recipes.micros(plan))
-                    works = (self.layers.work(one, self.prices) for one in ways)
+                    works = (self.layers.work(one) for one in ways)
                     rows[key] = np.maximum.reduce([one.rows[:COUNT] for one in works])
             return np.array([rows[key] for key in keys])
 
@@ -245,7 +240,7 @@ class Rank:
         """Return a bound of the pass of one layer of any of these kinds."""
 
         def made() -> PassCurves:
-            slow, waits = self.slow(plans, which), self._waits(plans)
+            slow, waits = self.slow(plans), self._waits(plans)
             no_edges = np.zeros((len(plans), COUNT, len(self.prices.mhz)))
             several = [self.layers.kind(kind, self.case).several(plans, which) for kind in among]
             return PassCurves(
@@ -254,7 +249,7 @@ class Rank:
                 np.minimum.reduce([one.launch_ns for one in several]),
             )
 
-        key = *self._layers_alike, which, tuple(plans), among
+        key = *self._stack_alike, which, tuple(plans), among
         return kept(self.layers.least, key, plans, made)
 
     def layers_alone(self, plans: tuple[SlicePlan, ...]) -> tuple[Floats, Floats]:
@@ -275,29 +270,28 @@ class Rank:
 
         return kept(self._layers_alone, plans, plans, made)
 
-    def slow(self, plans: Sequence[SlicePlan], which: Pass) -> Floats:
-        """Return the slowdowns of a pass of each plan, as ``saved_ns`` takes them."""
+    def slow(self, plans: Sequence[SlicePlan]) -> Floats:
+        """Return the slowdowns in passes of each plan, as ``saved_ns`` takes them."""
 
         def made() -> Floats:
-            return np.array([self._slowdowns(plan, which) for plan in plans])
+            return np.array([self._slowdowns(plan) for plan in plans])
 
-        key = *self._layers_alike, tuple(plans), which
-        return kept(self.layers.slow_of_plans, key, plans, made)
+        return kept(self.layers.slow_of_plans, (*self._stack_alike, *plans), plans, made)
 
-    def _slowdowns(self, plan: SlicePlan, which: Pass) -> list[float]:
-        """Return the least slowdowns of compute families and of a collective by each other in a
-        pass, then the families in rising order of theirs, as ``kernels.windows`` takes them.
+    def _slowdowns(self, plan: SlicePlan) -> list[float]:
+        """Return the least slowdowns of compute families and of a collective by each other, then
+        the families in rising order of theirs, as ``kernels.windows`` takes them.
 
-        Where sizes matter, they are the least over all sizes that the pass sends.
+        Where sizes matter, they are the least over all sizes that the plan's passes send.
         """
-        cuts = frozenset(slices_of(self.case, plan, which))
-        key = *self._layers_alike, mode_of(plan), plan.row_slices, cuts, which
+        cuts = frozenset(plan.slices[1:])
+        key = *self._stack_alike, mode_of(plan), plan.row_slices, cuts
         found = self.layers.slow.get(key)
         if found is None:
             law = self.case.cost.contention
             pairs = [
                 [law.slowdowns((ComputeFamily(one), family)) for one in FAMILIES]
-                for family in self._collective_families(plan, cuts, which)
+                for family in self._collective_families(plan, cuts)
             ]
             slow = [min(pair[n][0] for pair in pairs) / SCALE for n in range(COUNT)]
             least = min(slow for pair in pairs for _, slow in pair) / SCALE
@@ -306,21 +300,15 @@ class Rank:
         return found
 
     def _collective_families(
-        self, plan: SlicePlan, cuts: frozenset[int], which: Pass
-    ) -> set[ContentionFamily]:
+        self, plan: SlicePlan, cuts: frozenset[int]
+    ) -> Set[ContentionFamily]:  # fmt: skip
         """Return the contention families of the collectives of a plan's layers that count."""
         case, shapes = self.case, self.case.shapes(plan)
         if shapes.moves_experts_most:
-            recipes = (
-                recipe
-                for kind in self.stack
-                for curves in (self.layers.kind(kind, case),)
-                for sliced in curves.recipes.block(plan, "mlp", fragments_of(curves.case, which))
-                for recipe, _ in sliced.recipes
-            )
-            parts = [part for recipe in recipes for part in recipe.parts if not part.computes]
-            if parts:
-                return {case.cost.family(one) for part in parts for one in part.ways}
+            curves = (self.layers.kind(kind, case) for kind in self.stack)
+            found = frozenset[ContentionFamily]().union(*(one.families(plan) for one in curves))
+            if found:
+                return found
         whole = {1} if shapes.shards_tokens else set[int]()
         rows = range(plan.row_slices)
         sizes = {shapes.hidden_bytes(row) // cut for row in rows for cut in cuts | whole}

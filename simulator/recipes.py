@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from functools import cached_property
 from typing import NamedTuple
 
 from simulator.case import Case
 from simulator.edges import Edges
 from simulator.fragments import SEES, Fragments
 from simulator.issue_order import (
-    AGAIN,
     ALL_SLICES,
     BACKWARD_FRAGMENTS,
+    BLOCKS,
     FORWARD_FRAGMENTS,
     BlockFragments,
     Token,
@@ -88,19 +86,38 @@ class _View(NamedTuple):
     is_even: bool
 
 
-class Recipes:
-    """Recipes of the plans of one case, each made once.
+class FragmentRecipes:
+    """Recipes of fragments that layouts of a job share, however they divide it; ``modes``: the
+    number of each mode of plans, by kinds of layers; ``unsliced_ops``: of tokens that are not cut
+    into slices, for windows."""
 
+    def __init__(self) -> None:
+        self.modes: dict[tuple[object, ...], int] = {}
+        self.known: dict[tuple[object, ...], Recipe] = {}
+        self.unsliced_ops: dict[tuple[object, ...], list[OpTemplate]] = {}
+
+
+class Recipes:
+    """Recipes of the plans of one case, each made once; of a layer's passes none where it is
+    recomputed whole, for they are those of one that is not.
+
+    ``fragments``: those of layouts of the same job on the same machine, with the same schedule.
     ``like``: recipes that share their caches, whose keys hold kinds of layers, numbers of tokens,
-    ends and the plan's mode: machine, tp, cp, schedule and the experts' division must be equal.
+    ends and the plan's mode: tp, cp and the experts' division must be equal, too.
     """
 
-    def __init__(self, case: Case, like: Recipes | None = None) -> None:
+    def __init__(
+        self, case: Case, fragments: FragmentRecipes, like: Recipes | None = None
+    ) -> None:  # fmt: skip
         self.case = case
         self.kinds = tuple(kinds(case.model, case.workload))
         self._batch = case.workload.micro_batch_size
-        self._modes: dict[tuple[object, ...], int] = like._modes if like else {}
-        self._fragments: dict[tuple[object, ...], Recipe] = like._fragments if like else {}
+        self._modes, self._fragments = fragments.modes, fragments.known
+        self._unsliced_ops = fragments.unsliced_ops
+        cluster = case.cluster
+        tp, experts = (cluster.tp, cluster.domain), (cluster.ep, cluster.expert_tp)
+        has_experts = any(kind.experts for kind in self.kinds)
+        self._divided = {"attn": tp, "mlp": (*tp, *experts) if has_experts else tp}
         self._sliced: dict[tuple[object, ...], Sliced] = like._sliced if like else {}
         self._micro_edges: dict[tuple[object, ...], tuple[tuple[Recipe, ...], ...]] = (
             like._micro_edges if like else {}
@@ -111,68 +128,59 @@ class Recipes:
         self._builder: tuple[SlicePlan, Fragments] | None = None
         self._last: tuple[tuple[int, bool], list[OpTemplate]] | None = None
 
-    @cached_property
-    def _kept(self) -> Recipes:
-        """Those of layers that are not recomputed."""
-        kept = replace(
-            self.case.workload, recompute="none", recompute_layers=0, recompute_modules=()
-        )
-        return Recipes(replace(self.case, workload=kept), self)
-
-    @property
-    def _again(self) -> bool:
-        """Whether layers are wholly recomputed: they have the ops of those that are not, and
-        forward's again."""
-        return self.case.workload.recompute == "full"
-
     def block(self, plan: SlicePlan, block: str, fragments: BlockFragments) -> Iterator[Sliced]:
         """Yield the recipes of the fragments of a block's pass; equal ones are one object, which
         stays."""
-        if not self._again:
-            yield from self._several(plan, block, fragments)
-            return
-        kept, ahead = self._kept, FORWARD_FRAGMENTS
-        if fragments is not ahead:
-            yield from kept._several(plan, block, ahead, again=True)
-        yield from kept._several(plan, block, ahead if fragments is ahead else BACKWARD_FRAGMENTS)
-
-    def _several(
-        self, plan: SlicePlan, block: str, fragments: BlockFragments, *, again: bool = False
-    ) -> Iterator[Sliced]:
-        """Yield the recipes of fragments; ``again``: as backward plays them again."""
         view, counts = self._view(plan), self._counts(plan, block, fragments)
         for name in fragments[block]:
-            alone = len(counts) == 1 and not is_cut(block, name) and name not in SEES
+            own = _counts_of(block, name, counts)
             merged = plan.merge_wgrad and name.endswith("_wgrad")
-            # Nothing but names of values depends on the counts then.
-            key = block, name, again, () if alone else counts
-            whole = self._batch, plan.row_slices, merged, view.mode, *key
+            whole = self._batch, plan.row_slices, merged, view.mode, block, name, own
             found = self._sliced.get(whole)
             if found is None:
                 tokens = _tokens(plan, block, name, merged, view.alike)
                 found = self._sliced[whole] = Sliced(
-                    tuple((self._of(plan, one, key, again=again), times) for one, times in tokens)
+                    tuple((self._of(plan, one, own), times) for one, times in tokens)
                 )
             yield found
 
-    def _of(self, plan: SlicePlan, token: Token, key: tuple[object, ...], *, again: bool) -> Recipe:
-        """Return the recipe of a slice, by the ``key`` of its fragment. Attention depends on what
-        is sliced; other fragments depend on the slice's number of tokens alone."""
+    def _of(self, plan: SlicePlan, token: Token, counts: tuple[int, ...]) -> Recipe:
+        """Return the recipe of a token whose fragment depends on ``counts``."""
+        key = self._token_key(plan, token, counts)
+        found = self._fragments.get(key)
+        if found is None:
+            ops = ((token.fragment, op) for op in self._ops(plan, token, key))
+            found = self._fragments[key] = self._recipe(plan, ops)
+        return found
+
+    def _ops(
+        self, plan: SlicePlan, token: Token, key: tuple[object, ...]
+    ) -> list[OpTemplate]:  # fmt: skip
+        """Return the ops of a token; of plans without slices they are kept."""
+        if plan.row_slices > 1:
+            return self._building(plan).made(token)
+        if key not in self._unsliced_ops:
+            self._unsliced_ops[key] = self._building(plan).made(token)
+        return self._unsliced_ops[key]
+
+    def _token_key(
+        self, plan: SlicePlan, token: Token, counts: tuple[int, ...]
+    ) -> tuple[object, ...]:
+        """Return what the ops of a token depend on: attention on what is sliced and on how
+        sequences are divided, other fragments on the slice's number of tokens alone."""
         name, row, view = token.fragment, token.slice, self._view(plan)
         which: tuple[object, ...] = view.unsliced, row < 0 and plan.row_slices
         if "core_attn" in name:
-            which = view.mode, ()
+            which = view.mode, self.case.cluster.cp
             if plan.slices_sequences:
-                which = view.mode, (self._batch, row, plan.row_slices)
+                which += (self._batch, row, plan.row_slices)
         elif name.endswith("_wgrad"):
             which += (row > 0 and view.is_even,)
-        key = *key, token.piece, *which, view.shapes.tokens(row)
-        found = self._fragments.get(key)
-        if found is None:
-            ops = self._building(plan).made(token)
-            name = f"{name}{AGAIN}" if again else name
-            found = self._fragments[key] = self._recipe(plan, ((name, op) for op in ops))
-        return found
+        shapes = view.shapes
+        return (
+            token.block, name, counts, token.piece, *which, shapes.tokens(row),
+            *self._divided[token.block], shapes.moves_experts_most,
+        )  # fmt: skip
 
     def _building(self, plan: SlicePlan) -> Fragments:
         """Return the builder of a plan's ops; the last one is kept."""
@@ -227,11 +235,6 @@ class Recipes:
         return self._windows[key]
 
     def _made_windows(self, plan: SlicePlan, *, forward: bool, lane: int) -> tuple[Window, ...]:
-        if self._again:
-            again = self._kept.windows(plan, forward=True, lane=lane)
-            if forward:
-                return again
-            return again + self._kept.windows(plan, forward=False, lane=lane)
         ops = [op for op in self._pass(plan, forward=forward) if op.lane in (COMPUTE, lane)]
         apart = self.case.workload.pp_schedule in WGRADS_APART
         return tuple(
@@ -250,8 +253,17 @@ class Recipes:
             work = self.case.workload
             order = fixed_order(plan, work.recompute, work.modules)
             tokens = (order.forward if forward else order.backward).tokens
-            builder = self._building(plan)
-            self._last = key, [op for token in tokens for op in builder.made(token)]
+            ahead = FORWARD_FRAGMENTS if forward else BACKWARD_FRAGMENTS
+            counts = {block: self._counts(plan, block, ahead) for block in BLOCKS}
+            self._last = (
+                key,
+                [
+                    op
+                    for token in tokens
+                    for own in (_counts_of(token.block, token.fragment, counts[token.block]),)
+                    for op in self._ops(plan, token, self._token_key(plan, token, own))
+                ],
+            )
         return self._last[1]
 
     def micros(self, plan: SlicePlan) -> tuple[tuple[Recipe, ...], ...]:
@@ -319,6 +331,13 @@ class Recipes:
         if op.slice > 0 and self._view(plan).is_even:
             return (adding,)
         return adding, signature._replace(accumulate=False)
+
+
+def _counts_of(block: str, name: str, counts: tuple[int, ...]) -> tuple[int, ...]:
+    """Return those of a block's numbers of pieces that a fragment depends on with more than the
+    names of its values."""
+    alone = len(counts) == 1 and not is_cut(block, name) and name not in SEES
+    return () if alone else counts
 
 
 def _tokens(

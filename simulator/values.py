@@ -39,7 +39,7 @@ class Ref(NamedTuple):
     @property
     def grad(self) -> Ref:
         """The gradient of an activation."""
-        return self._replace(kind="gradient")
+        return Ref(self.what, self.slice, self.piece, "gradient", *self[4:])
 
     @property
     def again(self) -> Ref:
@@ -52,7 +52,8 @@ class Ref(NamedTuple):
 
     def form(self, *forms: str | int) -> Ref:
         """Return what becomes of the value."""
-        return self._replace(forms=(*self.forms, *forms))
+        what, row, piece, kind, before, earlier, layer = self
+        return Ref(what, row, piece, kind, (*before, *forms), earlier, layer)
 
     @property
     def bare(self) -> str:
@@ -80,7 +81,7 @@ class Ref(NamedTuple):
         count = len(found.forms)
         while count and found.forms[count - 1] in IN_PLACE:
             count -= 1
-        return found._replace(forms=found.forms[:count])
+        return found if count == len(found.forms) else found._replace(forms=found.forms[:count])
 
     def __str__(self) -> str:
         earlier = "earlier." if self.earlier else ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from heapq import heappop, heappush
 from itertools import chain
 from typing import Final, NamedTuple
@@ -100,6 +100,11 @@ def recomputed(work: Workload, choices: range, again: int) -> Workload:
     kind: Recompute = "full" if again else "none"
     if (work.recompute, work.recompute_layers) == (kind, layers):
         return work
+    return _with_layers(work, kind, layers)
+
+
+@lru_cache(maxsize=4096)  # layouts that divide experts differently have the same few
+def _with_layers(work: Workload, kind: Recompute, layers: int) -> Workload:
     return replace(work, recompute=kind, recompute_layers=layers, recompute_modules=())
 
 

@@ -224,6 +224,7 @@ def usual_rivals(case: Case) -> tuple[SlicePlan, ...]:
     return (*usual, *pairs)
 
 
+@cache
 def _usual(strategy: str) -> SlicePlan:
     return replace(MEGATRON, strategy=strategy, sequence_parallel=True)  # type: ignore[arg-type]
 

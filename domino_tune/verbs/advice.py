@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from typing import Final
 
 from domino_tune.requests import TuneRequest
@@ -43,7 +44,12 @@ class Deadline:
 
 def unsliced_plans(case: Case) -> tuple[SlicePlan, ...]:
     """Return the plans of a case that slice nothing, one for each of its modes."""
-    return tuple(replace(MEGATRON, sequence_parallel=mode) for mode in case.modes)
+    return _unsliced(case.modes)
+
+
+@cache
+def _unsliced(modes: tuple[bool, ...]) -> tuple[SlicePlan, ...]:
+    return tuple(replace(MEGATRON, sequence_parallel=mode) for mode in modes)
 
 
 def weights_fit(case: Case, divided_by: int = 1) -> bool:

@@ -38,7 +38,7 @@ from simulator.curves import Prices
 from simulator.errors import InfeasiblePlanError, InputError
 from simulator.least_memory import KeptBytes, LeastBytes
 from simulator.plan import SlicePlan, row_problem
-from simulator.ranks import AttentionBlocks, Layers
+from simulator.ranks import Layers, Shared
 from simulator.sharding import balanced_layers, spread_layers
 from simulator.specs import ModelSpec
 from simulator.usable import UNSURE
@@ -104,9 +104,8 @@ def candidates_of(
     fit with less chance.
     """
     found, edge, infeasible = [], [], Counter[str]()
-    cases, prices = list[Case](), Prices.of(base)
+    cases, shared = list[Case](), Shared(Prices.of(base))
     layers: dict[tuple[object, ...], Layers] = {}
-    attention = defaultdict[tuple[int, ...], AttentionBlocks](dict)
     groups: dict[tuple[object, ...], _LayoutGroup] = {}
     for layout in layouts_of(base, request):
         try:
@@ -120,8 +119,7 @@ def candidates_of(
             continue
         alike = layout.tp, layout.cp, layout.ep, layout.etp, case.cluster.domain
         if alike not in layers:
-            divided = layout.tp, layout.cp, case.cluster.domain
-            layers[alike] = Layers(prices, attention[divided])
+            layers[alike] = Layers(shared)
         key = *alike, layout.micro_batch_size
         if key not in groups:
             groups[key] = _LayoutGroup(layers[alike], unsliced_plans(case), tuple(_cuts(case)), [])

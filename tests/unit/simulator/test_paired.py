@@ -12,6 +12,7 @@ from simulator.bounds import Bounds
 from simulator.build import build_schedule
 from simulator.case import Case
 from simulator.compiler import repriced
+from simulator.curves import Prices
 from simulator.errors import InfeasiblePlanError
 from simulator.greedy import order_of
 from simulator.memory import peak_bytes
@@ -20,7 +21,7 @@ from simulator.pipeline.build import Pieces, PipelineBuilder, pieces_of
 from simulator.pipeline.orders import ORDERS, in_pairs
 from simulator.plan import MEGATRON, SlicePlan, check_pairs
 from simulator.predict import busiest_schedule, played_pipeline, predict, simulate
-from simulator.ranks import Layers
+from simulator.ranks import Layers, Shared
 from simulator.schedule import COMPUTE, EP, Op, check_order
 from simulator.specs import MOE_DISPATCHERS
 from tests.unit.simulator.test_experts import DEEPSEEK, QWEN, case_of, random_cases
@@ -131,7 +132,7 @@ def test_bounds_of_pairs_hold_where_a_layout_before_had_one_micro_batch() -> Non
         if case.workload.grad_accumulation < 2 or not usual_pairs(case):
             continue
         alone = replace(case, workload=replace(case.workload, grad_accumulation=1))
-        layers, plan = Layers(), usual_pairs(case)[0]
+        layers, plan = Layers(Shared(Prices.of(case))), usual_pairs(case)[0]
         Bounds(alone, layers).any_order_ns([replace(plan, strategy="megatron")])
         assert Bounds(case, layers).any_order_ns([plan]) == Bounds(case).any_order_ns([plan])
         return
