@@ -17,7 +17,6 @@ micro-batch takes, so a step that draws little cools no GEMM.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,17 +44,12 @@ Run = TypeVar("Run")
 
 
 class Power(NamedTuple):
-    """Clock, mean power and energy of an iteration on one GPU.
-
-    ``passes_w``: mean power of the passes, which the cap limits. ``unsure``: the expected relative
-    error of the power drawn above idle. ``burden``: the Burden that it was computed from.
-    """
+    """Clock, mean power and energy of an iteration on one GPU. ``passes_w``: mean power of the
+    passes, which the cap limits."""
 
     clock_mhz: int
     passes_w: float
     energy_j: float
-    unsure: float
-    burden: Burden
 
 
 @dataclass(frozen=True)
@@ -153,28 +147,23 @@ class Burden:
                 alone_ns += count * cost.duration_ns(signature)
         return Load(alone_ns, drawn)
 
-    def clock(
-        self, clocks: range, played_mhz: int, makespan_ns: int | None, times: float = 1.0
-    ) -> int:
-        """Return the clock by a play at ``played_mhz`` (None: as if compute took all the time) if
-        ops draw ``times`` as much."""
+    def clock(self, clocks: range, played_mhz: int, makespan_ns: int | None) -> int:
+        """Return the clock by a play at ``played_mhz`` (None: as if compute took all the time)."""
         beside_ns = 0
         if makespan_ns is not None:
             passes_ns = makespan_ns - self.load(played_mhz, in_step=True).alone_ns
             beside_ns = passes_ns - self.load(played_mhz).alone_ns
 
         if not self._fused:
-            law = self._law_values.copy()
-            law[clock_kernels.TIMES] = times
             place = call(
-                "find_clock", self._rows, self.timed, law, np.empty(len(FAMILIES)), clocks[0],
-                -clocks.step, len(clocks), beside_ns,
+                "find_clock", self._rows, self.timed, self._law_values, np.empty(len(FAMILIES)),
+                clocks[0], -clocks.step, len(clocks), beside_ns,
             )  # fmt: skip
             return clocks[place]
 
         def keeps(mhz: int) -> bool:
             load = self.load(mhz)
-            watts = self.law.idle_w + times * _mean_w(load, load.alone_ns + beside_ns)
+            watts = self.law.idle_w + _mean_w(load, load.alone_ns + beside_ns)
             return watts <= self.law.cap_w
 
         index = bisect_left(clocks, True, key=keeps)
@@ -199,7 +188,7 @@ class Burden:
     @cached_property
     def _law_values(self) -> NDArray[np.float64]:
         law = self.law
-        return np.array([law.boost_mhz, law.exponent, law.idle_w, law.cap_w, 1.0])
+        return np.array([law.boost_mhz, law.exponent, law.idle_w, law.cap_w])
 
     def passes_w(self, clock_mhz: int, makespan_ns: int) -> float:
         """Return the mean power of the passes of an iteration that took ``makespan_ns``."""
@@ -210,15 +199,11 @@ class Burden:
         """Return the power of an iteration that took ``makespan_ns`` at a clock."""
         passes, step = (self.load(clock_mhz, in_step=part) for part in (False, True))
         passes_j, step_j = (sum(load.drawn_j.values()) for load in (passes, step))
-        errors_j = (self.law.family(name).error * one for name, one in passes.drawn_j.items())
-        off_j = math.hypot(*errors_j)
         energy_j = passes_j + step_j + self.law.idle_w * makespan_ns * S_PER_NS
         return Power(
             clock_mhz=clock_mhz,
             passes_w=self.passes_w(clock_mhz, makespan_ns),
             energy_j=energy_j,
-            unsure=off_j / max(1e-12, passes_j),
-            burden=self,
         )
 
 
@@ -240,23 +225,3 @@ def summed_burden(
 
 def _mean_w(load: Load, elapsed_ns: int) -> float:
     return sum(load.drawn_j.values()) / max(1, elapsed_ns) / S_PER_NS
-
-
-class UnsureClocks(NamedTuple):
-    """Clocks (MHz) if ops draw more, or less, than expected, and that of a node's slowest GPU."""
-
-    draws_more: int
-    draws_less: int
-    slowest: int
-
-
-def unsure_clocks(found: Played, most_mhz: int = 0) -> UnsureClocks | None:
-    """Return the clocks that ``found`` may have instead; None without a law of power."""
-    if found.power is None:
-        return None
-    burden = found.power.burden
-    law, clocks = burden.law, burden.law.clocks(most_mhz)
-    clock, makespan_ns = found.power.clock_mhz, found.totals.makespan_ns
-    times = 1 + found.power.unsure
-    more, less = (burden.clock(clocks, clock, makespan_ns, by) for by in (times, 1 / times))
-    return UnsureClocks(more, less, max(1, round(clock * (1 - law.clock_spread))))

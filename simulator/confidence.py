@@ -1,35 +1,21 @@
-"""Confidence of a prediction: its interval and level, and what a profile does not know of a job.
-
-Errors of one section are assumed fully correlated (a GEMM table that is too slow is too slow for
-all shapes), and sections independent. Errors of look-ups, launches and recovery after waits count
-only on the critical path. For the error of contention, the schedule is played again with slowdowns
-that are wrong by their expected error: a hidden collective may then be exposed. In the same way it
-is played at the clocks that result if ops draw more or less power than the profile says, and at the
-clock of the node's slowest GPU, which sets the pace of a tensor-parallel group.
+"""Confidence of a prediction: its level by the sources of the time on its critical path, and what a
+profile does not know of a job.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from simulator.case import Case
-from simulator.clock import UnsureClocks
-from simulator.compiler import repriced
-from simulator.contention import ContentionFit, Part
 from simulator.cost import CostModel
 from simulator.cpu_hosts import Resumed
 from simulator.draws import Draw, Family
-from simulator.greedy import order_of
-from simulator.issue_order import LayerOrder
 from simulator.lookup import SOURCE_OF, Source
-from simulator.plan import SlicePlan
-from simulator.predict import predict
 from simulator.profile import ResumeSection, SkewSection
-from simulator.schedule import COMPUTE, TP, OpTemplate, Timeline
+from simulator.schedule import COMPUTE, OpTemplate, Timeline
 
 LOW_SHARE: Final = 0.20
 """Confidence is low when more than this share of the time was extrapolated or assumed."""
@@ -41,34 +27,22 @@ Level = Literal["high", "medium", "low"]
 
 @dataclass(frozen=True, kw_only=True)
 class Confidence:
-    """Interval of the iteration time, in ns; ``shares``: parts of the time by look-up source."""
+    """How much of an iteration was timed; ``shares``: parts of the time by look-up source."""
 
-    low_ns: int
-    high_ns: int
     level: Level
     shares: dict[str, float]
     warnings: tuple[str, ...]
 
 
-def confidence_of(
-    timeline: Timeline, cost: CostModel, clocks: UnsureClocks | None = None
-) -> Confidence:
-    """Return interval and level of ``timeline``, which was predicted with ``cost``.
-
-    ``clocks``: those that the iteration may have instead, where power holds it.
-    """
+def confidence_of(timeline: Timeline, cost: CostModel) -> Confidence:
+    """Return how well known the time of ``timeline`` is, which was predicted with ``cost``."""
     total = timeline.makespan_ns
     path = _Path(cost)
     for op, elapsed_ns, paid_ns, times in _critical_ops(timeline, cost):
         path.add(op, elapsed_ns, paid_ns, times)
     path.wait(total - path.spent.total())
-    again = _Again(timeline, cost)
-    up, down = (_contention_ns(again, up=up) for up in (True, False))
-    power_up, power_down = _clock_ns(again, clocks)
     shares = {source: time_ns / total for source, time_ns in path.spent.most_common()}
     return Confidence(
-        low_ns=max(0, round(total - math.hypot(*path.unsure.values(), *down, *power_down))),
-        high_ns=round(total + math.hypot(*path.unsure.values(), *up, *power_up)),
         level=_level(sum(shares.get(source, 0.0) for source in UNSURE)),
         shares=shares,
         warnings=tuple(
@@ -81,31 +55,23 @@ def confidence_of(
 
 
 class _Path:
-    """Sums over the critical path, ns: time by source, errors by cause, extrapolated time by
-    role."""
+    """Sums over the critical path, ns: time by source, extrapolated time by role."""
 
     def __init__(self, cost: CostModel) -> None:
         self.cost = cost
         self.spent: Counter[str] = Counter()
-        self.unsure: defaultdict[str, float] = defaultdict(float)
         self.far: Counter[str] = Counter()
 
     def add(self, op: OpTemplate, elapsed_ns: int, paid_ns: int, times: int) -> None:
         """Add an op that occurs ``times`` times on the path. Split its time into the look-up, an
         inline launch, recovery from the last wait, a wait for other ranks, and contention."""
-        cost, kind = self.cost, op.signature.kind
+        cost = self.cost
         estimate = cost.estimate(op.signature)
         alone_ns = min(elapsed_ns, cost.duration_ns(op.signature))
         launch_ns = min(elapsed_ns - alone_ns, _inline_ns(op, cost))
         paid_ns = min(elapsed_ns - alone_ns - launch_ns, paid_ns)
         stretched_ns = elapsed_ns - alone_ns - launch_ns - paid_ns
         waited_ns = _waited_ns(op, cost, alone_ns, stretched_ns)
-        self.unsure[kind] += times * alone_ns * estimate.error
-        self.unsure["launch"] += times * launch_ns * cost.launch.error
-        if cost.resume is not None:
-            self.unsure["resume"] += times * paid_ns * cost.resume.error
-        if cost.skew is not None and op.lane == COMPUTE:  # the slowest rank's
-            self.unsure["skew"] += times * elapsed_ns * cost.skew.error
         slowed_ns, slowed_by = cost.slowed_ns(op.signature)
         self._spend(estimate.source, times * (alone_ns - slowed_ns))
         self._spend(slowed_by, times * slowed_ns)
@@ -119,7 +85,6 @@ class _Path:
     def wait(self, waited_ns: int) -> None:
         """Add the gaps between ops: waits for an asynchronous host, else waits for other ranks."""
         if self.cost.launch.mode == "async":
-            self.unsure["launch"] += waited_ns * self.cost.launch.error
             self._spend(self.cost.launch.source, waited_ns)
         else:
             self._spend(_source_of(self.cost.profile.skew), waited_ns)
@@ -190,47 +155,6 @@ def _paid_ns(timeline: Timeline, cost: CostModel) -> dict[int, int]:
     return paid_ns
 
 
-class _Again:
-    """Plays the schedule of a timeline again, with other costs."""
-
-    def __init__(self, timeline: Timeline, cost: CostModel) -> None:
-        self.timeline, self.cost = timeline, cost
-
-    def beside_ns(self, fit: ContentionFit) -> float:
-        """Return by how much the iteration changes with another law of contention."""
-        return self._off_ns(self.cost.beside(fit))
-
-    def at_clock_ns(self, clock_mhz: int) -> float:
-        """Return by how much the iteration changes at a clock."""
-        if clock_mhz == self.cost.change.clock_mhz:
-            return 0.0
-        return self._off_ns(self.cost.at_clock(clock_mhz))
-
-    def _off_ns(self, cost: CostModel) -> float:
-        again = repriced(self.timeline.schedule, self.cost).totals(cost)
-        return abs(again.makespan_ns - self.timeline.makespan_ns)
-
-
-def _contention_ns(again: _Again, *, up: bool) -> list[float]:
-    """Return by how much the iteration changes (ns) with each part of the law off by its error."""
-    contention = again.cost.contention
-    fit = contention.fit
-    if fit is None or contention.is_off:
-        return []
-    parts: list[Part] = ["compute", "collectives"]
-    if any(op.lane > TP for op in again.timeline.templates):
-        parts.append("links")
-    return [again.beside_ns(fit.off(part, 1.0 if up else -1.0)) for part in parts]
-
-
-def _clock_ns(again: _Again, clocks: UnsureClocks | None) -> tuple[list[float], list[float]]:
-    """Return by how much other clocks make the iteration longer, and shorter (ns)."""
-    if clocks is None:
-        return [], []
-    more, less = again.at_clock_ns(clocks.draws_more), again.at_clock_ns(clocks.draws_less)
-    return [more, again.at_clock_ns(clocks.slowest)], [less]
-
-
 def _level(unsure: float) -> Level:
     if unsure > LOW_SHARE:
         return "low"
@@ -282,32 +206,6 @@ NETWORK: Final = Unknown(
 )
 """machines.csv of ai-dynamo/aiconfigurator has 800 Gb/s for each B200, vendors sell 400; A100s are
 sold with 200 Gb/s each (DGX A100) and with less."""
-
-
-class Wider(NamedTuple):
-    """By how much an unknown may make an iteration longer, ns."""
-
-    unknown: Unknown
-    more_ns: int
-
-
-def wider(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> tuple[Wider, ...]:
-    """Return by how much each unknown may make an iteration of ``plan`` longer, if it does."""
-    unknown = unknowns_of(case)
-    if not unknown:
-        return ()
-    order = order or order_of(case, plan)
-    usual_ns = predict(case, plan, order).makespan_ns
-    found = (
-        Wider(one, predict(case.drawn(one.draw), plan, order).makespan_ns - usual_ns)
-        for one in unknown
-    )
-    return tuple(one for one in found if one.more_ns > 0)
-
-
-def highest(middle: float, high: float, more: Iterable[float]) -> float:
-    """Return the upper end of an interval around ``middle``, raised by what is unknown."""
-    return middle + math.hypot(high - middle, *more)
 
 
 def unknowns_of(case: Case) -> tuple[Unknown, ...]:

@@ -251,6 +251,8 @@ class CostModel:
             draw.factor("launch", self.launch.error), draw.errors.get("launch", math.inf)
         )
         other.power = self.power and draw.power(self.power)
+        if self.resume:
+            other.resume = self.resume.off(draw.factor("hosts", self.resume.error))
         fit = self.contention.fit
         law = fit and draw.contention(fit)
         if law is not fit:
@@ -295,6 +297,9 @@ class CostModel:
             found = self._look_ups[signature]
             for draw in self.change.draws:
                 before, found = found, draw.estimate(signature, found)
+                if self.skew and not isinstance(signature, Collective):  # the slowest rank's pace
+                    slower = draw.factor("hosts", self.skew.error)
+                    found = found._replace(duration_us=slower * found.duration_us)
                 if draw.factors and found.duration_us < before.duration_us:
                     least_us = min(before.duration_us, self._look_ups.least_us(signature))
                     found = found._replace(duration_us=max(found.duration_us, least_us))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from simulator.errors import ProfileError
@@ -124,6 +124,11 @@ class ResumeFit:
         require_number(owner, "error", self.error)
         require_count(owner, "samples", self.samples, low=0)
         check_curve(owner, ("idle_us", "extra_us"), self.rows)
+
+    def off(self, factor: float) -> ResumeFit:
+        """Return the law with ``factor`` times the debts."""
+        rows = tuple(row._replace(extra_us=factor * row.extra_us) for row in self.rows)
+        return replace(self, rows=rows)
 
     def owed_ns(self, idle_ns: int, owed_ns: int) -> int:
         """Return the debt (ns) after a wait of ``idle_ns``, where ``owed_ns`` were owed before

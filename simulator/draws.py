@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Family = Literal[
     "gemm_forward", "gemm_dgrad", "gemm_wgrad", "attention", "pointwise", "collective",
     "peer_copy", "collective_between_nodes", "tile_fused", "contention",
-    "contention_of_collectives", "launch", "power",
+    "contention_of_collectives", "contention_of_links", "launch", "power", "hosts",
 ]  # fmt: skip
 FAMILIES: Final[tuple[Family, ...]] = get_args(Family)
 OWN_SHARE: Final = 0.3
@@ -69,6 +69,7 @@ class Draw:
         """Return the law of contention on this machine."""
         parts: tuple[tuple[Family, Part], ...] = (
             ("contention", "compute"), ("contention_of_collectives", "collectives"),
+            ("contention_of_links", "links"),
         )  # fmt: skip
         for family, part in parts:
             if self.z.get(family):
@@ -82,7 +83,7 @@ class Draw:
         families = tuple(
             replace(
                 one,
-                draw_w=one.draw_w * self.factor("power", one.error),
+                draw_w=one.draw_w * self.factor("power", math.hypot(one.error, law.own_error)),
                 error=self.errors.get("power", one.error),
             )
             for one in law.families

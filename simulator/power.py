@@ -143,6 +143,12 @@ class PowerSection:
         """Return the numbers of one of FAMILIES."""
         return self.families[FAMILIES.index(name)]
 
+    @property
+    def own_error(self) -> float:
+        """Relative error of what a GPU draws that moves its clock by ``clock_spread``: the slowest
+        one of a group sets the pace."""
+        return math.expm1(self.exponent * math.log1p(self.clock_spread))
+
     def boost_w(self, family: str, product: str = "") -> float:
         """Return the watts above idle of an op of ``family`` at boost. ``product``: in what a GEMM
         multiplies."""

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from simulator import clock
 from simulator.build import built_once
 from simulator.case import Case
-from simulator.clock import Played, Power, UnsureClocks, find_clock, settle, summed_burden
+from simulator.clock import Played, Power, find_clock, settle, summed_burden
 from simulator.compiler import Repriced, Totals, repriced
 from simulator.cost import CostModel
 from simulator.greedy import order_of
@@ -231,11 +230,6 @@ def played(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Play
     schedule = scheduled(case, plan, order)
     found = settle(schedule, case.cost, case.power, case.cluster.clock_mhz)
     return replace(found, totals=found.totals.with_constant(case.constant_ns))
-
-
-def unsure_clocks(case: Case, found: Played) -> UnsureClocks | None:
-    """Return the clocks that ``found`` may have instead; None without a law of power."""
-    return clock.unsure_clocks(found, case.cluster.clock_mhz)
 
 
 def scheduled(case: Case, plan: SlicePlan, order: LayerOrder | None = None) -> Schedule:

@@ -286,7 +286,8 @@ class Prediction:
     if that is impossible (a warning says why).
 
     ``fits`` and ``fits_chance`` are the chosen plan's, ``usable_memory`` is the memory that it must
-    fit in. ``confidence`` is high, medium or low.
+    fit in. ``interval_ms`` holds the iteration on 80 % of the machines that are drawn from the
+    profile's errors. ``confidence`` is high, medium or low.
     """
 
     iteration_ms: float
@@ -501,6 +502,6 @@ def _confidence_line(result: Simulated) -> str:
     interval = result.interval_ms
     shares = ", ".join(f"{share:.0%} {kind}" for kind, share in result.confidence_shares.items())
     return (
-        f"Confidence {result.confidence}: {interval.low:,.0f}–{interval.high:,.0f} ms; "
-        f"time by source of lookup: {shares}."
+        f"Confidence {result.confidence}: {interval.low:,.0f}–{interval.high:,.0f} ms on 80% of "
+        f"drawn machines; time by source of lookup: {shares}."
     )

@@ -37,14 +37,15 @@ from domino_tune.store.profiles import (
     load_profile,
     save_profile,
 )
-from domino_tune.verbs.resolve import place, usual_implementation
+from domino_tune.verbs.machines import interval_of
+from domino_tune.verbs.resolve import Chosen, place, usual_implementation
 from simulator.case import Case
 from simulator.compiler import record
 from simulator.confidence import confidence_of
 from simulator.dtypes import MS_PER_NS
 from simulator.errors import DominoTuneError, InputError, ProfileError
 from simulator.plan import SlicePlan
-from simulator.predict import played, unsure_clocks
+from simulator.predict import played
 from simulator.presets import MODELS
 from simulator.profile import NEVER, SECTIONS, Profile
 from simulator.specs import ClusterSpec, Workload
@@ -99,16 +100,17 @@ def _trust(profile: Profile, model: str, tp: int, seq_length: int, batch: int) -
             cluster=place(ClusterSpec(tp=tp, ranks_per_node=2**30), profile, None),
             profile=profile,
         )
-        run = played(case, SlicePlan(row_slices=2))
+        run = played(case, plan := SlicePlan(row_slices=2))
     except DominoTuneError as reason:
         return Trust(case=name, level=None, note=str(reason))
     timeline = record(run.plays, run.cost)
-    found = confidence_of(timeline, run.cost, unsure_clocks(case, run))
+    found = confidence_of(timeline, run.cost)
+    low_ns, high_ns = interval_of(case, Chosen.of(case, plan))
     return Trust(
         case=name,
         level=found.level,
         iteration_ms=timeline.makespan_ns * MS_PER_NS,
-        interval_ms=Interval(low=found.low_ns * MS_PER_NS, high=found.high_ns * MS_PER_NS),
+        interval_ms=Interval(low=low_ns * MS_PER_NS, high=high_ns * MS_PER_NS),
         shares=found.shares,
     )
 

@@ -22,10 +22,12 @@ from domino_tune.results.simulate import (
     Stage,
     UsableMemory,
     Variant,
+    Verdict,
 )
 from domino_tune.search.simulated import rival_plans
 from domino_tune.store.plans import PlanFile, ProfileRef
 from domino_tune.store.shelf import DISK, Shelf
+from domino_tune.verbs.machines import Machines, machines_of
 from domino_tune.verbs.resolve import (
     Chosen,
     baseline_no_sp,
@@ -34,11 +36,11 @@ from domino_tune.verbs.resolve import (
     read_plan_file,
     resolve,
 )
-from domino_tune.verbs.verdict import Rivals, verdict_of
+from domino_tune.verbs.verdict import Rivals, compared
 from simulator.case import Case
 from simulator.clock import Played
 from simulator.compiler import Repriced, record
-from simulator.confidence import Confidence, Wider, confidence_of, highest, wider
+from simulator.confidence import Confidence, confidence_of, unknowns_of
 from simulator.cost import CostModel
 from simulator.dtypes import GIB, MS_PER_NS
 from simulator.errors import InfeasiblePlanError, InputError
@@ -52,7 +54,6 @@ from simulator.predict import (
     played,
     played_pipeline,
     plays_of,
-    unsure_clocks,
 )
 from simulator.schedule import Timeline
 from simulator.sharding import least_micros
@@ -115,9 +116,9 @@ def simulate_plan(
     variants, shown = {name: row.variant for name, row in rows.items()}, rows[CHOSEN]
     mine, memory, run = shown.variant, shown.memory, shown.run
     timeline = record(shown.plays, run.cost)
-    confidence = confidence_of(timeline, run.cost, unsure_clocks(case, run))
-    unknown, pipeline = wider(case, chosen.plan, chosen.order), _pipeline(case, shown.piped)
-    longer = mine.iteration_ms / timeline.makespan_ns
+    confidence, pipeline = confidence_of(timeline, run.cost), _pipeline(case, shown.piped)
+    verdict, machines = _judged(case, chosen, run.totals.makespan_ns, judged, rivals)
+    low_ns, high_ns = machines.interval_ns(chosen.plan.strategy)
     waits_ms = pipeline.busiest.waits_ms if pipeline else 0.0
     more = (mine.iteration_ms - waits_ms) / timeline.makespan_ns
     return SimulateResult(
@@ -125,12 +126,12 @@ def simulate_plan(
         **_compared(variants, plain_is_left_out=bool(left_out)),
         usable_memory=UsableMemory.of(case.memory, max(map(sum, memory))),
         cost=case.priced(mine.iteration_ms),
-        interval_ms=_interval_ms(mine.iteration_ms, confidence, longer, unknown),
+        interval_ms=Interval(low=low_ns * MS_PER_NS, high=high_ns * MS_PER_NS),
         confidence=confidence.level,
         confidence_shares=confidence.shares,
         warnings=(
             *_warnings(case, confidence, mine, variants[BASELINE]),
-            *_wider_because(mine.iteration_ms, unknown),
+            *_wider_because(case, machines.longer(chosen.plan.strategy)),
             *_unsliced(case, chosen.plan),
             *left_out,
             *(_fused_loss(case, chosen, mine) if judged else ()),
@@ -145,7 +146,7 @@ def simulate_plan(
         stage_memory_gib=tuple(sum(held) / GIB for held in memory),
         variants=variants,
         time_by_role_ms={role: time_ns * more for role, time_ns in timeline.by_role.items()},
-        verdict=verdict_of(case, chosen, judged, rivals) if judged else None,
+        verdict=verdict,
         plans={name: one.plan for name, one in plans.items()},
         timelines=Timelines(
             {name: partial(_played, row.plays, row.run.cost) for name, row in rows.items()}
@@ -253,22 +254,26 @@ def _of_chosen(mine: Variant) -> dict[str, Any]:
     return {name: getattr(mine, name) for name in names}
 
 
-def _interval_ms(
-    iteration_ms: float, confidence: Confidence, longer: float, unknown: Sequence[Wider]
-) -> Interval:
-    """Return the interval of a whole iteration, upwards also by what is unknown."""
-    more_ms = (one.more_ns * MS_PER_NS for one in unknown)
-    high_ms = highest(iteration_ms, confidence.high_ns * longer, more_ms)
-    return Interval(low=confidence.low_ns * longer, high=high_ms)
+def _judged(
+    case: Case, chosen: Chosen, makespan_ns: int, judged: Ahead | None, rivals: Rivals | None
+) -> tuple[Verdict | None, Machines]:
+    """Return the verdict, if it is asked for, and the drawn machines of the chosen plan, which are
+    the same either way."""
+    strategy, verdict = chosen.plan.strategy, None
+    if judged:
+        verdict, machines = compared(case, chosen, judged, rivals)
+        if strategy in machines.plans:
+            return verdict, machines
+    return verdict, machines_of(case, {strategy: chosen}, {strategy: makespan_ns})
 
 
-def _wider_because(iteration_ms: float, unknown: Sequence[Wider]) -> list[str]:
-    """Return why the interval reaches further up than errors of look-ups say."""
-    shares = ((one.unknown.why, one.more_ns * MS_PER_NS / iteration_ms) for one in unknown)
+def _wider_because(case: Case, longer: Mapping[str, float]) -> list[str]:
+    """Return why the interval reaches further up than errors of look-ups say. ``longer``: the share
+    that each unknown may add."""
     return [
-        f"The interval is wider, up to {share:+.0%}, because {why}."
-        for why, share in shares
-        if share >= LEAST_SHARE
+        f"The interval is wider, up to {longer[one.name]:+.0%}, because {one.why}."
+        for one in unknowns_of(case)
+        if longer.get(one.name, 0.0) >= LEAST_SHARE
     ]
 
 

@@ -17,10 +17,9 @@ from domino_tune.store.profiles import list_profiles, load_profile
 from domino_tune.verbs.resolve import Chosen, baseline_no_sp, baseline_plan, resolve, unsliced
 from domino_tune.verbs.verdict import verdict_of
 from lab import told
-from lab.bench.common import fastest, half_width, interval, rows, runs, shown, spread, time_ms
+from lab.bench.common import fastest, half_width, rows, runs, shown, spread, time_ms
 from lab.verdict import Check, at_most, check_table, reported
 from simulator.case import Case
-from simulator.confidence import Confidence
 from simulator.cost import CostModel
 from simulator.dtypes import MS_PER_NS, Fp8Recipe
 from simulator.greedy import order_of
@@ -38,7 +37,7 @@ TP: Final = 8
 PROFILES: Final = [found.name for found in list_profiles() if found.origin == "bundled"]
 TOKENS: Final = 16_384
 """Of one micro-batch: two sequences of the longest length, which row slices need."""
-Gain = tuple[float, SlicePlan, Confidence]
+Gain = tuple[float, SlicePlan, float]
 """The best Domino over the best Megatron-LM, its cut, and how sure its time is."""
 
 
@@ -63,10 +62,11 @@ def long_case(profile: str, model: str, length: int) -> Case:
 
 
 def gain_of(case: Case) -> Gain:
-    """Return what the best of the usual cuts gains, with sequence parallelism or without."""
+    """Return what the best of the usual cuts gains, with sequence parallelism or without, and half
+    of the interval of its iteration."""
     base_ns, _ = fastest(case, [baseline_plan(case), baseline_no_sp(case)])
     best_ns, plan = fastest(case, [*cuts(case, True), *cuts(case, False)])
-    return base_ns / best_ns, plan, interval(case, plan)
+    return base_ns / best_ns, plan, half_width(case, plan)
 
 
 def cuts(case: Case, mode: bool) -> list[SlicePlan]:
@@ -94,7 +94,7 @@ def baselines() -> list[Table]:
         (profile, tp): spread((gains[profile, model, tp][0] for model in JOBS), ".2f")
         for profile, tp in product(PROFILES, DEGREES)
     }
-    lines = [(*job, *one, half_width(one[2])) for job, one in gains.items()]
+    lines = [(*job, *one) for job, one in gains.items()]
     every = [(*group, " … ".join(found)) for group, found in groups.items()]
     return [shown("domino", every), shown("jobs", lines, tokens=TOKENS)]
 
@@ -134,11 +134,11 @@ def formats() -> list[Table]:
 def _format(model: str, tp: int, recipe: Fp8Recipe) -> tuple[str, str]:
     plain = case_of("h100-dgx", model, tp)
     case = replace(plain, workload=replace(plain.workload, fp8_recipe=recipe))
-    (gain, _, known), base = gain_of(case), predict(case, baseline_plan(case)).makespan_ns
+    (gain, _, half), base = gain_of(case), predict(case, baseline_plan(case)).makespan_ns
     plans = rival_plans(case).items()
     rivals = {name: base / predict(case, plan).makespan_ns for name, plan in plans}
     best = max(rivals, key=rivals.__getitem__)
-    return f"{gain:.2f} ±{half_width(known):.0%}", f"{rivals[best]:.2f} {best}"
+    return f"{gain:.2f} ±{half:.0%}", f"{rivals[best]:.2f} {best}"
 
 
 def power() -> list[Table]:

@@ -17,23 +17,21 @@ from domino_tune.measure.importers import read_table
 from domino_tune.measure.importers.imported import ImportedRows
 from domino_tune.measure.importers.tables import Line, records
 from domino_tune.store.profiles import load_profile
-from domino_tune.verbs.resolve import place, unsliced
+from domino_tune.verbs.machines import interval_of
+from domino_tune.verbs.resolve import Chosen, place, unsliced
 from lab import told as toml
 from lab import verdict
 from lab.fits.common import Sources
 from lab.verdict import SkippedError
 from simulator.case import Case
-from simulator.compiler import record
-from simulator.confidence import Confidence, confidence_of
 from simulator.cost import Factors
 from simulator.dtypes import MS_PER_NS
 from simulator.implementation import IMPLEMENTATIONS, changed
 from simulator.modules import GRAPH_SCOPES
 from simulator.overlap import EP_OVERLAP
 from simulator.plan import MEGATRON, SlicePlan
-from simulator.predict import played, predict, unsure_clocks
+from simulator.predict import predict
 from simulator.presets import MODELS
-from simulator.schedule import Timeline
 from simulator.sharding import spread_layers
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
@@ -82,21 +80,10 @@ def fastest(case: Case, plans: Iterable[SlicePlan]) -> tuple[int, SlicePlan]:
     return min(((predict(case, plan).makespan_ns, plan) for plan in plans), key=itemgetter(0))
 
 
-def recorded(case: Case, plan: SlicePlan) -> Timeline:
-    """Return the timeline that the fast engine plays."""
-    found = played(case, plan)
-    return record(found.plays, found.cost)
-
-
-def interval(case: Case, plan: SlicePlan) -> Confidence:
-    """Return how sure the time of an iteration is."""
-    found = played(case, plan)
-    return confidence_of(record(found.plays, found.cost), found.cost, unsure_clocks(case, found))
-
-
-def half_width(known: Confidence) -> float:
-    """Return half of the interval over its middle."""
-    return (known.high_ns - known.low_ns) / (known.high_ns + known.low_ns)
+def half_width(case: Case, plan: SlicePlan) -> float:
+    """Return half of the interval of an iteration over its middle."""
+    low_ns, high_ns = interval_of(case, Chosen.of(case, plan))
+    return (high_ns - low_ns) / (high_ns + low_ns)
 
 
 def mean_off(errors: Iterable[float]) -> float:

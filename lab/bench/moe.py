@@ -12,8 +12,8 @@ from domino_tune.base.tables import Table
 from domino_tune.measure.importers.tables import Line
 from domino_tune.search.simulated import paired_plans
 from domino_tune.store.profiles import load_profile
+from domino_tune.verbs.machines import machines_of, middle_of
 from domino_tune.verbs.resolve import Chosen, place
-from domino_tune.verbs.verdict import drawn_times_ns, middle_of
 from lab import told as toml
 from lab.bench.common import mean_off, rows, run_of, runs, shown, time_ms
 from lab.bench.published import Held
@@ -146,9 +146,9 @@ def _ways(name: str, profile: str, ranks: int) -> tuple[str, ...]:
     alone, cells = predict(case, MEGATRON), []
     plans = {"": MEGATRON, "pairs": paired_plans(case)[0], "domino": SlicePlan(row_slices=2)}
     chosen = {way: Chosen.of(case, plan) for way, plan in plans.items()}
-    drawn = drawn_times_ns(case, chosen)
+    machines = machines_of(case, chosen)
     for way in ("pairs", "domino"):
-        low, high = middle_of(drawn[""] / drawn[way])
+        low, high = middle_of(machines.times_ns("") / machines.times_ns(way))
         gain = alone.makespan_ns / predict(case, plans[way], chosen[way].order).makespan_ns
         cells.append(f"{gain:.2f} ({low:.2f}–{high:.2f})")
     shared = ""

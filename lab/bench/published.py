@@ -13,15 +13,15 @@ from domino_tune.base.cores import on_all_cores
 from domino_tune.base.memory import rare_collections
 from domino_tune.base.tables import Table
 from domino_tune.search.calibration import MeasuredRun, fit_runs, predicted_ms
-from domino_tune.verbs.simulate import shortened
+from domino_tune.verbs.machines import machines_of
+from domino_tune.verbs.resolve import Chosen
 from lab.bench import common
-from lab.bench.common import TABLES, Run, mean_off, recorded, rows, runs, shown, time_ms
+from lab.bench.common import TABLES, Run, mean_off, rows, runs, shown
 from lab.verdict import Check, at_least, at_most, check_table, equal, reported, verdict
-from simulator.confidence import highest, wider
 from simulator.dtypes import GIB, MS_PER_NS
 from simulator.memory import peak_bytes
 from simulator.plan import MEGATRON
-from simulator.predict import predict
+from simulator.predict import predict, simulate
 from simulator.usable import FRAGMENTS, PREDICTED_SD, SURE, percent
 
 DENSE: Final = ("simumax", "ci", "korthikanti-full", "korthikanti-selective")
@@ -48,11 +48,11 @@ class Held:
     @classmethod
     def of(cls, run: Run) -> Held:
         """Return a run's prediction and its interval."""
-        shown = shortened(run.case)
-        found, middle_ns = common.interval(shown, run.plan), recorded(shown, run.plan).makespan_ns
-        ms, high = time_ms(run.case, run.plan), found.high_ns / middle_ns
-        more = (one.more_ns * MS_PER_NS / ms for one in wider(run.case, run.plan))
-        return cls(run, ms, found.low_ns / middle_ns, high, highest(1.0, high, more))
+        machines = machines_of(run.case, {"": Chosen.of(run.case, run.plan)})
+        ns = machines.nominal_ns[""]
+        _, plain_ns = machines.interval_ns("", with_unknown=False)
+        low_ns, high_ns = machines.interval_ns("")
+        return cls(run, ns * MS_PER_NS, low_ns / ns, plain_ns / ns, high_ns / ns)
 
     error = property(lambda self: self.run.error(self.ms))
     low_ms = property(lambda self: self.low * self.ms)
@@ -178,7 +178,7 @@ def _forward() -> Table:
     lines = []
     for run in runs("tokenweave"):
         case = replace(run.case, cluster=replace(run.case.cluster, cuda_graph=True))
-        timeline = recorded(case, run.plan)
+        timeline = simulate(case, run.plan)
         ops = zip(timeline.ops, timeline.start_ns, strict=True)
         ms = next(start for op, start in ops if op.role.startswith("head.")) * MS_PER_NS
         lines.append((int(run.label), run.measured_ms, ms, run.error(ms)))

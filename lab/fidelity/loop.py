@@ -24,11 +24,11 @@ from domino_tune.runtime.launch.launch import LaunchSpec
 from domino_tune.runtime.plan_runs import Measured
 from domino_tune.store.files import user_profiles_dir, write_whole
 from domino_tune.store.shelf import dump_model, load_model
+from domino_tune.verbs.machines import machines_of, middle_of
 from domino_tune.verbs.profile import profile
 from domino_tune.verbs.resolve import Chosen, resolve
 from domino_tune.verbs.tune import tune
 from domino_tune.verbs.validate import as_emulated, plan_paces
-from domino_tune.verbs.verdict import drawn_times_ns, middle_of
 from lab.fidelity import scores
 from lab.fidelity.scores import BASELINE, KINDS, LINKS, MODELS, TUNED, Cell, Kind, Setting
 from lab.verdict import missed
@@ -111,7 +111,7 @@ def setting_of(
     bound_ms = statistics.median(launches[0][BOUND].makespans_ns) * MS_PER_NS
     speed = _predicted_ms(case, chosen[BOUND]) / bound_ms
     running = {name: one for name, one in chosen.items() if name != BOUND}
-    drawn_ns = drawn_times_ns(case, running)
+    machines = machines_of(case, running)
     steady_case = replace(case, factors=Factors(gpu_flops=speed, memory_bandwidth=speed))
     cells = []
     for name, one in running.items():
@@ -122,7 +122,7 @@ def setting_of(
             tuple(round(makespan_ns * MS_PER_NS, 3) for makespan_ns in measured.makespans_ns)
             for measured in (*both, emulated[name])
         )
-        drawn = middle_of(drawn_ns[BASELINE] / drawn_ns[name])
+        drawn = middle_of(machines.times_ns(BASELINE) / machines.times_ns(name))
         cells.append(
             Cell(
                 plan=name, label=one.plan.label, predicted_ms=predicted.makespan_ns * MS_PER_NS,

@@ -23,7 +23,7 @@ TIMED_COLUMNS: Final = 5
 FUSED: Final = -1
 """Kind of kernels whose times follow from those of their parts."""
 # Entries of the law.
-BOOST_MHZ, EXPONENT, IDLE_W, CAP_W, TIMES = range(5)
+BOOST_MHZ, EXPONENT, IDLE_W, CAP_W = range(4)
 
 
 @kernel("f f f i")
@@ -78,7 +78,7 @@ def find_clock(
         joules = 0.0
         for family in range(FAMILIES):
             joules += drawn[family]
-        watts = law[IDLE_W] + law[TIMES] * (joules / max(1, elapsed) / 1e-9)
+        watts = law[IDLE_W] + joules / max(1, elapsed) / 1e-9
         if watts <= law[CAP_W]:
             high = middle
         else:

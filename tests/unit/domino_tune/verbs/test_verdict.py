@@ -19,9 +19,10 @@ from domino_tune.results import to_json
 from domino_tune.results.from_json import simulated_from_json
 from domino_tune.results.simulate import Contestant, SimulateResult, Verdict
 from domino_tune.store.profiles import load_profile
+from domino_tune.verbs.machines import DRAWS
 from domino_tune.verbs.resolve import Chosen, baseline_plan, plan_of, resolve
 from domino_tune.verbs.simulate import simulate
-from domino_tune.verbs.verdict import DRAWS, _text, contestants_of, verdict_of
+from domino_tune.verbs.verdict import _text, contestants_of, verdict_of
 from simulator.case import Case
 from simulator.draws import FAMILIES, PLAN_ERROR, CalibratedPart, Calibration, Draw, Family
 from simulator.errors import InputError
@@ -108,7 +109,8 @@ def exact(known: Profile) -> Profile:
         ),
         launch=replace(known.launch, provenance=sure),
         power=replace(
-            known.power, families=tuple(replace(one, error=0.0) for one in known.power.families)
+            known.power, clock_spread=0.0,
+            families=tuple(replace(one, error=0.0) for one in known.power.families),
         ),
     )  # fmt: skip
 
