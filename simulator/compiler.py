@@ -95,7 +95,7 @@ class Compiled:
             contention=cost.contention,
             queue_depth=config[player.C_DEPTH],
             launch_order="ordered" if ordered else "free" if free else "comm_first",
-            resume=cost.resume,
+            resume=cost.cpu.resume,
             signatures=self.signatures,
             most_idle_ns=config[player.C_MOST_IDLE],
         )
@@ -142,7 +142,7 @@ class _Compiler:
 
     def compiled(self) -> Compiled:
         """Return the schedule's arrays. Raise ScheduleError as ``compile_program`` says."""
-        cost, skew = self.cost, self.cost.skew
+        cost, skew = self.cost, self.cost.cpu.skew
         awake_ns = self.rows[:, compiler.N_TIME] - self.rows[:, compiler.N_INLINE]
         pricing = priced_signatures(self.listing.table, self.rows, awake_ns, cost.contention)
         rows = self._most_rows()
@@ -151,8 +151,7 @@ class _Compiler:
         state[compiler.S_ROWS : compiler.S_ROWS + self.lanes] = pricing.rows
         state[compiler.S_SKEWS] = skew is not None
         state[compiler.S_SPLITS] = skew is not None and bool(skew.beside)
-        curves = (skew.rows, skew.beside) if skew else ((), ())
-        alone, beside = map(curve_of, curves)
+        alone, beside = map(curve_of, cost.cpu.skew_rows)
         late, steps = np.empty(rows, np.int64), np.empty((rows, player.STEP_COLUMNS), np.int64)
         waits = np.empty((rows * (self.lanes - 1) + 1, 2), np.int64)
         leaves, begins = np.empty((rows + 1, 3), np.int64), np.empty(rows + 2, np.int64)
@@ -197,7 +196,7 @@ class _Compiler:
         idle = self.rows[:, compiler.N_SAVED : compiler.N_WAKE + 1]
         config, curve = machine_of(
             self.lanes, launch.queue_depth if launch.mode == "async" else 0, order,
-            int(idle.max(initial=0)), cost.resume,
+            int(idle.max(initial=0)), cost.cpu.resume,
         )  # fmt: skip
         return ProgramArrays(
             config=config, steps=steps, waits=waits, leaves=leaves, parts=parts,
@@ -242,19 +241,13 @@ NEVER_NS: Final = -(1 << 60)
 def repriced(schedule: Schedule, cost: CostModel) -> Repriced:
     """Return ``schedule``, compiled for machines like that of ``cost``; it is compiled once for all
     whose launches and admission of collectives are the same."""
-    if _is_host(cost):
+    if cost.cpu.are_there:
         return Repriced(schedule, cost)
     key = cost.launch.key, cost.contention.admission
     found = schedule.programs.get(key)
     if found is None:
         found = schedule.programs[key] = _First(schedule, cost)
     return Repriced(schedule, cost, found)
-
-
-def _is_host(cost: CostModel) -> bool:
-    """Return whether the machine has effects that only CPU hosts have: they change a program's
-    steps, not only their durations."""
-    return (cost.skew, cost.resume, cost.idle_lane) != (None, None, None)
 
 
 class Led(NamedTuple):
@@ -291,7 +284,7 @@ class Repriced:
 
     def program(self, cost: CostModel) -> Program:
         """Return the program on the machine of ``cost``."""
-        if cost is not self.cost and _is_host(cost):
+        if cost is not self.cost and cost.cpu.are_there:
             return compile_program(self.schedule, cost)
         return self._compiled.program(cost, self.pricing(cost))
 
@@ -310,7 +303,7 @@ class Repriced:
 
     def arrays(self, cost: CostModel) -> tuple[ProgramArrays, Pricing]:
         """Return the program as arrays, and its pricing on the machine of ``cost``."""
-        if cost is not self.cost and _is_host(cost):
+        if cost is not self.cost and cost.cpu.are_there:
             made = compile_schedule(self.schedule, cost)
             return made.arrays, made.pricing
         return self._compiled.arrays, self.pricing(cost)

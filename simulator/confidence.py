@@ -119,7 +119,7 @@ def _waited_ns(op: OpTemplate, cost: CostModel, alone_ns: int, stretched_ns: int
     """Return the part of the stretch (ns) that contention cannot explain: a collective's wait for
     the last rank."""
     fit = cost.contention.fit
-    if cost.skew is None or op.lane == COMPUTE:
+    if cost.cpu.skew is None or op.lane == COMPUTE:
         return 0
     most = 1.0
     if fit is not None:
@@ -143,9 +143,9 @@ def _source_of(section: SkewSection | ResumeSection | None) -> Source:
 
 def _paid_ns(timeline: Timeline, cost: CostModel) -> dict[int, int]:
     """Return how much longer (ns) compute ops took for the waits before them, by issue order."""
-    if cost.resume is None:
+    if cost.cpu.resume is None:
         return {}
-    paid_ns, lane = {}, Resumed(cost.resume)
+    paid_ns, lane = {}, Resumed(cost.cpu.resume)
     spans = zip(timeline.templates, timeline.start_ns, timeline.end_ns, strict=True)
     for index, (op, start_ns, end_ns) in enumerate(spans):
         if op.lane == COMPUTE:

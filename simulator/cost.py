@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from simulator.contention import CollectiveFamily, ComputeFamily, Contention
-from simulator.cpu_hosts import NO_TIMES, IdleTimes
+from simulator.cpu_hosts import NO_TIMES, CpuHosts, IdleTimes
 from simulator.draws import Draw, family_of
 from simulator.dtypes import S_PER_NS
 from simulator.errors import InputError, ProfileError
@@ -114,6 +114,7 @@ class LookUps:
 
     def __init__(self, profile: Profile, factors: Factors) -> None:
         self.profile, self.factors = profile, factors
+        self._slower = _cpu_hosts(profile).compute_factor
         self._known: dict[Signature, Estimate] = {}
 
     def __getitem__(self, signature: Signature) -> Estimate:
@@ -164,8 +165,7 @@ class LookUps:
 
     def _compute(self, base: Estimate, shares: tuple[float, float, float]) -> Estimate:
         """Return ``base`` in a step of the slowest rank, each share scaled by its change."""
-        skew, factors = self.profile.skew, self.factors
-        slower = skew.fit.compute_factor if skew else 1.0
+        slower, factors = self._slower, self.factors
         base = base._replace(duration_us=base.duration_us * slower / factors.compute_speed)
         fixed, flops, memory = shares
         total = fixed + flops + memory
@@ -231,9 +231,7 @@ class CostModel:
         self.launch = NO_LAUNCH if cuda_graph else launch_of(
             profile, hosts, compute_speed=factors.compute_speed, host_speed=factors.host_speed
         )  # fmt: skip
-        self.skew = profile.skew.fit if profile.skew else None
-        self.resume = profile.resume.fit if profile.resume else None
-        self.idle_lane = profile.collectives.idle_lane if profile.collectives else None
+        self.cpu = _cpu_hosts(profile)
         self.power = profile.power
         self._look_ups = LookUps(profile, factors)
         self._timed: dict[Signature, OpTiming] = {}
@@ -251,8 +249,7 @@ class CostModel:
             draw.factor("launch", self.launch.error), draw.errors.get("launch", math.inf)
         )
         other.power = self.power and draw.power(self.power)
-        if self.resume:
-            other.resume = self.resume.off(draw.factor("hosts", self.resume.error))
+        other.cpu = self.cpu.off(partial(draw.factor, "hosts"))
         fit = self.contention.fit
         law = fit and draw.contention(fit)
         if law is not fit:
@@ -297,8 +294,8 @@ class CostModel:
             found = self._look_ups[signature]
             for draw in self.change.draws:
                 before, found = found, draw.estimate(signature, found)
-                if self.skew and not isinstance(signature, Collective):  # the slowest rank's pace
-                    slower = draw.factor("hosts", self.skew.error)
+                if self.cpu.skew and not isinstance(signature, Collective):
+                    slower = self.cpu.slower(partial(draw.factor, "hosts"))
                     found = found._replace(duration_us=slower * found.duration_us)
                 if draw.factors and found.duration_us < before.duration_us:
                     least_us = min(before.duration_us, self._look_ups.least_us(signature))
@@ -382,7 +379,7 @@ class CostModel:
         """Return what a collective saves and pays after its lane idled. Links inside a node have no
         bucket, so they save nothing; waking is part of the duration and leaves at least 1 ns of
         it."""
-        law, factors = self.idle_lane, self.change.factors
+        law, factors = self.cpu.idle_lane, self.change.factors
         if law is None or not isinstance(signature, Collective):
             return NO_TIMES
         off = 1000 * self.change.off(family_of(signature), law.error)
@@ -421,6 +418,14 @@ def moved_by(signature: Fused) -> Collective:
 def _product(signature: Signature) -> str:
     """Return in what a GEMM multiplies; of other ops nothing."""
     return signature.dtype if isinstance(signature, Gemm) else ""
+
+
+def _cpu_hosts(profile: Profile) -> CpuHosts:
+    skew, resume, links = profile.skew, profile.resume, profile.collectives
+    return CpuHosts(
+        skew=skew.fit if skew else None, resume=resume.fit if resume else None,
+        idle_lane=links.idle_lane if links else None,
+    )  # fmt: skip
 
 
 def _contention_fit(profile: Profile) -> ContentionFit | None:

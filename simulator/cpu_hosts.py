@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
@@ -222,3 +222,44 @@ class IdleTimes(NamedTuple):
 
 
 NO_TIMES: Final = IdleTimes(0, 0)
+
+
+# All of them --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuHosts:
+    """The laws that a machine of CPU hosts has, those of them that its profile knows; a machine of
+    GPUs has none."""
+
+    skew: SkewFit | None = None
+    resume: ResumeFit | None = None
+    idle_lane: IdleLane | None = None
+
+    @property
+    def are_there(self) -> bool:
+        """Whether there is any: they change a program's steps, not only their durations."""
+        return self != NO_HOSTS
+
+    @property
+    def compute_factor(self) -> float:
+        """How much longer the slowest rank's step is than its ops' rows add up to."""
+        return self.skew.compute_factor if self.skew else 1.0
+
+    @property
+    def skew_rows(self) -> tuple[tuple[SkewRow, ...], tuple[SkewRow, ...]]:
+        """Waits after compute alone, and after compute beside collectives."""
+        return (self.skew.rows, self.skew.beside) if self.skew else ((), ())
+
+    def slower(self, factor: Callable[[float], float]) -> float:
+        """Return by what compute takes longer where the pace of the slowest rank is off; ``factor``
+        of a law's error says by how much."""
+        return factor(self.skew.error) if self.skew else 1.0
+
+    def off(self, factor: Callable[[float], float]) -> CpuHosts:
+        """Return the laws where what waits cost is off."""
+        resume = self.resume
+        return self if resume is None else replace(self, resume=resume.off(factor(resume.error)))
+
+
+NO_HOSTS: Final = CpuHosts()

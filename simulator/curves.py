@@ -128,7 +128,7 @@ class Prices:
         timed = cost.timed(signature)
         kept = np.minimum(self.mhz, timed.mhz) / law.boost_mhz
         drawn_j = timed.boost_w * kept**law.exponent * spent_ns * S_PER_NS
-        if cost.idle_lane is not None and isinstance(signature, Collective):
+        if cost.cpu.idle_lane is not None and isinstance(signature, Collective):
             costs = map(cost.at_clock, self.clocks)
             spent_ns = np.array([float(one.least_ns(signature)) for one in costs])
         return spent_ns, drawn_j

@@ -164,7 +164,7 @@ def _families(case: Case, run: Played) -> list[Family]:
         found.add("launch")
     if case.power is not None:
         found.add("power")
-    if cost.skew or cost.resume:
+    if cost.cpu.skew or cost.cpu.resume:
         found.add("hosts")
     return [family for family in FAMILIES if family in found]
 

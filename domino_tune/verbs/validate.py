@@ -111,7 +111,7 @@ def present_speed(cost: CostModel, bound: Measured) -> float | None:
         if op.lane == COMPUTE and measured_ns > 0
     ]
     long = [pair for pair in pairs if pair[1] >= LEAST_NS] or pairs
-    beyond = 1.0 + cost.skew.step_excess if cost.skew else 1.0
+    beyond = 1.0 + cost.cpu.skew.step_excess if cost.cpu.skew else 1.0
     return statistics.median(profiled / measured for profiled, measured in long) / beyond
 
 

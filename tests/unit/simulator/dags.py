@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from simulator.contention import Contention
 from simulator.cost import CostModel
-from simulator.cpu_hosts import NO_TIMES, IdleTimes, ResumeFit, SkewFit
+from simulator.cpu_hosts import NO_TIMES, CpuHosts, IdleTimes, ResumeFit, SkewFit
 from simulator.launch import Launch
 from simulator.ops import Collective, Pointwise, Signature
 from simulator.schedule import COMPUTE, OpTemplate, Repeat, Schedule, Segment
@@ -38,9 +38,8 @@ class TableCost(CostModel):
         self.durations = durations_ns
         self.contention = contention
         self.launch = launch
-        self.skew = skew
-        self.resume = resume
-        self.idle, self.idle_lane = idle or {}, None
+        self.cpu = CpuHosts(skew=skew, resume=resume)
+        self.idle = idle or {}
         self.kept = {}
 
     def duration_ns(self, signature: Signature) -> int:

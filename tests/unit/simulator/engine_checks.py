@@ -75,7 +75,7 @@ def check_dag(seed: int) -> None:
             else:
                 idle[index] = idle[index]._replace(wake_ns=idle[index].wake_ns + launches[index])
     depth = launch.queue_depth if launch.mode == "async" else 0
-    expected = list_schedule(ops, durations, launches, depth, dag.cost.resume, idle)
+    expected = list_schedule(ops, durations, launches, depth, dag.cost.cpu.resume, idle)
     program = compile_program(dag.schedule, dag.cost)
     timeline = play(dag.schedule, program)
     assert of_schedule(repriced(dag.schedule, dag.cost), dag.cost) == timeline

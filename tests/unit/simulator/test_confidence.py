@@ -18,7 +18,7 @@ from simulator.confidence import (
 )
 from simulator.contention import Contention, Slowdown
 from simulator.cost import CostModel
-from simulator.cpu_hosts import ResumeFit, ResumeRow, SkewFit
+from simulator.cpu_hosts import CpuHosts, ResumeFit, ResumeRow, SkewFit
 from simulator.draws import CalibratedPart, Calibration
 from simulator.implementation import IMPLEMENTATIONS
 from simulator.launch import Launch
@@ -182,7 +182,7 @@ def test_what_compute_pays_for_a_wait_is_as_sure_as_the_law_of_waits() -> None:
     cost = StatedCost({GEMM: Estimate(50.0, "measured", 0.0)})
     law = ResumeFit(rows=(ResumeRow(100.0, 10.0),), recovery_us=50.0, error=0.4, samples=1)
     section = ResumeSection(fit=law, provenance=Provenance(kind="fitted", source="made up"))
-    cost.resume, cost.profile = law, replace(bundled_profile(), resume=section)
+    cost.cpu, cost.profile = CpuHosts(resume=law), replace(bundled_profile(), resume=section)
     spans = [(0, 50_000), (150_000, 205_000), (205_000, 257_500)]
     found = confidence_of(timeline_of(*(("a", GEMM, *span) for span in spans)), cost)
     assert found.shares["fitted"] == pytest.approx(7.5 / 257.5)
@@ -199,7 +199,7 @@ def test_a_wait_for_other_ranks_is_not_contention() -> None:
     skew = SkewFit(slowest_factor=1.0, error=0.0)
     provenance = Provenance(kind="measured", source="made up")
     cost.profile = replace(known, skew=SkewSection(fit=skew, provenance=provenance))
-    cost.skew, cost.contention = skew, Contention(few)
+    cost.cpu, cost.contention = CpuHosts(skew=skew), Contention(few)
     found = confidence_of(timeline_of(("a", GEMM, 0, 500), ("ar", REDUCE, 500, 1000)), cost)
     # 500 ns of 200: at most 100 by contention, the other 200 waited.
     assert found.shares == pytest.approx({"measured": 0.7, "fitted": 0.3})

@@ -113,7 +113,7 @@ def test_every_family_but_those_of_laws_has_look_ups() -> None:
     }  # fmt: skip
     assert set(SIGNATURES.values()) | laws == set(FAMILIES)
     assert {family for families in PARTS.values() for family in families} == set(FAMILIES) - {
-        "contention", "contention_of_collectives", "tile_fused",
+        "contention", "contention_of_collectives", "contention_of_links", "hosts", "tile_fused",
     }  # fmt: skip
 
 
