@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from simulator.errors import InfeasiblePlanError, InputError, require_positive_int, unknown_name
+from simulator.hashing import hashed_once
 from simulator.overlap import EP_OVERLAP, RIVALS, check_overlaps
 from simulator.specs import ClusterSpec, ModelSpec, Workload
 
@@ -107,6 +108,7 @@ MAX_COL_SLICES: Final = 16
 MAX_CTAS: Final = 64
 
 
+@hashed_once
 @dataclass(frozen=True, kw_only=True)
 class SlicePlan:
     """The row slices, the column pieces and the order. Raise InputError for a bad value.

@@ -19,6 +19,7 @@ from simulator.dtypes import (
     MomentsDtype,
 )
 from simulator.errors import MOST, InputError, require_divisible, require_positive_int, unknown_name
+from simulator.hashing import hashed_once
 from simulator.implementation import DOMINO_TUNE, Implementation
 from simulator.model_sizes import ModelSizes
 from simulator.modules import (
@@ -31,16 +32,15 @@ from simulator.modules import (
 )
 from simulator.ops import TpCollectives
 
-MAY_BE_0: Final = frozenset(
-    {
-        "sliding_window", "num_experts", "num_experts_per_tok", "moe_intermediate_size",
-        "shared_expert_intermediate_size", "first_k_dense_replace", "q_lora_rank", "kv_lora_rank",
-        "qk_rope_head_dim", "v_head_dim", "num_nextn_predict_layers",
-    }
-)  # fmt: skip
+MAY_BE_0: Final = frozenset({
+    "sliding_window", "num_experts", "num_experts_per_tok", "moe_intermediate_size",
+    "shared_expert_intermediate_size", "first_k_dense_replace", "q_lora_rank", "kv_lora_rank",
+    "qk_rope_head_dim", "v_head_dim", "num_nextn_predict_layers",
+})  # fmt: skip
 """Sizes of a model that are 0 where it has no such thing."""
 
 
+@hashed_once
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec(ModelSizes):
     """Shape of a decoder-only transformer; fields have their Hugging Face names.
@@ -139,6 +139,7 @@ MOE_DISPATCHERS: Final[tuple[MoeDispatcher, ...]] = get_args(MoeDispatcher)
 CP_COMM: Final[tuple[ContextComm, ...]] = get_args(ContextComm)
 
 
+@hashed_once
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """One optimizer step of one data-parallel replica.
@@ -303,6 +304,7 @@ class Workload:
         return self.seq_length * self.micro_batch_size
 
 
+@hashed_once
 @dataclass(frozen=True, kw_only=True)
 class ClusterSpec:
     """Ranks, their nodes and NVLink domains. Ranks fill both in Megatron-LM's order: tp, cp, dp,

@@ -150,17 +150,17 @@ class Candidate:
         """Return the case with ``again`` recomputed layers a virtual stage."""
         return recomputing(self.case, self.again, again)
 
-    @property
+    @cached_property
     def plans(self) -> tuple[SlicePlan, ...]:
         """All plans."""
         return (*self.own, *self.rivals)
 
-    @property
+    @cached_property
     def own(self) -> tuple[SlicePlan, ...]:
         """The plans that slice the layout or leave it whole."""
         return (*self.sliced, *self.unsliced)
 
-    @property
+    @cached_property
     def others(self) -> tuple[SlicePlan, ...]:
         """The plans without slices: Megatron-LM's and rivals'."""
         return (*self.unsliced, *self.rivals)
@@ -215,6 +215,8 @@ class Candidate:
 
     def best(self, plans: Iterable[SlicePlan] | None = None) -> Timed | None:
         """Return the fastest of the evaluated ``plans``, or of all."""
+        if not self.timed:
+            return None
         found = (self.timed.get(plan) for plan in (self.timed if plans is None else plans))
         fits = [one for one in found if one is not None]
         return min(fits, key=lambda one: one.iteration_ns, default=None)
@@ -325,9 +327,10 @@ class LayoutSearch:
         self._ahead = ahead
         self._pause = pause
         self._pace = SearchPace()
-        self._best_ns = {
-            number: one.best_ns() for number, one in enumerate(candidates) if one.timed
-        }
+        timed = [(number, one) for number, one in enumerate(candidates) if one.timed]
+        self._best_ns = {number: one.best_ns() for number, one in timed}
+        self._unsliced_ns = min((one.best_ns(one.others) for _, one in timed), default=FOREVER_NS)
+        self._by_floor: list[tuple[int, int]] = []
 
     def run(self) -> None:
         """Find the KEPT best layouts, and the best without slices; then time each kept layout
@@ -335,8 +338,9 @@ class LayoutSearch:
         """
         numbers = range(len(self.candidates))
         self._bound([*self.candidates, *self._edge])
+        self._by_floor = sorted((self.candidates[one].floor_ns, one) for one in numbers)
         self._search(numbers, lambda one: one.plans, self._last_kept_ns)
-        self._search(numbers, lambda one: one.others, self._best_unsliced_ns)
+        self._search(numbers, lambda one: one.others, lambda: self._unsliced_ns)
         kept = [self.candidates.index(one) for one in self.kept()]
         self._search(kept, lambda one: one.unsliced, lambda: FOREVER_NS)
         self._search(kept[:1], lambda one: one.own, lambda: FOREVER_NS)
@@ -364,6 +368,7 @@ class LayoutSearch:
             one.unsure[look.plan] = found.unsure
         one.timed[look.plan] = found.timed
         self._best_ns[look.number] = one.best_ns()
+        self._unsliced_ns = min(self._unsliced_ns, one.best_ns(one.others))
         left = self.left if self._pace.recounts else None
         words = self._pace.step(self.evaluations, left)
         self._progress(f"{words}; {one.case.cluster.levels}: {look.plan.label}")
@@ -433,10 +438,6 @@ class LayoutSearch:
         """
         return [*sorted(self._best_ns.values()), *[FOREVER_NS] * KEPT][KEPT - 1]
 
-    def _best_unsliced_ns(self) -> int:
-        timed = (self.candidates[number] for number in self._best_ns)
-        return min((one.best_ns(one.others) for one in timed), default=FOREVER_NS)
-
     def kept(self) -> list[Candidate]:
         """Return the best candidates, fastest first."""
         fits = [one for one in self.candidates if one.best() is not None]
@@ -479,8 +480,11 @@ class LayoutSearch:
         limit_ns = self._last_kept_ns()
         if limit_ns == FOREVER_NS:
             return None
+        near = (number for floor_ns, number in self._by_floor if floor_ns <= limit_ns)
         return sum(
-            plan not in one.timed
-            for number, one in enumerate(self.candidates)
-            for plan in one.within(min(limit_ns, self._best_ns.get(number, FOREVER_NS)))
+            plan not in self.candidates[number].timed
+            for number in near
+            for plan in self.candidates[number].within(
+                min(limit_ns, self._best_ns.get(number, FOREVER_NS))
+            )
         )

@@ -60,10 +60,9 @@ LOOKED_AT: Final = ("evaluations", "pruned")
 differently, and find the same. Of its trials, the fastest counts."""
 FUSED_ROWS: Final = "moe_permute_fusion"
 """A key of an implementation that came later still."""
-NUMBERS: Final = (
-    "iteration_ms", "speedup", "mfu", "peak_memory_gib", "clock_mhz", "best",
-)  # fmt: skip
-"""Fields of an answer that the file holds beside its digest."""
+NUMBERS: Final = ("iteration_ms", "speedup", "mfu", "peak_memory_gib", "clock_mhz")
+"""Fields of an answer that the file holds beside its digest; of a search's also those of the best,
+with its plan."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -109,7 +108,12 @@ def answer(verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
         return {"refused": str(refused)}
     whole = json.loads(json.dumps(to_json(result)), object_hook=_without_seconds)
     digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
-    return {"digest": digest, **{name: whole[name] for name in NUMBERS if name in whole}}
+    found = {"digest": digest, **_told(whole, NUMBERS)}
+    return {**found, "best": _told(whole["best"], (*NUMBERS, "plan"))} if "best" in whole else found
+
+
+def _told(whole: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: whole[name] for name in names if name in whole}
 
 
 def _without_seconds(told: dict[str, Any]) -> dict[str, Any]:
