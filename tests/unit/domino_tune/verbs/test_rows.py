@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from domino_tune.verbs.simulate import shortened, simulate_plan
 from domino_tune.verbs.whatif import ask
 from simulator.memory import held_parameters
 from simulator.overlap import Buffers, buffers_of
-from simulator.plan import MEGATRON, SlicePlan
+from simulator.plan import MEGATRON
 
 JOB: dict[str, Any] = {
     "model": "llama3-8b", "overrides": ("num_hidden_layers=12",), "profile": "a100-sxm", "tp": 2,
@@ -90,8 +91,8 @@ def test_buffers_of_a_strategy_are_counted(
     """Ten of tokens × hidden × 2 bytes for userbuffers, as TransformerEngine registers them."""
     assert buffers_of(strategy, told) == buffers
     case = resolve(SimulateRequest(**JOB))
-    plain = SlicePlan(**{**vars(MEGATRON), "sequence_parallel": True})
-    rival = SlicePlan(**{**vars(plain), "strategy": strategy, "tp_comm_overlap": told})
+    plain = replace(MEGATRON, sequence_parallel=True)
+    rival = replace(plain, strategy=strategy, tp_comm_overlap=told)
     held, without = (held_parameters(case, case.shapes(plan)) for plan in (rival, plain))
     each = 2048 * 4096 * 2
     assert held.buffers - without.buffers == buffers.whole * each + buffers.shares * each // 2
