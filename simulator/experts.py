@@ -9,20 +9,57 @@ backward is a dispatch.
 
 The shared expert runs before the tokens are sent, and in backward after their gradients came back;
 with ``moe_shared_expert_overlap`` while they are on their way.
+
+Experts with biases are gpt-oss's, and what surrounds their products is not fused (Megatron-LM
+of 2025 and 2026, core/transformer/moe/experts.py: ``TEGroupedMLP._apply_bias``;
+core/fusions/fused_bias_geglu.py: ``weighted_bias_quick_geglu_impl``). Both halves of fc1 are
+clamped and put together before the activation, whose offset is copied from the host, which waits
+for that. To each expert's rows of fc2 its bias times their probabilities is added, in fp32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from simulator.issue_order import Token, output_of
+from simulator.ops import Pointwise
 from simulator.quantized import Quantized
+from simulator.schedule import OpTemplate
 from simulator.token_way import Ops, TokenWay
 from simulator.values import Ref, main_gradient
 
 ROUTER_BYTES: Final = 4
 """Of a score of the router, in fp32; a choice is an index and a probability."""
+
+
+class Passes(NamedTuple):
+    """Kernels of PyTorch over a value, and some for each expert; the bytes that all of them read
+    and write, as multiples of the value's in 16 bits."""
+
+    read: float
+    written: float
+    kernels: int
+    of_experts: int = 0
+
+    def over(self, t: Quantized, size: int) -> Pointwise:
+        """Return them over a value of ``size`` bytes."""
+        s, kernels = t.shapes, self.kernels + self.of_experts * t.shapes.local_experts
+        read, written = round(self.read * size), round(self.written * size)
+        return Pointwise("copy", read, written, s.workload.dtype, kernels=kernels)
+
+
+CLAMPS: Final = Passes(2, 2, 3)
+"""Two clamps, and their results put together."""
+CLAMPS_BWD: Final = Passes(4.5, 3, 9)
+"""Of one half: a comparison, zero, a choice; of the other: two comparisons, both of them, zero, a
+choice; and both halves put together."""
+BIASES: Final = Passes(7, 7, 2, 2)
+"""Of an expert: bias times probabilities in fp32, which are added to its rows. All rows are put
+together, and rounded."""
+BIASES_BWD: Final = Passes(12, 8, 2, 6)
+"""Gradients in fp32; of an expert: those of its rows rounded, those of its bias and of the
+probabilities multiplied and summed, the bias's rounded; rows put together."""
 
 
 # Forward ------------------------------------------------------------------------------------------
@@ -72,9 +109,14 @@ def _fc1(t: Quantized, row: int, _: int) -> Ops:
 def _act(t: Quantized, row: int, _: int) -> Ops:
     s, rows = t.shapes, t.shapes.routed_rows(row)
     read, size = (rows * s.expert_width(name) * s.element for name in ("fc1", "act"))
+    ops, source = list[OpTemplate](), Ref("mlp.fc1", row)
+    if s.model.has_expert_biases:
+        clamps = CLAMPS.over(t, read)._replace(awaited=True)
+        ops.append(t.op("mlp.act_clamp", row, clamps, (source,), source.form("clamped"), read))
+        source = source.form("clamped")
     signature = s.pointwise(s.activation, read, size)
-    made = t.op("mlp.act", row, signature, (Ref("mlp.fc1", row),), Ref("mlp.act", row), size)
-    return [made, *t.cast(row, made.writes[0], size, groups=s.local_experts)]
+    made = t.op("mlp.act", row, signature, (source,), Ref("mlp.act", row), size)
+    return [*ops, made, *t.cast(row, made.writes[0], size, groups=s.local_experts)]
 
 
 def _fc2(t: Quantized, row: int, piece: int) -> Ops:
@@ -86,12 +128,23 @@ def _fc2(t: Quantized, row: int, piece: int) -> Ops:
         Ref("mlp.fc2", row, piece), way.rows * width * s.element, weights=("w.mlp.fc2",),
         piece=piece,
     )  # fmt: skip
-    return [made, *way.back("combine", made, piece, pieces)]
+    if not s.model.has_expert_biases:
+        return [made, *way.back("combine", made, piece, pieces)]
+    size, value = made.sizes[0], _fc2_output(t, row, piece)
+    biased = t.op("mlp.fc2_bias", row, BIASES.over(t, size), made.writes, value, size, piece=piece)
+    return [made, biased, *way.back("combine", biased, piece, pieces)]
+
+
+def _fc2_output(t: Quantized, row: int, piece: int) -> Ref:
+    """Return the experts' outputs that go back."""
+    value = Ref("mlp.fc2", row, piece)
+    return value.form("biased") if t.shapes.model.has_expert_biases else value
 
 
 def _residual(t: Quantized, row: int, _: int) -> Ops:
     s, size, way = t.shapes, t.shapes.residual_bytes(row), TokenWay(t, row)
-    parts = tuple(way.returned(Ref("mlp.fc2", row, j)) for j in range(t.shapes.plan.mlp_col_slices))
+    pieces = range(t.shapes.plan.mlp_col_slices)
+    parts = tuple(way.returned(_fc2_output(t, row, piece)) for piece in pieces)
     ops, branch = way.summed("combine", parts, Ref("mlp.out", row))
     if s.model.shared_expert_intermediate_size:
         branch = (*branch, t.summed_ref(Ref("mlp.shared.out", row)))
@@ -112,6 +165,10 @@ def _residual_bwd(t: Quantized, row: int, _: int) -> Ops:
 def _fc2_dgrad(t: Quantized, row: int, _: int) -> Ops:
     s, way, rows = t.shapes, TokenWay(t, row), Ref("mlp.rows", row).grad
     ops, value = way.arrived("combine_bwd", output_of("mlp", row).grad, Ref("mlp.in", row).grad)
+    if s.model.has_expert_biases:
+        size = way.rows * way.row_bytes
+        passes, value = BIASES_BWD.over(t, size), _fc2_gradient(t, row)
+        ops.append(t.op("mlp.fc2_bias_bwd", row, passes, (_arrived(t, row),), value, size))
     casts = t.cast(row, value, way.rows * way.row_bytes, base=rows,
                    groups=s.local_experts)  # fmt: skip
     width = s.expert_width("act")
@@ -123,13 +180,29 @@ def _fc2_dgrad(t: Quantized, row: int, _: int) -> Ops:
     return [*ops, *casts, made]
 
 
+def _arrived(t: Quantized, row: int) -> Ref:
+    """Return the gradients that arrived for the experts' rows."""
+    return TokenWay(t, row).sorted(output_of("mlp", row).grad, Ref("mlp.in", row).grad)
+
+
+def _fc2_gradient(t: Quantized, row: int) -> Ref:
+    """Return the gradients of fc2's products."""
+    arrived = _arrived(t, row)
+    return arrived.form("biased") if t.shapes.model.has_expert_biases else arrived
+
+
 def _act_bwd(t: Quantized, row: int, _: int) -> Ops:
-    s, rows = t.shapes, t.shapes.routed_rows(row)
+    s, rows, fc1 = t.shapes, t.shapes.routed_rows(row), Ref("mlp.fc1", row)
     size, more = (rows * s.expert_width(name) * s.element for name in ("fc1", "act"))
     signature = s.pointwise(f"{s.activation}_bwd", size + more, size)
-    reads = (Ref("mlp.act", row).grad, Ref("mlp.fc1", row))
-    made = t.op("mlp.act_bwd", row, signature, reads, Ref("mlp.fc1", row).grad, size)
-    return [made, *t.cast(row, made.writes[0], size, groups=s.local_experts)]
+    clamps = s.model.has_expert_biases
+    source = fc1.form("clamped") if clamps else fc1
+    ops = [t.op("mlp.act_bwd", row, signature, (Ref("mlp.act", row).grad, source), source.grad,
+                size)]  # fmt: skip
+    if clamps:
+        reads = (source.grad, fc1)
+        ops.append(t.op("mlp.act_clamp_bwd", row, CLAMPS_BWD.over(t, size), reads, fc1.grad, size))
+    return [*ops, *t.cast(row, fc1.grad, size, groups=s.local_experts)]
 
 
 def _fc1_dgrad(t: Quantized, row: int, piece: int) -> Ops:
@@ -287,7 +360,7 @@ def expert_wgrad(t: Quantized, token: Token, gradient: Ref, chained: tuple[Ref, 
         reads = t.across_of(Ref("mlp.fc1", row).grad), t.across_of(value, Ref("mlp.rows", row))
         out, width = s.expert_width("fc1"), hidden
     else:
-        value = way.sorted(output_of("mlp", row).grad, Ref("mlp.in", row).grad)
+        value = _fc2_gradient(t, row)
         reads = t.across_of(value, Ref("mlp.rows", row).grad), t.across_of(Ref("mlp.act", row))
         out, width = hidden, s.expert_width("act")
     signature = s.grouped(way.rows, out, width, "wgrad")

@@ -169,6 +169,11 @@ class ModelSizes:
         return self.attention_linear_parameters + experts + self.shared_expert_parameters
 
     @property
+    def has_expert_biases(self) -> bool:
+        """Whether experts' linears have biases."""
+        return self.mlp_bias and self.num_experts > 0
+
+    @property
     def expert_parameters(self) -> int:
         """Parameters of one expert, with its biases."""
         biases = self.moe_intermediate_size * (2 if self.gated_mlp else 1) + self.hidden_size

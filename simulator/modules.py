@@ -62,7 +62,9 @@ REPLAYS: Final[dict[RecomputeModule, tuple[Replay, ...]]] = {
         Replay("attn", _each("norm"), r"attn\.norm(\.cast)?", ("residual_bwd",)),
         Replay("mlp", _each("norm"), r"mlp\.(norm(\.cast)?|shared\.in\.cast)", ("residual_bwd",)),
     ),
-    "moe_act": (Replay("mlp", _each("act"), r"mlp\.act(\.cast)?", ("fc2_wgrad", "act_bwd")),),
+    "moe_act": (
+        Replay("mlp", _each("act"), r"mlp\.act(_clamp|\.cast)?", ("fc2_wgrad", "act_bwd")),
+    ),
     "mla_up_proj": (
         Replay(
             "attn", {"qkv": ("norm", "qkv", "core_attn")},

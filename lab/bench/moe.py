@@ -44,7 +44,7 @@ def moe() -> list[Table]:
 
 def _counts(one: Held) -> bool:
     """Return whether the step is one that is asked to be right. Earlier releases are up to 1.8
-    times as slow as the next with the same settings; gpt-oss takes 1.4 times as long as its ops on
+    times as slow as the next with the same settings; gpt-oss takes 1.2 times as long as its ops on
     every GPU, by what mechanism nobody knows."""
     row = one.run.row
     return row["model"] != "GPT OSS 120B" and row["release"] >= "26.04"

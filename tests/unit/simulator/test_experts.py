@@ -335,3 +335,49 @@ def test_a_shared_expert_can_hide_the_exchange() -> None:
     beside = predict(case_of(DEEPSEEK, moe_shared_expert_overlap=True), MEGATRON)
     assert beside.exposed_ns < waiting.exposed_ns
     assert beside.makespan_ns < waiting.makespan_ns
+
+
+def test_biases_of_experts_are_added_by_kernels_of_their_own() -> None:
+    """Megatron-LM's core/transformer/moe/experts.py and core/fusions/fused_bias_geglu.py: fc1's
+    halves are clamped and put together, each expert's bias times probabilities is added in fp32."""
+    model = replace(MODELS["gpt-oss-20b"], num_hidden_layers=1)
+    case = case_of(model)
+    ops = {op.role: op for op in ops_of(case)}
+    rows, experts = 2 * 4096 * 4, 32 // 8
+    wide, hidden = rows * 2 * 2880 * 2, rows * 2880 * 2
+    passes = {
+        "mlp.act_clamp": (2 * wide, 2 * wide, 3),
+        "mlp.fc2_bias": (7 * hidden, 7 * hidden, 2 + 2 * experts),
+        "mlp.fc2_bias_bwd": (12 * hidden, 8 * hidden, 2 + 6 * experts),
+        "mlp.act_clamp_bwd": (4.5 * wide, 3 * wide, 9),
+    }
+    for role, (read, written, kernels) in passes.items():
+        signature = ops[role].signature
+        assert isinstance(signature, Pointwise)
+        assert (signature.bytes_read, signature.bytes_written) == (read, written)
+        assert (signature.kernels, signature.name) == (kernels, "copy")
+        assert signature.awaited == (role == "mlp.act_clamp")
+    assert ops["mlp.act_clamp"].writes[0] in ops["mlp.act"].reads
+    assert ops["mlp.fc2_bias"].writes[0] in ops["mlp.combine_unsort"].reads
+    for role in ("mlp.fc2_dgrad", "mlp.fc2_wgrad"):
+        assert ops["mlp.fc2_bias_bwd"].writes[0] in ops[role].reads
+    plain = case_of(replace(model, mlp_bias=False))
+    assert passes.keys().isdisjoint({op.role for op in ops_of(plain)})
+    least_ns = sum(read + written for read, written, _ in passes.values()) / 3.35e3
+    more_ns = predict(case, MEGATRON).makespan_ns - predict(plain, MEGATRON).makespan_ns
+    assert least_ns < more_ns < 2 * least_ns
+
+
+@pytest.mark.parametrize("plan", [MEGATRON, SlicePlan(row_slices=2), SlicePlan(mlp_col_slices=2)])
+@pytest.mark.parametrize("again", ["none", "full", "moe_act"])
+def test_experts_with_biases_can_be_sliced_and_recomputed(plan: SlicePlan, again: str) -> None:
+    model = replace(MODELS["gpt-oss-20b"], num_hidden_layers=2)
+    more: dict[str, Any] = {"recompute": again}
+    if again == "moe_act":
+        more = {"recompute": "selective", "recompute_modules": ("moe_act",)}
+    case = case_of(model, **more)
+    roles = Counter(op.role for op in ops_of(case, plan) if op.layer == 0)
+    assert roles["mlp.fc2_bias"] == plan.row_slices * plan.mlp_col_slices
+    repeated = sum(count for role, count in roles.items() if role == "mlp.act_clamp.again")
+    assert repeated == (plan.row_slices if again != "none" else 0), roles
+    assert Bounds(case).lower_bound_ns(plan) <= predict(case, plan).makespan_ns

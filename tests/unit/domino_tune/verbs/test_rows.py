@@ -14,7 +14,7 @@ from domino_tune.verbs.simulate import shortened, simulate_plan
 from domino_tune.verbs.whatif import ask
 from simulator.memory import held_parameters
 from simulator.overlap import Buffers, buffers_of
-from simulator.plan import MEGATRON
+from simulator.plan import MEGATRON, Strategy
 
 JOB: dict[str, Any] = {
     "model": "llama3-8b", "overrides": ("num_hidden_layers=12",), "profile": "a100-sxm", "tp": 2,
@@ -86,7 +86,7 @@ def test_ratios_after_a_what_if_are_of_the_changed_machine() -> None:
     ],
 )
 def test_buffers_of_a_strategy_are_counted(
-    strategy: str, told: tuple[str, ...], buffers: Buffers
+    strategy: Strategy, told: tuple[str, ...], buffers: Buffers
 ) -> None:
     """Ten of tokens × hidden × 2 bytes for userbuffers, as TransformerEngine registers them."""
     assert buffers_of(strategy, told) == buffers
