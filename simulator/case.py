@@ -72,6 +72,16 @@ def _workload_of(chunk: Chunk, whole: Workload) -> Workload:
     )
 
 
+@lru_cache(maxsize=1024)
+def _workload_of_rank(chunk: Chunk, whole: Workload, again: int) -> Workload:
+    return replace(chunk.workload(whole), pp_layers=(), recompute_layers=again)
+
+
+@lru_cache(maxsize=1024)
+def _without_pipeline(cluster: ClusterSpec) -> ClusterSpec:
+    return replace(cluster, pp=1, vpp=1)
+
+
 def chunks_of_ranks(
     model: ModelSpec, workload: Workload, cluster: ClusterSpec
 ) -> tuple[tuple[Chunk, ...], ...]:
@@ -366,8 +376,8 @@ class Case:
         chunk, again = self.rank_load(rank)
         return self._at_this_cost(
             model=chunk.model(self.model),
-            workload=replace(chunk.workload(self.workload), pp_layers=(), recompute_layers=again),
-            cluster=replace(self.cluster, pp=1, vpp=1),
+            workload=_workload_of_rank(chunk, self.workload, again),
+            cluster=_without_pipeline(self.cluster),
             chunk=chunk,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence, Set
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -154,7 +155,6 @@ class Rank:
         self.prices = layers.prices
         self.counts = kinds(case.model, case.workload)
         self.stack = tuple(self.counts)
-        self._recipes = layers.recipes(case)
         self._edges: dict[tuple[object, ...], EdgeCurves] = {}
         self._several_edges: dict[tuple[SlicePlan, ...], EdgeCurves] = {}
         self._layers_alone: dict[tuple[SlicePlan, ...], tuple[Floats, Floats]] = {}
@@ -163,6 +163,10 @@ class Rank:
         batch = case.workload.micro_batch_size
         self._stack_alike = batch, frozenset(kind[1:] for kind in self.stack)
         self._alike = batch, tuple(self.counts.items()), ends
+
+    @cached_property
+    def _recipes(self) -> Recipes:
+        return self.layers.recipes(self.case)
 
     def edges(self, plan: SlicePlan) -> EdgeCurves:
         """Return the compute outside the layers."""

@@ -57,9 +57,8 @@ class Least(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """A plan with ``again`` recomputed layers a virtual stage, its iteration time in ns, and the
-    bytes of its fullest rank.
-    """
+    """A plan with ``again`` recomputed layers a virtual stage, its time, and its fullest rank's
+    bytes."""
 
     plan: SlicePlan
     iteration_ns: int
@@ -76,9 +75,7 @@ class Look(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What was found of a plan: its time, if it can be recommended, and what it holds where it fits
-    with less chance.
-    """
+    """A plan's time, if it can be recommended, and what it holds where it fits with less chance."""
 
     timed: Timed | None = None
     unsure: HeldBytes | None = None
@@ -177,7 +174,20 @@ class Candidate:
             zip(plans, map(max, bounds.any_order_ns(plans), bounds.floors_ns(plans)), strict=True)
             for bounds, plans in self._alike
         )
-        return dict(sorted(chain.from_iterable(found), key=lambda item: item[1]))
+        known = dict(sorted(chain.from_iterable(found), key=lambda item: item[1]))
+        self.forget()
+        return known
+
+    def numbered_bounds(self, limit_ns: float) -> list[tuple[int, int]]:
+        """Return ``bounds_ns`` with the places of plans, which another process has, too; nothing if
+        the floor is above the limit."""
+        if self.floor_ns > limit_ns:
+            return []
+        return [(self.plans.index(plan), bound_ns) for plan, bound_ns in self.bounds_ns.items()]
+
+    def forget(self) -> None:
+        """Forget what only ``bounds_ns`` needs beside ``floor_ns``."""
+        vars(self).pop("_alike", None)
 
     @property
     def unsure_bound_ns(self) -> int:
@@ -194,14 +204,16 @@ class Candidate:
         """Whether ``bounds_ns`` is known."""
         return "bounds_ns" in vars(self)
 
-    @property
-    def _alike(self) -> Iterator[tuple[Bounds, tuple[SlicePlan, ...]]]:
+    @cached_property
+    def _alike(self) -> list[tuple[Bounds, tuple[SlicePlan, ...]]]:
         """Bounds, and the plans that are recommended with no fewer recomputed layers."""
         alike: dict[int, list[SlicePlan]] = {}
         for plan in self.plans:
             alike.setdefault(self.least[plan.sequence_parallel].sure, []).append(plan)
-        for again, plans in alike.items():
-            yield Bounds(self.recomputing(again), self.layers), tuple(plans)
+        return [
+            (Bounds(self.recomputing(again), self.layers), tuple(plans))
+            for again, plans in alike.items()
+        ]
 
     def within(self, limit_ns: int) -> Iterator[SlicePlan]:
         """Yield the plans whose bounds do not exceed the limit; by the floor where no bounds are
@@ -295,13 +307,9 @@ Plans = Callable[[Candidate], Sequence[SlicePlan]]
 
 
 NEAR: Final = 1.25
-"""The bounds of layouts whose floors are above the least one by this factor are hardly ever asked
-for.
-"""
+"""Bounds of layouts whose floors are this many times the least one are hardly ever asked for."""
 FEW_KINDS: Final = 4
-"""For up to this many kinds of layers, one core computes the bounds in less time than forking this
-process takes.
-"""
+"""For up to this many kinds of layers, one core computes bounds sooner than this process forks."""
 
 
 class LayoutSearch:
@@ -415,21 +423,22 @@ class LayoutSearch:
             for number in range(len(groups)):
                 yield number, least_ns
 
-        def bounded(item: tuple[int, int]) -> list[tuple[int, dict[SlicePlan, int] | None]]:
+        def bounded(item: tuple[int, int]) -> list[tuple[int, list[tuple[int, int]]]]:
             number, least_ns = item
             group = groups[number]
             limit_ns = NEAR * min(least_ns, *(one.floor_ns for one in group))
-            return [
-                (one.floor_ns, one.bounds_ns if one.floor_ns <= limit_ns else None) for one in group
-            ]
+            found = [(one.floor_ns, one.numbered_bounds(limit_ns)) for one in group]
+            for one in group:
+                one.forget()
+            return found
 
         ahead = self._ahead if len(groups) > FEW_KINDS else in_turn
         for (number, _), bounds in ahead(bounded, asked()):
             self._progress(f"bounds of {done:,} of {sum(map(len, groups)):,} layouts")
             for one, (floor_ns, bounds_ns) in zip(groups[number], bounds(), strict=True):
                 one.floor_ns, least_ns = floor_ns, min(least_ns, floor_ns)
-                if bounds_ns is not None:
-                    one.bounds_ns = bounds_ns
+                if bounds_ns:
+                    one.bounds_ns = {one.plans[place]: bound_ns for place, bound_ns in bounds_ns}
             done += len(groups[number])
 
     def _last_kept_ns(self) -> int:

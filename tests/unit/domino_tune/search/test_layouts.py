@@ -208,7 +208,7 @@ def in_copies(
 ) -> Iterator[tuple[Any, Callable[[], Any]]]:
     """Give each item with a result from elsewhere: bounds of 2 ns, and plans that do not fit."""
     for item in items:
-        found = Found() if isinstance(item, Look) else [(1, {MEGATRON: 2})] * 2
+        found = Found() if isinstance(item, Look) else [(1, [(0, 2)])] * 2
         yield item, partial(lambda result: result, found)
 
 
