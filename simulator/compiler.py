@@ -241,7 +241,7 @@ NEVER_NS: Final = -(1 << 60)
 def repriced(schedule: Schedule, cost: CostModel) -> Repriced:
     """Return ``schedule``, compiled for machines like that of ``cost``; it is compiled once for all
     whose launches and admission of collectives are the same."""
-    if cost.cpu.are_there:
+    if cost.cpu.exist:
         return Repriced(schedule, cost)
     key = cost.launch.key, cost.contention.admission
     found = schedule.programs.get(key)
@@ -284,7 +284,7 @@ class Repriced:
 
     def program(self, cost: CostModel) -> Program:
         """Return the program on the machine of ``cost``."""
-        if cost is not self.cost and cost.cpu.are_there:
+        if cost is not self.cost and cost.cpu.exist:
             return compile_program(self.schedule, cost)
         return self._compiled.program(cost, self.pricing(cost))
 
@@ -303,7 +303,7 @@ class Repriced:
 
     def arrays(self, cost: CostModel) -> tuple[ProgramArrays, Pricing]:
         """Return the program as arrays, and its pricing on the machine of ``cost``."""
-        if cost is not self.cost and cost.cpu.are_there:
+        if cost is not self.cost and cost.cpu.exist:
             made = compile_schedule(self.schedule, cost)
             return made.arrays, made.pricing
         return self._compiled.arrays, self.pricing(cost)

@@ -249,19 +249,11 @@ class CostModel:
             draw.factor("launch", self.launch.error), draw.errors.get("launch", math.inf)
         )
         other.power = self.power and draw.power(self.power)
-        other.cpu = self.cpu.off(partial(draw.factor, "hosts"))
+        other.cpu = self.cpu.with_waits_off(partial(draw.factor, "hosts"))
         fit = self.contention.fit
         law = fit and draw.contention(fit)
         if law is not fit:
             other.contention = Contention(law, strength=self.contention.strength)
-        return other.at_clock(self.change.clock_mhz)
-
-    def beside(self, fit: ContentionFit) -> CostModel:
-        """Return the costs under another law of contention, at the same clock. Durations alone stay
-        the same."""
-        other = copy.copy(self.at_clock(0))
-        other.contention = Contention(fit, strength=self.contention.strength)
-        other._at_clocks, other.kept = {0: other}, {}
         return other.at_clock(self.change.clock_mhz)
 
     def at_clock(self, clock_mhz: int) -> CostModel:
@@ -295,7 +287,7 @@ class CostModel:
             for draw in self.change.draws:
                 before, found = found, draw.estimate(signature, found)
                 if self.cpu.skew and not isinstance(signature, Collective):
-                    slower = self.cpu.slower(partial(draw.factor, "hosts"))
+                    slower = self.cpu.pace(partial(draw.factor, "hosts"))
                     found = found._replace(duration_us=slower * found.duration_us)
                 if draw.factors and found.duration_us < before.duration_us:
                     least_us = min(before.duration_us, self._look_ups.least_us(signature))

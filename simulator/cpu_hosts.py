@@ -237,7 +237,7 @@ class CpuHosts:
     idle_lane: IdleLane | None = None
 
     @property
-    def are_there(self) -> bool:
+    def exist(self) -> bool:
         """Whether there is any: they change a program's steps, not only their durations."""
         return self != NO_HOSTS
 
@@ -251,12 +251,12 @@ class CpuHosts:
         """Waits after compute alone, and after compute beside collectives."""
         return (self.skew.rows, self.skew.beside) if self.skew else ((), ())
 
-    def slower(self, factor: Callable[[float], float]) -> float:
+    def pace(self, factor: Callable[[float], float]) -> float:
         """Return by what compute takes longer where the pace of the slowest rank is off; ``factor``
         of a law's error says by how much."""
         return factor(self.skew.error) if self.skew else 1.0
 
-    def off(self, factor: Callable[[float], float]) -> CpuHosts:
+    def with_waits_off(self, factor: Callable[[float], float]) -> CpuHosts:
         """Return the laws where what waits cost is off."""
         resume = self.resume
         return self if resume is None else replace(self, resume=resume.off(factor(resume.error)))

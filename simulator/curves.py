@@ -164,7 +164,7 @@ class Work(NamedTuple):
 
 
 Works = dict[int, Work]
-"""Sums of recipes, which stay, by their id."""
+"""Sums of recipes by their id; who has them has the recipes, too."""
 Blocks = dict[tuple[object, ...], Work]
 """Sums of a block's pass, by ``Recipes.block_key``."""
 

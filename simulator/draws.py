@@ -88,7 +88,8 @@ class Draw:
             )
             for one in law.families
         )
-        return replace(law, families=families)
+        spread = 0.0 if "power" in self.errors else law.clock_spread  # jobs had their slowest GPU
+        return replace(law, families=families, clock_spread=spread)
 
 
 NOMINAL: Final = Draw()

@@ -10,8 +10,8 @@ backward is a dispatch.
 The shared expert runs before the tokens are sent, and in backward after their gradients came back;
 with ``moe_shared_expert_overlap`` while they are on their way.
 
-Experts with biases are gpt-oss's, and what surrounds their products is not fused (Megatron-LM
-of 2025 and 2026, core/transformer/moe/experts.py: ``TEGroupedMLP._apply_bias``;
+What surrounds products of experts with biases or clamps, as gpt-oss has them, is not fused
+(Megatron-LM of 2025 and 2026, core/transformer/moe/experts.py: ``TEGroupedMLP._apply_bias``;
 core/fusions/fused_bias_geglu.py: ``weighted_bias_quick_geglu_impl``). Both halves of fc1 are
 clamped and put together before the activation, whose offset is copied from the host, which waits
 for that. To each expert's rows of fc2 its bias times their probabilities is added, in fp32.
@@ -110,7 +110,7 @@ def _act(t: Quantized, row: int, _: int) -> Ops:
     s, rows = t.shapes, t.shapes.routed_rows(row)
     read, size = (rows * s.expert_width(name) * s.element for name in ("fc1", "act"))
     ops, source = list[OpTemplate](), Ref("mlp.fc1", row)
-    if s.model.has_expert_biases:
+    if s.model.swiglu_limit:
         clamps = CLAMPS.over(t, read)._replace(awaited=True)
         ops.append(t.op("mlp.act_clamp", row, clamps, (source,), source.form("clamped"), read))
         source = source.form("clamped")
@@ -195,7 +195,7 @@ def _act_bwd(t: Quantized, row: int, _: int) -> Ops:
     s, rows, fc1 = t.shapes, t.shapes.routed_rows(row), Ref("mlp.fc1", row)
     size, more = (rows * s.expert_width(name) * s.element for name in ("fc1", "act"))
     signature = s.pointwise(f"{s.activation}_bwd", size + more, size)
-    clamps = s.model.has_expert_biases
+    clamps = s.model.swiglu_limit > 0
     source = fc1.form("clamped") if clamps else fc1
     ops = [t.op("mlp.act_bwd", row, signature, (Ref("mlp.act", row).grad, source), source.grad,
                 size)]  # fmt: skip

@@ -108,7 +108,7 @@ def _gpt_oss(size: str, layers: int, experts: int) -> ModelSpec:
     )  # fmt: skip
     return replace(
         dense, head_dim=64, attention_bias=True, mlp_bias=True, num_experts=experts,
-        num_experts_per_tok=4, moe_intermediate_size=2880,
+        num_experts_per_tok=4, moe_intermediate_size=2880, swiglu_limit=7.0,
     )  # fmt: skip
 
 

@@ -56,6 +56,7 @@ class Layers:
     def __init__(self, shared: Shared) -> None:
         self.prices, self._shared = shared.prices, shared
         self._like: Recipes | None = None
+        self._works: Works = {}
         self._kinds: dict[tuple[LayerKind, int, bool], LayerCurves] = {}
         self._ranks: dict[tuple[object, ...], Rank] = {}
         self.slow: dict[tuple[object, ...], list[float]] = {}
@@ -86,10 +87,9 @@ class Layers:
 
     def work(self, recipe: Recipe) -> Work:
         """Return the sums of an edge's recipe."""
-        works = self._shared.works
-        if id(recipe) not in works:
-            works[id(recipe)] = added_up(recipe, self.prices)
-        return works[id(recipe)]
+        if id(recipe) not in self._works:
+            self._works[id(recipe)] = added_up(recipe, self.prices)
+        return self._works[id(recipe)]
 
     def rank(self, case: Case, rank: int | None) -> Rank:
         """Return a rank of a case; None: the only one of a case without a pipeline."""

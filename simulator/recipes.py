@@ -101,7 +101,9 @@ class Recipes:
     """Recipes of the plans of one case, each made once; of a layer's passes none where it is
     recomputed whole, for they are those of one that is not.
 
-    ``fragments``: those of layouts of the same job on the same machine, with the same schedule.
+    ``fragments``: those of layouts of the same job on the same machine, which may differ in how
+    they divide it, in the size and number of micro-batches, in recomputed layers and in how
+    replicas share; all else of workload and implementation must be equal.
     ``like``: recipes that share their caches, whose keys hold kinds of layers, numbers of tokens,
     ends and the plan's mode: tp, cp and the experts' division must be equal, too.
     """
@@ -156,8 +158,9 @@ class Recipes:
     def _ops(
         self, plan: SlicePlan, token: Token, key: tuple[object, ...]
     ) -> list[OpTemplate]:  # fmt: skip
-        """Return the ops of a token; of plans without slices they are kept."""
-        if plan.row_slices > 1:
+        """Return the ops of a token; they are kept of plans that may have windows, which slice
+        nothing."""
+        if plan.strategy == "domino":
             return self._building(plan).made(token)
         if key not in self._unsliced_ops:
             self._unsliced_ops[key] = self._building(plan).made(token)

@@ -51,7 +51,8 @@ class ModelSpec(ModelSizes):
     ``rope_scaling_factor`` above 1 stretches low rotary frequencies as Llama 3.1 does, by the three
     numbers behind it. ``qk_norm``: queries and keys are normalised per head. ``post_norm``: a norm
     behind each block, too, before the residual is added. ``sliding_window``: tokens that a token
-    attends to; 0 means all. A ``…_logit_softcapping`` of 0 means none.
+    attends to; 0 means all. A ``…_logit_softcapping`` of 0 means none. Experts clamp both
+    halves of fc1 at a ``swiglu_limit`` above 0.
     ``num_experts`` above 0: each layer but the ``first_k_dense_replace`` first ones has this many
     gated MLPs of ``moe_intermediate_size``, of which a token goes through ``num_experts_per_tok``
     and through the shared one, where ``shared_expert_intermediate_size`` is not 0.
@@ -98,6 +99,7 @@ class ModelSpec(ModelSizes):
     moe_intermediate_size: int = 0
     shared_expert_intermediate_size: int = 0
     first_k_dense_replace: int = 0
+    swiglu_limit: float = 0.0
     q_lora_rank: int = 0
     kv_lora_rank: int = 0
     qk_rope_head_dim: int = 0
@@ -109,12 +111,11 @@ class ModelSpec(ModelSizes):
             value = getattr(self, field.name)
             if field.type == "int" and not (field.name in MAY_BE_0 and value == 0):
                 require_positive_int("model", field.name, value)
-            if field.type == "float" and not (
-                isinstance(value, int | float) and 0 <= value <= sys.float_info.max
-            ):
+            finite = isinstance(value, int | float) and 0 <= value <= sys.float_info.max
+            if field.type == "float" and not finite:
                 raise InputError(f"model.{field.name} must be a finite number ≥ 0, got {value!r}.")
         for rate in (self.hidden_dropout, self.attention_dropout):
-            if not 0 <= rate < 1:
+            if rate >= 1:
                 raise InputError(f"A dropout rate must be in [0, 1), got {rate!r}.")
         require_divisible(
             "num_attention_heads", self.num_attention_heads,

@@ -38,8 +38,10 @@ FAMILY_WORDS: Final = {
     "peer_copy": "copies between GPUs", "tile_fused": "tile-fused kernels",
     "collective_between_nodes": "collectives between nodes",
     "contention": "how much communication slows compute",
-    "contention_of_collectives": "how much compute slows communication", "launch": "launches",
-    "power": "the power of ops, and so the clock",
+    "contention_of_collectives": "how much compute slows communication",
+    "contention_of_links": "how much groups that share links slow each other",
+    "launch": "launches", "power": "the power of ops, and so the clock",
+    "hosts": "how unequal CPU hosts are",
 }  # fmt: skip
 
 
@@ -306,10 +308,13 @@ def how_sure(data: ReportData) -> Html:
 
 
 def _confidence_lead(result: Simulated) -> str:
-    half = (result.interval_ms.high - result.interval_ms.low) / 2
-    about = percent_text(half / result.iteration_ms) if result.iteration_ms else "0 %"
+    ends = (result.interval_ms.low, result.interval_ms.high)
+    low, high = (end / (result.iteration_ms or 1) - 1 for end in ends)
     uncertain = sum(result.confidence_shares.get(kind, 0.0) for kind in ("assumed", "extrapolated"))
-    level = f"Confidence is {result.confidence}: the time is good to about ± {about}"
+    level = (
+        f"Confidence is {result.confidence}: on 80 % of the machines drawn from the profile's "
+        f"errors the time is {low:+.0%} to {high:+.0%} off"
+    )
     if uncertain:
         share = percent_text(round(uncertain, 2))
         return f"{level}, and {share} of it is assumed or extrapolated."

@@ -484,10 +484,9 @@ class LayoutSearch:
     @property
     def left(self) -> int | None:
         """Return how many plans may still be simulated at most, by the best known bounds; None
-        before KEPT layouts are found.
-        """
+        before all are bounded and KEPT layouts are found."""
         limit_ns = self._last_kept_ns()
-        if limit_ns == FOREVER_NS:
+        if limit_ns == FOREVER_NS or not self._by_floor:
             return None
         near = (number for floor_ns, number in self._by_floor if floor_ns <= limit_ns)
         return sum(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
@@ -39,6 +39,11 @@ MICROS: Final = 3
 """Most micro-batches from which sensitivities are computed: the first, one in between,
 and the last.
 """
+LAWS: Final[frozenset[Family]] = frozenset({
+    "contention", "contention_of_collectives", "contention_of_links", "launch", "power",
+})  # fmt: skip
+"""Families that may lengthen an iteration by more than they can shorten it: a clock has a highest
+value, and what is hidden takes no time."""
 Plans = Mapping[str, Chosen]
 Changes = dict[str, dict[str, float]]
 """Family or unknown -> plan by name -> the change of the logarithm of its time."""
@@ -47,17 +52,19 @@ Changes = dict[str, dict[str, float]]
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Machines:
     """Iterations of ``plans`` on drawn machines. ``nominal_ns``: their times on the profile's own.
-    ``families``: changes for one standard error of each family; ``unknown``: if something that the
-    profile does not know is the case; ``own``: for one standard error of each signature alone.
+    ``families``: changes for one standard error of each family, ``other_side`` for one less, of
+    LAWS; ``unknown``: if something that the profile does not know is the case; ``own``: for one
+    standard error of each signature alone.
 
-    The logarithm of a time is assumed to be linear in the families' normal numbers, and in how far
-    each unknown applies, the same for all plans: not at all in half of the draws, fully in a sixth.
-    The simulator's own error is drawn for each plan.
+    The logarithm of a time is assumed to be linear in the families' normal numbers, in those of
+    LAWS on each side, and in how far each unknown applies, the same for all plans: not at all in
+    half of the draws, fully in a sixth. The simulator's own error is drawn for each plan.
     """
 
     plans: Plans
     nominal_ns: Mapping[str, int]
     families: Changes
+    other_side: Changes
     unknown: Changes
     own: Mapping[str, Mapping[Signature, float]]
 
@@ -65,7 +72,9 @@ class Machines:
         """Return a plan's time in each draw."""
         logs = PLAN_ERROR * _normal(repr(self.plans[name].plan))
         for family, changes in self.families.items():
-            logs = logs + changes[name] * _normal(family)
+            z, up = _normal(family), changes[name]
+            down = self.other_side[family][name] if family in self.other_side else -up
+            logs = logs + np.where(z > 0, up, -down) * z
         for unknown, changes in self.unknown.items() if with_unknown else ():
             logs = logs + changes[name] * np.clip(_normal(unknown), 0.0, 1.0)
         for signature, share in self.own[name].items():
@@ -117,9 +126,13 @@ def machines_of(
     alone_ns = {name: _running_ns(short, run.totals.makespan_ns) for name, run in runs.items()}
     unknown = {one.name: one.draw for one in unknowns_of(case)}
     draws = {family: Draw({family: 1.0}) for family in FAMILIES} | unknown
+    draws |= {_below(family): Draw({family: -1.0}) for family in LAWS}
     machines = {name: short.drawn(draw) for name, draw in draws.items()}
     asked = [
-        (drawn, name) for name, run in runs.items() for drawn in (*_families(short, run), *unknown)
+        (drawn, name)
+        for name, run in runs.items()
+        for families in (_families(short, run),)
+        for drawn in (*families, *map(_below, LAWS.intersection(families)), *unknown)
     ]
     found = ahead(lambda item: _time_ns(machines[item[0]], plans[item[1]]), asked)
     changed: Changes = {}
@@ -130,19 +143,20 @@ def machines_of(
     return Machines(
         plans=plans,
         nominal_ns=nominal_ns,
-        families=_part(changed, (one for one in changed if one not in unknown)),
-        unknown=_part(changed, unknown),
+        families={one: changed[one] for one in FAMILIES if one in changed},
+        other_side={one: changed[_below(one)] for one in LAWS if _below(one) in changed},
+        unknown={one: changed[one] for one in unknown if one in changed},
         own={name: _own_shares(run, running[name] / alone_ns[name]) for name, run in runs.items()},
     )
 
 
-def _part(changed: Changes, names: Iterable[str]) -> Changes:
-    return {name: changed[name] for name in names}
+def _below(family: str) -> str:
+    return f"less {family}"
 
 
-def interval_of(case: Case, chosen: Chosen, *, with_unknown: bool = True) -> tuple[float, float]:
+def interval_of(case: Case, chosen: Chosen) -> tuple[float, float]:
     """Return the ends (ns) of the interval of an iteration of a plan."""
-    return machines_of(case, {"": chosen}).interval_ns("", with_unknown=with_unknown)
+    return machines_of(case, {"": chosen}).interval_ns("")
 
 
 def _running_ns(case: Case, makespan_ns: int) -> int:

@@ -101,11 +101,11 @@ def _trust(profile: Profile, model: str, tp: int, seq_length: int, batch: int) -
             profile=profile,
         )
         run = played(case, plan := SlicePlan(row_slices=2))
+        low_ns, high_ns = interval_of(case, Chosen.of(case, plan))
     except DominoTuneError as reason:
         return Trust(case=name, level=None, note=str(reason))
     timeline = record(run.plays, run.cost)
     found = confidence_of(timeline, run.cost)
-    low_ns, high_ns = interval_of(case, Chosen.of(case, plan))
     return Trust(
         case=name,
         level=found.level,

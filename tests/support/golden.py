@@ -52,7 +52,7 @@ LATER: Final[dict[str, object]] = {
     "v_head_dim": 0, "num_nextn_predict_layers": 0, "ep": 1, "etp": 0,
     "moe_dispatcher": "alltoall", "moe_imbalance": 1.0, "moe_shared_expert_overlap": False,
     "cuda_graph_scope": [], "cost": None, "moments_dtype": "fp32", "recompute_modules": [],
-    "moe_dispatcher_sms": 0,
+    "moe_dispatcher_sms": 0, "swiglu_limit": 0.0,
 }  # fmt: skip
 """Fields of a job that came after the file was written -> what they are where nobody asks."""
 LOOKED_AT: Final = ("evaluations", "pruned")

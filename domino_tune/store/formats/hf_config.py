@@ -48,14 +48,14 @@ EXPERT_TYPES: Final = frozenset({"dbrx", "jamba", "switch_transformers", "minima
 OF_EXPERTS: Final = (
     "num_experts", "num_experts_per_tok", "moe_intermediate_size",
     "shared_expert_intermediate_size", "first_k_dense_replace", "q_lora_rank", "kv_lora_rank",
-    "qk_rope_head_dim", "v_head_dim", "num_nextn_predict_layers",
+    "qk_rope_head_dim", "v_head_dim", "num_nextn_predict_layers", "swiglu_limit",
 )  # fmt: skip
 """Fields that only families with experts have."""
 FP8: Final = re.compile("fp8|float8|e4m3|e5m2|float-quantized", re.IGNORECASE)
 """What names 8-bit floats in a config's dtype and quantization_config."""
 NULLABLE: Final = (
     "attn_logit_softcapping", "final_logit_softcapping", "sliding_window", "q_lora_rank",
-    "num_nextn_predict_layers",
+    "num_nextn_predict_layers", "swiglu_limit",
 )  # fmt: skip
 """Fields that null or false turns off; without the key they have the family's default."""
 WINDOWED: Final = ("sliding_attention", "chunked_attention")

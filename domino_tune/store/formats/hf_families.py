@@ -212,7 +212,7 @@ FAMILIES: Final[dict[str, Family]] = {
         defaults={
             **_LLAMA_DEFAULTS, "attention_bias": True, "max_position_embeddings": 131072,
             "norm_eps": 1e-5, "head_dim": 64, "num_experts": 128,
-            "num_experts_per_tok": 4, "rope_theta": 150000.0,
+            "num_experts_per_tok": 4, "rope_theta": 150000.0, "swiglu_limit": 7.0,
         },
         names={"moe_intermediate_size": "intermediate_size"},
         notes=(WINDOWS_LEFT_OUT,),

@@ -227,6 +227,7 @@ def with_experts(
         shared_expert_intermediate_size=cluster.tp * rng.choice((0, 0, 48)),
         first_k_dense_replace=rng.randint(0, min(2, model.num_hidden_layers - 1)),
         num_nextn_predict_layers=rng.choice((0, 0, 1)),
+        swiglu_limit=random.Random(repr(model) + "limit").choice((0.0, 0.0, 7.0)),
     )  # fmt: skip
     model = replace(model, num_experts_per_tok=rng.randint(1, min(8, model.num_experts)))
     heads = model.num_attention_heads

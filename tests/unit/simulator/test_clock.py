@@ -118,15 +118,14 @@ def test_numbers_of_the_law_are_checked_for_size() -> None:
     check_values("power", "power", hot_profile().power)
 
 
-def test_the_same_costs_beside_another_law_keep_their_clock() -> None:
+def test_another_law_of_contention_is_kept_at_other_clocks() -> None:
     cost = hot_case().cost.at_clock(1200)
     fit = cost.contention.fit
     assert fit is not None
-    slower = replace(fit, collective=replace(fit.collective, factor=9.0))
-    beside = cost.beside(slower)
-    assert beside.change.clock_mhz == 1200
-    for found in (beside, beside.at_clock(1100)):
-        assert found.contention.fit == slower
+    drawn = cost.drawn(Draw({"contention_of_collectives": 2.0}))
+    assert drawn.change.clock_mhz == 1200
+    for found in (drawn, drawn.at_clock(1100)):
+        assert found.contention.fit == fit.off("collectives", 2.0)
 
 
 def test_no_clock_is_as_timed_and_a_draw_keeps_its_clock() -> None:
@@ -159,9 +158,7 @@ def test_a_program_beside_another_law_is_what_would_be_compiled(
 ) -> None:
     case = replace(hot_case(micros=3), profile=profile)
     schedule = played(case, plan).schedule
-    fit = case.cost.contention.fit
-    assert fit is not None
-    other = case.cost.beside(fit.off("compute", 1.0).off("collectives", -1.0))
+    other = case.cost.drawn(Draw({"contention": 1.0, "contention_of_collectives": -1.0}))
     again = Repriced(schedule, case.cost).program(other)
     compiled = compile_program(schedule, other)
     assert (again.root, again.families) == (compiled.root, compiled.families)

@@ -67,13 +67,14 @@ def built(strategy: str) -> tuple[Built, ...]:
         seed += 1
         rng = random.Random(f"{strategy} {seed}")
         case = random_case(rng, layers=4, micros=2, cost=random_cost(rng))
-        cluster = replace(case.cluster, tp=rng.choice((2, 4, 8)), ranks_per_node=8)
+        tp = rng.choice((2, 4, 8))
         told = tuple(
             f"{gemm}={rng.choice(_choices(strategy, gemm)).text}"
             for gemm in rng.sample(GEMMS, rng.randint(0, 4))
         )
         plan = plan_of(strategy, *told)
         try:
+            cluster = replace(case.cluster, tp=tp, ranks_per_node=8)
             case = with_cost(replace(case, cluster=cluster), case.cost)
             build_schedule(case.model, case.workload, case.cluster, plan)
         except (InputError, InfeasiblePlanError):

@@ -53,18 +53,23 @@ def width(case: Case, plan: SlicePlan = MEGATRON) -> float:
 
 
 @pytest.mark.parametrize("plan", [MEGATRON, SLICED], ids=["whole", "sliced"])
-def test_eight_of_ten_machines_that_are_played_take_a_time_inside(plan: SlicePlan) -> None:
-    """Machines whose families are off at random, each played. Half of what errors of look-ups add
-    up to, as an interval of one standard error did that took sections as a whole, holds fewer."""
-    case = case_of(cluster=ClusterSpec(tp=4, cuda_graph=True), sequences=8)
-    chosen, random = Chosen.of(case, plan), np.random.default_rng(7)
+@pytest.mark.parametrize("profile", [bundled_profile(), hot_profile()], ids=["free", "capped"])
+def test_a_tenth_of_machines_that_are_played_is_below_and_a_tenth_above(
+    profile: Profile, plan: SlicePlan
+) -> None:
+    """Machines whose families are off at random, each played. One standard error of sections taken
+    as a whole, as intervals once were, holds two thirds at best. Draws have the simulator's own
+    error and those of signatures, too, so a little less may be outside."""
+    case = case_of(profile, cluster=ClusterSpec(tp=4, cuda_graph=True), sequences=8)
+    chosen, random, count = Chosen.of(case, plan), np.random.default_rng(7), 160
     low_ns, high_ns = interval_of(case, chosen)
-    inside, count = 0, 120
-    for _ in range(count):
+    times_ns = np.empty(count)
+    for number in range(count):
         z: dict[Family, float] = {one: float(random.standard_normal()) for one in FAMILIES}
         machine = case.drawn(Draw(z))
-        inside += low_ns <= predict(machine, plan, chosen.order).makespan_ns <= high_ns
-    assert 0.7 <= inside / count <= 0.92
+        times_ns[number] = predict(machine, plan, chosen.order).makespan_ns
+    for outside in (times_ns < low_ns, times_ns > high_ns):
+        assert 0.04 <= outside.mean() <= 0.16
 
 
 def test_an_interval_does_not_depend_on_what_is_compared() -> None:
@@ -93,7 +98,7 @@ def test_a_profile_without_errors_leaves_the_simulators_own() -> None:
     case = case_of()
     known = drawn(case)
     nothing = {name: dict.fromkeys(changes, 0.0) for name, changes in known.families.items()}
-    sure = replace(known, families=nothing, own={"": {}})
+    sure = replace(known, families=nothing, other_side={}, own={"": {}})
     logs = np.log(sure.times_ns("") / sure.nominal_ns[""])
     assert len(logs) == DRAWS
     assert logs.std() == pytest.approx(PLAN_ERROR, rel=0.05)
