@@ -313,7 +313,7 @@ def _confidence_lead(result: Simulated) -> str:
     uncertain = sum(result.confidence_shares.get(kind, 0.0) for kind in ("assumed", "extrapolated"))
     level = (
         f"Confidence is {result.confidence}: on 80 % of the machines drawn from the profile's "
-        f"errors the time is {low:+.0%} to {high:+.0%} off"
+        f"errors the time is off by {low:+.0%} to {high:+.0%}"
     )
     if uncertain:
         share = percent_text(round(uncertain, 2))

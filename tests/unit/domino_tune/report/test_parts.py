@@ -21,9 +21,10 @@ from domino_tune.report import (
 )
 from domino_tune.report.breakdown import NAMES, parts_ns, where_time_goes
 from domino_tune.report.page import static
-from domino_tune.report.plans import crossover_sentence, heat_map
+from domino_tune.report.plans import FAMILY_WORDS, crossover_sentence, heat_map
 from domino_tune.results.shown import ORDER_WORDS, plan_words
 from domino_tune.search.problem import TIE_PERCENT
+from simulator.draws import FAMILIES
 from simulator.ops import Attention, Collective, Gemm, Pointwise
 from simulator.overlap import RIVAL_NAMES
 from simulator.pipeline.build import PASSES
@@ -38,6 +39,10 @@ def test_parts_add_up_to_the_iteration(plan: SlicePlan) -> None:
     assert sum(parts.values()) == item.timeline.makespan_ns
     assert min(parts.values()) >= 0
     assert (parts["slowed"] > 0) == (plan != NO_COMM)
+
+
+def test_every_family_of_errors_has_words() -> None:
+    assert FAMILY_WORDS.keys() == set(FAMILIES)
 
 
 def test_time_section_tells_what_hiding_saves_and_costs() -> None:
