@@ -100,8 +100,7 @@ def warn(warnings: Iterable[str]) -> None:
 
 def plan(file: PlanFile) -> None:
     """Print the content of a plan file, and the case that it was made for."""
-    from domino_tune.results.shown import ms
-    from domino_tune.results.simulate import workload_line
+    from domino_tune.results.shown import ms, workload_line
 
     print_table(
         Table(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from domino_tune.base.tables import Table
 from domino_tune.results import HIDDEN
-from domino_tune.results.shown import NONE, Shown, factor, frame, memory, ms, percent
-from domino_tune.results.simulate import Interval, workload_line
+from domino_tune.results.shown import NONE, Shown, factor, frame, memory, ms, percent, workload_line
+from domino_tune.results.simulate import Interval
 from domino_tune.results.tune import TuneResult
 from domino_tune.store.plans import ProfileRef
 from simulator.plan import SlicePlan

@@ -12,6 +12,7 @@ from domino_tune.base.tables import Table, print_line, print_table
 from simulator.case import Cost
 from simulator.overlap import EP_OVERLAP, RIVAL_NAMES, Overlap, overlap_of
 from simulator.plan import SlicePlan
+from simulator.specs import ClusterSpec, ModelSpec, Workload
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -138,6 +139,35 @@ def slices_words(plan: SlicePlan) -> str:
 def named(plan: SlicePlan) -> str:
     """Return a plan in words with its exact label."""
     return f"{plan_words(plan)} ({plan.label})"
+
+
+def workload_line(model: ModelSpec, workload: Workload, cluster: ClusterSpec, profile: str) -> str:
+    """Return one line that names model, profile, ranks and batch."""
+    parts = [
+        f"{model.name} on {profile}", *cluster.levels.split(" × "),
+        *([f"vpp {cluster.vpp}"] if cluster.vpp > 1 else []),
+        *_experts(model, workload, cluster),
+        f"{cluster.nodes} node{'s' if cluster.nodes > 1 else ''}",
+        f"seq {workload.seq_length}", f"micro-batch {workload.micro_batch_size}",
+        f"grad accumulation {workload.grad_accumulation}", workload.dtype,
+        *([f"linears {workload.fp8_recipe}"] if workload.fp8_recipe != "none" else []),
+        workload.implementation.label,
+        *(["multimem collectives"] if workload.tp_collectives == "multimem" else []),
+    ]  # fmt: skip
+    scopes = [f"CUDA graphs of {' and '.join(workload.cuda_graph_scope)}"]
+    graphs = ["CUDA graphs"] if cluster.cuda_graph else scopes * bool(workload.cuda_graph_scope)
+    return ", ".join([*parts, *graphs])
+
+
+def _experts(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> list[str]:
+    """Return how experts are divided; [] of a model without."""
+    if not model.num_experts:
+        return []
+    shared = [f"etp {cluster.etp}"] if cluster.etp else []
+    uneven = workload.moe_imbalance != 1
+    imbalance = [f"imbalance {workload.moe_imbalance:g}"] if uneven else []
+    sms = f" on {workload.moe_dispatcher_sms} SMs" * bool(workload.moe_dispatcher_sms)
+    return [f"ep {cluster.ep}", *shared, f"tokens by {workload.moe_dispatcher}{sms}", *imbalance]
 
 
 # Shown --------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from domino_tune.base.tables import Table
 from domino_tune.results import HIDDEN, LabelledPlan, made_of
 from domino_tune.results.drawn import drawn_layer
-from domino_tune.results.shown import Shown, cost_line, frame, ms, named, share
+from domino_tune.results.shown import Shown, cost_line, frame, ms, named, share, workload_line
 from domino_tune.store.plans import PlanFile, Predicted, ProfileRef
 from simulator.case import Case, Cost
 from simulator.dtypes import GIB
@@ -430,35 +430,6 @@ class SimulateResult(Simulated):
                 peak_memory_gib=self.peak_memory_gib,
             ),
         )
-
-
-def workload_line(model: ModelSpec, workload: Workload, cluster: ClusterSpec, profile: str) -> str:
-    """Return one line that names model, profile, ranks and batch."""
-    parts = [
-        f"{model.name} on {profile}", *cluster.levels.split(" × "),
-        *([f"vpp {cluster.vpp}"] if cluster.vpp > 1 else []),
-        *_experts(model, workload, cluster),
-        f"{cluster.nodes} node{'s' if cluster.nodes > 1 else ''}",
-        f"seq {workload.seq_length}", f"micro-batch {workload.micro_batch_size}",
-        f"grad accumulation {workload.grad_accumulation}", workload.dtype,
-        *([f"linears {workload.fp8_recipe}"] if workload.fp8_recipe != "none" else []),
-        workload.implementation.label,
-        *(["multimem collectives"] if workload.tp_collectives == "multimem" else []),
-    ]  # fmt: skip
-    scopes = [f"CUDA graphs of {' and '.join(workload.cuda_graph_scope)}"]
-    graphs = ["CUDA graphs"] if cluster.cuda_graph else scopes * bool(workload.cuda_graph_scope)
-    return ", ".join([*parts, *graphs])
-
-
-def _experts(model: ModelSpec, workload: Workload, cluster: ClusterSpec) -> list[str]:
-    """Return how experts are divided; [] of a model without."""
-    if not model.num_experts:
-        return []
-    shared = [f"etp {cluster.etp}"] if cluster.etp else []
-    uneven = workload.moe_imbalance != 1
-    imbalance = [f"imbalance {workload.moe_imbalance:g}"] if uneven else []
-    sms = f" on {workload.moe_dispatcher_sms} SMs" * bool(workload.moe_dispatcher_sms)
-    return [f"ep {cluster.ep}", *shared, f"tokens by {workload.moe_dispatcher}{sms}", *imbalance]
 
 
 NAMES: Final = {BOUND: "bound", BASELINE_NO_SP: "no SP"}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from domino_tune.base.tables import Table
 from domino_tune.results import HIDDEN, to_json
-from domino_tune.results.shown import Shown, frame, ms, share
-from domino_tune.results.simulate import Prediction, SimulateResult, workload_line
+from domino_tune.results.shown import Shown, frame, ms, share, workload_line
+from domino_tune.results.simulate import Prediction, SimulateResult
 from domino_tune.results.tune import stopped_words
 from domino_tune.store.plans import ProfileRef
 from simulator.specs import ModelSpec

@@ -20,7 +20,8 @@ from domino_tune.report.page import report_html, scale_html
 from domino_tune.requests.command_line import command_line, simulate_request
 from domino_tune.requests.outputs import PlanOutputs, ScaleOutputs, SearchOutputs
 from domino_tune.results.layouts import LayoutsResult, ScaleResult
-from domino_tune.results.simulate import BASELINE, BOUND, CHOSEN, SimulateResult, workload_line
+from domino_tune.results.shown import workload_line
+from domino_tune.results.simulate import BASELINE, BOUND, CHOSEN, SimulateResult
 from domino_tune.results.tune import TuneResult
 from domino_tune.results.whatif import WhatIfResult
 from domino_tune.search.problem import piece_count
