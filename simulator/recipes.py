@@ -258,15 +258,11 @@ class Recipes:
             tokens = (order.forward if forward else order.backward).tokens
             ahead = FORWARD_FRAGMENTS if forward else BACKWARD_FRAGMENTS
             counts = {block: self._counts(plan, block, ahead) for block in BLOCKS}
-            self._last = (
-                key,
-                [
-                    op
-                    for token in tokens
-                    for own in (_counts_of(token.block, token.fragment, counts[token.block]),)
-                    for op in self._ops(plan, token, self._token_key(plan, token, own))
-                ],
-            )
+            ops: list[OpTemplate] = []
+            for token in tokens:
+                own = _counts_of(token.block, token.fragment, counts[token.block])
+                ops += self._ops(plan, token, self._token_key(plan, token, own))
+            self._last = key, ops
         return self._last[1]
 
     def micros(self, plan: SlicePlan) -> tuple[tuple[Recipe, ...], ...]:

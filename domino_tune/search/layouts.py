@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from heapq import heappop, heappush
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Final, NamedTuple
 
 from domino_tune.base.cores import Ahead, in_turn
@@ -488,10 +488,10 @@ class LayoutSearch:
         limit_ns = self._last_kept_ns()
         if limit_ns == FOREVER_NS or not self._by_floor:
             return None
-        near = (number for floor_ns, number in self._by_floor if floor_ns <= limit_ns)
+        near = takewhile(lambda one: one[0] <= limit_ns, self._by_floor)
         return sum(
             plan not in self.candidates[number].timed
-            for number in near
+            for _, number in near
             for plan in self.candidates[number].within(
                 min(limit_ns, self._best_ns.get(number, FOREVER_NS))
             )

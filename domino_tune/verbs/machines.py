@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
@@ -44,6 +44,8 @@ LAWS: Final[frozenset[Family]] = frozenset({
 })  # fmt: skip
 """Families that may lengthen an iteration by more than they can shorten it: a clock has a highest
 value, and what is hidden takes no time."""
+UP, DOWN = 1.0, -1.0
+"""Standard errors by which a family is off."""
 Plans = Mapping[str, Chosen]
 Changes = dict[str, dict[str, float]]
 """Family or unknown -> plan by name -> the change of the logarithm of its time."""
@@ -124,34 +126,31 @@ def machines_of(
     short = _short(case)
     runs = {name: played(short, one.plan, one.order) for name, one in plans.items()}
     alone_ns = {name: _running_ns(short, run.totals.makespan_ns) for name, run in runs.items()}
-    unknown = {one.name: one.draw for one in unknowns_of(case)}
-    draws = {family: Draw({family: 1.0}) for family in FAMILIES} | unknown
-    draws |= {_below(family): Draw({family: -1.0}) for family in LAWS}
-    machines = {name: short.drawn(draw) for name, draw in draws.items()}
-    asked = [
-        (drawn, name)
-        for name, run in runs.items()
-        for families in (_families(short, run),)
-        for drawn in (*families, *map(_below, LAWS.intersection(families)), *unknown)
-    ]
+    draws = {(one.name, UP): one.draw for one in unknowns_of(case)}
+    unknown = tuple(draws)
+    moved = {name: _sides(_families(short, run)) for name, run in runs.items()}
+    draws |= {(one, z): Draw({one: z}) for sides in moved.values() for one, z in sides}
+    machines = {drawn: short.drawn(draw) for drawn, draw in draws.items()}
+    asked = [(drawn, name) for name, sides in moved.items() for drawn in (*sides, *unknown)]
     found = ahead(lambda item: _time_ns(machines[item[0]], plans[item[1]]), asked)
-    changed: Changes = {}
-    for (drawn, name), time_ns in found:
-        changes = changed.setdefault(drawn, dict.fromkeys(plans, 0.0))
+    changed: dict[float, Changes] = {UP: {}, DOWN: {}}
+    for ((one, z), name), time_ns in found:
+        changes = changed[z].setdefault(one, dict.fromkeys(plans, 0.0))
         longer = _running_ns(short, time_ns()) / alone_ns[name] - 1
         changes[name] = math.log1p(running[name] * longer)
     return Machines(
         plans=plans,
         nominal_ns=nominal_ns,
-        families={one: changed[one] for one in FAMILIES if one in changed},
-        other_side={one: changed[_below(one)] for one in LAWS if _below(one) in changed},
-        unknown={one: changed[one] for one in unknown if one in changed},
+        families={one: changed[UP][one] for one in FAMILIES if one in changed[UP]},
+        other_side=changed[DOWN],
+        unknown={one: changed[UP][one] for one, _ in unknown},
         own={name: _own_shares(run, running[name] / alone_ns[name]) for name, run in runs.items()},
     )
 
 
-def _below(family: str) -> str:
-    return f"less {family}"
+def _sides(families: Sequence[Family]) -> list[tuple[Family, float]]:
+    """Return what is drawn of families: a standard error more of each, and one less of LAWS."""
+    return [(one, UP) for one in families] + [(one, DOWN) for one in families if one in LAWS]
 
 
 def interval_of(case: Case, chosen: Chosen) -> tuple[float, float]:
